@@ -1,0 +1,34 @@
+.PHONY: install demo test lint lock clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+install: $(VENV)/.installed
+
+# uv picks a torch and a torchvision that fit each other; pip alone may not.
+$(VENV)/.installed: pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: install
+	$(BIN)/batchformer compare digits-lt --seeds 3 --out demo --overwrite
+
+test: install
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The lock names versions only: no index addresses.
+lock: install
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --no-emit-index-url --no-header \
+		--upgrade --quiet --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) dist build demo
