@@ -1,0 +1,211 @@
+"""attach, detach, and the handle between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from batchformer.attach.classifiers import find_classifiers, get_submodule
+from batchformer.attach.insertion import Before, Once, RowCheck
+from batchformer.attach.probe import Channels, feature_from_layer, feature_from_tensor, run_dry
+from batchformer.errors import UserError
+from batchformer.nn import BatchFormer
+from batchformer.nn.streams import plain_rows
+
+PREFIX = "batchformer"
+_HANDLE = "_batchformer_attachment"
+T = TypeVar("T")
+
+
+def attach(
+    model: nn.Module,
+    before: str | Sequence[str] | None = None,
+    *,
+    dim: int | None = None,
+    channels: Channels | None = None,
+    **module_keywords: Any,
+) -> Attachment:
+    """Put a BatchFormer before the classifier of `model` (in place) and return the handle that takes it out again.
+
+    Args:
+        model: any `nn.Module`.
+        before: path of the submodule (or several) whose input is related over the batch; None finds the classifier(s).
+        dim, channels: width and layout of that input, where neither the layer nor a dry run tells.
+        module_keywords: every keyword of `BatchFormer`: heads, hidden_dim, dropout, layers, norm, group_size, streams.
+
+    Heads that read the same feature share one module, computed once; heads that read different features get one each.
+    In eval mode the attached model is the plain one, bit for bit. In training it returns 2B rows (plain, then related):
+    compute the loss with `TwoStreamLoss` or `repeat_targets`. The parameters are on the model under `batchformer.`.
+    """
+    model = _unwrap(model)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise UserError("attach before wrapping the model in DistributedDataParallel: it has counted the parameters.")
+    if (existing := attachment_of(model)) is not None:
+        raise UserError(
+            f"a BatchFormer is already attached before {', '.join(map(repr, existing.paths))}: detach it first, or name "
+            f"all places in one call, before=[...]."
+        )
+    paths = [before] if isinstance(before, str) else list(before) if before else find_classifiers(model)
+    for path in paths:
+        if isinstance(get_submodule(model, path), nn.ModuleList | nn.ModuleDict):
+            raise UserError(f"{path!r} is a list of layers, which is never called itself: name one of its layers.")
+    groups = _heads_by_feature(model, paths)
+    points = [_make_point(model, group, dim, channels, module_keywords, seen) for group, seen in groups]
+    return Attachment(model, points)
+
+
+def detach(model: nn.Module) -> nn.Module:
+    """Take out what `attach` put into the model; the same object comes back, with the keys it had."""
+    plain = _unwrap(model)
+    if isinstance(plain, nn.parallel.DistributedDataParallel):
+        plain = _unwrap(plain.module)
+    attachment = attachment_of(plain)
+    if attachment is None:
+        raise UserError(f"nothing is attached to this {type(plain).__name__}: call detach on the model given to attach.")
+    attachment.detach()
+    return model
+
+
+def attachment_of(model: nn.Module) -> Attachment | None:
+    """The handle of an attached model (a copy of an attached model has its own), else None."""
+    return _unwrap(model).__dict__.get(_HANDLE)
+
+
+class Point:
+    """One place of insertion: the module, and the layers that read what it gives."""
+
+    def __init__(self, paths: tuple[str, ...], module: BatchFormer, layers: list[nn.Module], channels: Channels) -> None:
+        self.paths, self.module, self.channels = paths, module, channels
+        feature = Once(module, channels)
+        final = len(layers) - 1
+        self.insertions = [Before(layer, feature, i == 0, i == final) for i, layer in enumerate(layers)]
+
+    def __repr__(self) -> str:
+        return f"Point(before={' and '.join(self.paths)}, dim={self.module.dim})"
+
+
+class Attachment:
+    """The handle of an attached model."""
+
+    def __init__(self, model: nn.Module, points: list[Point]) -> None:
+        self.model, self.points = model, points
+        self.modules = nn.ModuleList(point.module for point in points)
+        self.modules.train(model.training)
+        # A container calls or counts its children, so there the module lives on the layer it stands before.
+        contained = isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+        owner = points[0].insertions[0].layer if contained else model
+        if hasattr(owner, PREFIX):
+            raise UserError(f"{type(owner).__name__} already has an attribute {PREFIX!r}, which attach needs: rename it.")
+        self._owner = owner
+        owner.add_module(PREFIX, self.modules)
+        for point in points:
+            for insertion in point.insertions:
+                insertion.put()
+        model.register_forward_hook(RowCheck([point.module for point in points]))
+        model.__dict__[_HANDLE] = self
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(path for point in self.points for path in point.paths)
+
+    @property
+    def attached(self) -> bool:
+        return self.model.__dict__.get(_HANDLE) is self
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The module's own parameters, e.g. for a learning rate of their own."""
+        return self.modules.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.modules.named_parameters()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The module alone, to be saved and loaded into another attachment."""
+        return self.modules.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.modules.load_state_dict(state_dict)
+
+    @contextmanager
+    def disabled(self) -> Iterator[nn.Module]:
+        """The model without the module, also in training. (Under DDP the module's parameters are unused meanwhile.)"""
+        before = [point.module.enabled for point in self.points]
+        try:
+            for point in self.points:
+                point.module.enabled = False
+            yield self.model
+        finally:
+            for point, enabled in zip(self.points, before, strict=True):
+                point.module.enabled = enabled
+
+    def plain(self, outputs: T) -> T:
+        """The rows of the plain stream, for metrics in training; outputs of eval mode pass as they are."""
+        module = self.points[0].module
+        return plain_rows(outputs, module.streams) if module.active else outputs
+
+    def detach(self) -> nn.Module:
+        """The very same model, without a trace: keys, hooks and forwards as they were before attach."""
+        if not self.attached:
+            raise UserError("this attachment was detached before: attach again to get a new one.")
+        for point in self.points:
+            for insertion in point.insertions:
+                insertion.remove()
+        _remove_row_check(self.model)
+        del self._owner._modules[PREFIX]
+        del self.model.__dict__[_HANDLE]
+        return self.model
+
+    def __repr__(self) -> str:
+        state = "" if self.attached else ", detached"
+        return f"Attachment({type(self.model).__name__}, {', '.join(map(repr, self.points))}{state})"
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """The module inside `torch.compile(model)`."""
+    return getattr(model, "_orig_mod", model)
+
+
+def _heads_by_feature(model: nn.Module, paths: list[str]) -> list[tuple[list[str], Tensor | None]]:
+    """Paths grouped by the tensor they read, in the order the model calls them."""
+    if len(paths) == 1 and feature_from_layer(model.get_submodule(paths[0])) is not None:
+        return [(paths, None)]
+    groups: list[tuple[list[str], Tensor | None]] = []
+    for path, tensor in run_dry(model, paths).items():
+        group = next((g for g, seen in groups if seen is tensor), None)
+        if group is None:
+            groups.append(([path], tensor))
+        else:
+            group.append(path)
+    return groups
+
+
+def _make_point(
+    model: nn.Module,
+    paths: list[str],
+    dim: int | None,
+    channels: Channels | None,
+    module_keywords: Mapping[str, Any],
+    seen: Tensor | None,
+) -> Point:
+    layers = [model.get_submodule(path) for path in paths]
+    feature = feature_from_layer(layers[0])
+    if feature is None and (dim is None or channels is None) and seen is not None:
+        feature = feature_from_tensor(seen, paths[0])
+    dim = dim if dim is not None else feature.dim if feature else None
+    channels = channels or (feature.channels if feature else "last")
+    if dim is None:
+        raise UserError(f"the width of what enters {paths[0]!r} is not known: say dim=.")
+    module = BatchFormer(dim, **module_keywords)
+    weight = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    return Point(tuple(paths), module.to(device=weight.device, dtype=weight.dtype), layers, channels)
+
+
+def _remove_row_check(model: nn.Module) -> None:
+    # By kind, not by handle: the handle of a copied model's hook points to the original.
+    for key, hook in list(model._forward_hooks.items()):
+        if isinstance(hook, RowCheck):
+            del model._forward_hooks[key]

@@ -1,0 +1,87 @@
+"""Which submodules of a model are its classifiers."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from torch import nn
+
+from batchformer.errors import UserError
+
+# The names torchvision (and much code written after it) gives to the classifier or to a container that ends in it.
+_USUAL_NAMES = ("fc", "classifier", "heads", "head")
+
+
+def find_classifiers(model: nn.Module) -> list[str]:
+    """Dotted paths of the layers that turn features into class scores.
+
+    timm says it itself (`pretrained_cfg["classifier"]`, or `get_classifier()`), several for models with several heads;
+    torchvision uses one of a few names, for a container then the last Linear or 1x1 convolution in it; in a plain
+    `nn.Sequential` it is the last Linear.
+    """
+    named = _named_by_timm(model) or _found_by_getter(model) or _usually_named(model) or _last_of_sequential(model)
+    paths = [path for path in named if _scores(model.get_submodule(path))]
+    if paths:
+        return paths
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name][-5:]
+    hint = f"its last Linear layers are {', '.join(map(repr, linear))}" if linear else "it has no Linear layer"
+    raise UserError(
+        f"{type(model).__name__} has no classifier that attach can find ({hint}): name the layer that turns features "
+        f'into scores with before="path.to.layer", or build the model with num_classes above 0.'
+    )
+
+
+def get_submodule(model: nn.Module, path: str) -> nn.Module:
+    """`model.get_submodule(path)`; an unknown path is answered with the nearest names."""
+    names = [name for name, _ in model.named_modules() if name]
+    if path not in names:
+        near = difflib.get_close_matches(path, names, n=3, cutoff=0.3) or names[-3:]
+        raise UserError(
+            f"{type(model).__name__} has no submodule {path!r}; the nearest names are {', '.join(map(repr, near))}."
+        )
+    return model.get_submodule(path)
+
+
+def _scores(module: nn.Module) -> bool:
+    """A layer of weights: models built with num_classes=0 have an Identity in the classifier's place."""
+    return isinstance(module, nn.Linear | nn.Conv2d) or (
+        not isinstance(module, nn.Identity) and next(module.parameters(), None) is not None
+    )
+
+
+def _named_by_timm(model: nn.Module) -> list[str]:
+    config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    named = config.get("classifier") if isinstance(config, dict) else getattr(config, "classifier", None)
+    paths = [named] if isinstance(named, str) else list(named or ())
+    known = dict(model.named_modules())
+    return [path for path in paths if path in known]
+
+
+def _found_by_getter(model: nn.Module) -> list[str]:
+    getter = getattr(model, "get_classifier", None)
+    if not callable(getter):
+        return []
+    found = getter()
+    layers = found if isinstance(found, tuple | list) else (found,)
+    return [name for layer in layers for name, module in model.named_modules() if module is layer and name]
+
+
+def _usually_named(model: nn.Module) -> list[str]:
+    for name in _USUAL_NAMES:
+        child = model._modules.get(name)
+        if child is not None:
+            inner = _last_scoring_layer(child)
+            return [] if inner is None else [f"{name}.{inner}" if inner else name]
+    return []
+
+
+def _last_of_sequential(model: nn.Module) -> list[str]:
+    inner = _last_scoring_layer(model, linear_only=True) if isinstance(model, nn.Sequential) else None
+    return [inner] if inner else []
+
+
+def _last_scoring_layer(module: nn.Module, linear_only: bool = False) -> str | None:
+    kinds = nn.Linear if linear_only else (nn.Linear, nn.Conv2d)
+    names = [name for name, child in module.named_modules() if isinstance(child, kinds)]
+    return names[-1] if names else None

@@ -1,0 +1,115 @@
+"""What flows into a submodule: read from the layer itself, or seen by a dry run that leaves no state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from batchformer.errors import UserError
+
+Channels = Literal["first", "last"]
+_SIZES = (224, 32, 64, 299, 384)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature's width, where its channels are, and (after a dry run) which tensor it was."""
+
+    dim: int
+    channels: Channels
+
+
+def feature_from_layer(layer: nn.Module) -> Feature | None:
+    """The feature a layer reads, where the layer itself tells."""
+    if isinstance(layer, nn.Linear):
+        return Feature(layer.in_features, "last")
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return Feature(layer.in_channels, "first")
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        return Feature(layer.num_features, "first")
+    if isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) == 1:
+        return Feature(layer.normalized_shape[0], "last")
+    if isinstance(layer, nn.Sequential) and len(layer):
+        return feature_from_layer(layer[0])
+    return None
+
+
+def feature_from_tensor(x: Tensor, path: str) -> Feature:
+    """The feature a tensor is, where its shape alone tells."""
+    if x.ndim in (2, 3):
+        return Feature(x.shape[-1], "last")
+    raise UserError(
+        f"the input of {path!r} has the shape {tuple(x.shape)}, which is not clearly one feature or a row of tokens: "
+        f'say dim= and channels="first" or "last".'
+    )
+
+
+def run_dry(model: nn.Module, paths: list[str]) -> dict[str, Tensor]:
+    """The tensor that enters each of `paths`, in the order of the calls, when the model sees one blank image.
+
+    Nothing of it stays: no gradient, no statistics (everything is in eval mode meanwhile), no random number drawn.
+    """
+    seen: dict[str, Tensor] = {}
+
+    def watch(path: str) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and isinstance(args[0], Tensor):
+                seen.setdefault(path, args[0])
+
+        return note
+
+    handles = [model.get_submodule(path).register_forward_pre_hook(watch(path)) for path in paths]
+    problem: Exception | None = None
+    try:
+        with _without_state(model):
+            for shape in _input_shapes(model):
+                try:
+                    model(_blank(model, shape))
+                    break
+                except Exception as error:  # whatever a stranger's forward raises for a wrong size
+                    problem = problem or error
+    finally:
+        for handle in handles:
+            handle.remove()
+    missing = [path for path in paths if path not in seen]
+    if missing:
+        why = f" ({problem})" if problem else ""
+        raise UserError(
+            f"{missing[0]!r} was not called with a tensor in a dry run of {type(model).__name__}{why}: say dim= (and "
+            f"name a layer that the model really calls; a ModuleList, for one, never is)."
+        )
+    return seen
+
+
+def _input_shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    size = config.get("input_size") if isinstance(config, dict) else getattr(config, "input_size", None)
+    shapes = [tuple(size)] if size else []
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)), None)
+    if isinstance(first, nn.Linear):
+        shapes.append((first.in_features,))
+    channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
+    return shapes + [(channels, s, s) for s in _SIZES if (channels, s, s) not in shapes]
+
+
+def _blank(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    weight = next(model.parameters(), torch.empty(0))
+    return torch.zeros(2, *shape, device=weight.device, dtype=weight.dtype)
+
+
+@contextmanager
+def _without_state(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

@@ -1,0 +1,104 @@
+"""BatchFormer: a transformer encoder over the batch axis, between backbone and classifier (Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from batchformer.errors import UserError
+from batchformer.nn.encoder import BatchEncoderLayer
+from batchformer.nn.streams import STREAMS, Streams, open_streams, repeat_targets
+
+
+class BatchFormer(nn.Module):
+    """Features of a mini-batch in, plain and related features out; in eval mode the identity.
+
+    Algorithm 1 of the paper: in training `x` becomes `cat([x, encoder(x)])` along the batch axis and `y` becomes
+    `cat([y, y])`; one classifier sees both. In eval mode `x` and `y` pass unchanged, so the module can be dropped.
+    The released code is the stock `TransformerEncoderLayer(dim, 4, dim, 0.5)`; BalancedSoftmax's copy stacks the streams
+    the other way round, which no mean over rows can tell.
+
+    Args:
+        dim: width of a feature.
+        heads: attention heads; must divide `dim`.
+        hidden_dim: width of the MLP; None means `dim` (the papers do not expand).
+        dropout: on attention weights, MLP and residual branches.
+        layers: encoder layers (the paper's appendix, Table 9, finds no gain beyond one).
+        norm: "post" as published, or "pre".
+        group_size: attend inside groups of so many samples (the papers' per-GPU batches on one device).
+        streams: "duplicate" as published, "split" or "single"; see `batchformer.nn.streams`.
+
+    Its state dict is that of `torch.nn.TransformerEncoder`; one of a bare `TransformerEncoderLayer` loads as well.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int = 4,
+        hidden_dim: int | None = None,
+        dropout: float = 0.5,
+        layers: int = 1,
+        norm: Literal["post", "pre"] = "post",
+        group_size: int | None = None,
+        streams: Streams = "duplicate",
+    ) -> None:
+        super().__init__()
+        if layers < 1:
+            raise UserError(f"layers={layers} must be 1 or more; to train without the module use `disabled()`.")
+        if streams not in STREAMS:
+            raise UserError(f"streams={streams!r} must be one of {', '.join(map(repr, STREAMS))}.")
+        self.dim, self.streams = dim, streams
+        self.enabled = True
+        self.layers = nn.ModuleList(
+            BatchEncoderLayer(dim, heads, hidden_dim, dropout, norm, group_size) for _ in range(layers)
+        )
+
+    @overload
+    def forward(self, x: Tensor) -> Tensor: ...
+    @overload
+    def forward(self, x: Tensor, y: Any) -> tuple[Tensor, Any]: ...
+    def forward(self, x: Float[Tensor, "batch *position dim"], y: Any = None) -> Any:
+        if self.active:
+            x = open_streams(x, self.relate, self.streams)
+            y = repeat_targets(y, x) if y is not None else None
+        return x if y is None else (x, y)
+
+    @property
+    def active(self) -> bool:
+        """Whether rows are related: in training mode, unless disabled."""
+        return self.training and self.enabled
+
+    def relate(self, x: Float[Tensor, "batch *position dim"]) -> Float[Tensor, "batch *position dim"]:
+        """Only the related rows: the encoder over the batch axis, at each position by itself; any mode."""
+        if x.ndim < 2 or x.shape[-1] != self.dim:
+            raise UserError(
+                f"BatchFormer(dim={self.dim}) got an input of shape {tuple(x.shape)}: it needs (batch, {self.dim}) or "
+                f"(batch, positions, {self.dim})."
+            )
+        rows = x.reshape(x.shape[0], -1, self.dim)
+        weight = self.layers[0].linear1.weight
+        if not torch.is_autocast_enabled(x.device.type):
+            rows = rows.to(weight.dtype)  # half-precision features with a full-precision module
+        for layer in self.layers:
+            rows = layer(rows)
+        return rows.to(x.dtype).reshape(x.shape)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        bare = [k for k in state_dict if k.startswith(f"{prefix}self_attn.")]
+        if bare and len(self.layers) == 1:  # the papers' own layer, without the `layers.0.` of a stack
+            _move_into_layer_zero(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, streams={self.streams!r}"
+
+
+def _move_into_layer_zero(state_dict: dict[str, Any], prefix: str) -> None:
+    names: Mapping[str, Any] = {k: v for k, v in state_dict.items() if k.startswith(prefix)}
+    for key, value in names.items():
+        del state_dict[key]
+        state_dict[f"{prefix}layers.0.{key[len(prefix) :]}"] = value

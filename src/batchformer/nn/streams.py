@@ -1,0 +1,117 @@
+"""The two streams, and the only place that knows about halves.
+
+In training the batch travels as two streams stacked on the batch axis: rows [0, B) are **plain**, rows [B, 2B) are
+**related**: they went through batch attention. Everything after the insertion is shared and sees 2B rows, the loss sees
+each target twice, metrics count the plain rows. At test time there is one stream and no module.
+
+`"duplicate"`  the papers (Algorithm 1): the batch is doubled.            B rows in, 2B out.
+`"split"`      the second half goes through the module, no extra cost.    B rows in,  B out.
+`"single"`     all rows go through it, none stays plain (the papers' ablation without shared classifier).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from batchformer.errors import UserError
+
+Streams = Literal["duplicate", "split", "single"]
+STREAMS: tuple[Streams, ...] = ("duplicate", "split", "single")
+T = TypeVar("T")
+
+
+def open_streams(x: Tensor, relate: Callable[[Tensor], Tensor], streams: Streams) -> Tensor:
+    """Plain rows, then related rows."""
+    if streams == "single":
+        return relate(x)
+    if streams == "split":
+        plain = plain_count(x.shape[0], streams)
+        return torch.cat([x[:plain], relate(x[plain:])]) if plain < x.shape[0] else x
+    return torch.cat([x, relate(x)])
+
+
+def plain_count(rows: int, streams: Streams) -> int:
+    """How many of `rows` rows that left the module's side of the model are plain (the first ones)."""
+    if streams == "single":
+        return 0
+    return rows // 2 if streams == "duplicate" else (rows + 1) // 2
+
+
+def plain_rows(outputs: T, streams: Streams = "duplicate") -> T:
+    """The plain rows of every tensor in a tensor, tuple, list or dict; 0-d tensors and the rest pass as they are.
+
+    With `streams="single"` there is no plain stream: the outputs come back as they are.
+    """
+    if streams == "single":
+        return outputs
+    return _map_rows(outputs, lambda t: t[: plain_count(len(t), streams)])
+
+
+def related_rows(outputs: T) -> T:
+    """The other half: the related rows of outputs whose batch was doubled."""
+    return _map_rows(outputs, lambda t: t[len(t) // 2 :])
+
+
+def repeat_targets(targets: T, outputs: Any) -> T:
+    """The targets, repeated where the outputs carry two streams.
+
+    Targets may be class ids (B,), soft labels (B, K), a list with one entry per image, or a dict (or tuple) of these.
+    The very same object comes back when there are as many as output rows, twice over when there are half as many.
+    """
+    rows = count_rows(outputs)
+    if rows is None:
+        raise UserError("repeat_targets found no tensor with a batch axis in the outputs: pass the logits.")
+    return _repeat(targets, rows)
+
+
+def _repeat(targets: Any, rows: int) -> Any:
+    if isinstance(targets, Mapping):
+        repeated = {k: _repeat(v, rows) if _has_rows(v) else v for k, v in targets.items()}
+        unchanged = all(repeated[k] is v for k, v in targets.items())
+        return targets if unchanged else type(targets)(repeated)  # type: ignore[call-arg]
+    if isinstance(targets, tuple):
+        items = [_repeat(v, rows) if _has_rows(v) else v for v in targets]
+        return targets if all(a is b for a, b in zip(items, targets, strict=True)) else _like(targets, items)
+    count = len(targets)
+    if count == rows:
+        return targets
+    if 2 * count != rows:
+        raise UserError(
+            f"{count} targets for {rows} output rows: there must be as many targets as rows, or half as many "
+            f"(two streams); check that targets and outputs come from the same batch."
+        )
+    return torch.cat([targets, targets]) if isinstance(targets, Tensor) else targets + targets
+
+
+def count_rows(outputs: Any) -> int | None:
+    """Rows of the first tensor with a batch axis in a (nested) output; None where there is none."""
+    if isinstance(outputs, Tensor):
+        return outputs.shape[0] if outputs.ndim else None
+    if isinstance(outputs, Mapping):
+        outputs = list(outputs.values())
+    if isinstance(outputs, tuple | list):
+        return next((rows for item in outputs if (rows := count_rows(item)) is not None), None)
+    return None
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple) or (isinstance(value, Tensor) and value.ndim > 0)
+
+
+def _map_rows(outputs: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(outputs, Tensor):
+        return change(outputs) if outputs.ndim else outputs
+    if isinstance(outputs, Mapping):
+        return type(outputs)({k: _map_rows(v, change) for k, v in outputs.items()})  # type: ignore[call-arg]
+    if isinstance(outputs, tuple | list):
+        return _like(outputs, [_map_rows(v, change) for v in outputs])
+    return outputs
+
+
+def _like(template: Any, items: list[Any]) -> Any:
+    """A tuple, named tuple or list of the template's kind."""
+    return type(template)(*items) if hasattr(template, "_fields") else type(template)(items)
