@@ -1,0 +1,95 @@
+"""Data sets small enough to be held in memory as bytes: the digits and CIFAR."""
+
+import hashlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from PIL import Image
+from torch import Tensor
+
+from batchformer.data.augment.batched import batched_augmentation
+from batchformer.data.base import LongTailedData
+from batchformer.data.checks import check_labels, class_counts
+from batchformer.data.device_loader import DeviceLoader
+from batchformer.data.epochs import EpochLoader
+
+
+class Split(NamedTuple):
+    """Images as bytes, and their labels."""
+
+    images: UInt8[np.ndarray, "n 3 height width"]
+    labels: Int[np.ndarray, " n"]
+
+
+class ArrayData(LongTailedData):
+    """Subclasses have a `root`-independent `augment` name and read their two splits in `_read_splits`.
+
+    On a device (`on_device` true or "auto") both splits lie there and batches are augmented there, on CUDA as on the
+    CPU; with `on_device=False` torchvision v2 augments image by image, in `workers` processes.
+    """
+
+    augment: str
+
+    def _read_splits(self) -> tuple[Split, Split, list[str]]:
+        """(training split with its tail, test split, class names)."""
+        raise NotImplementedError
+
+    def _read(self) -> None:
+        train, test, self.class_names = self._read_splits()
+        self.class_counts = class_counts(train.labels, self.class_names, "the training split")
+        check_labels(test.labels, len(self.class_names), "the test split")
+        self.train_images, self.test_images = len(train.labels), len(test.labels)
+        digest = hashlib.sha256(np.ascontiguousarray(train.labels, dtype="<i8").tobytes())
+        digest.update(np.ascontiguousarray(train.images).tobytes())
+        self.fingerprint = digest.hexdigest()
+        self._splits = {True: train, False: test}
+
+    def _make_loader(self, training: bool) -> EpochLoader:
+        images, labels = (torch.from_numpy(array) for array in self._splits[training])
+        rank, world = self._rank_and_world()
+        if self.on_device is False:
+            return self._make_host_loader(training, images, labels, rank, world)
+        return DeviceLoader(
+            images,
+            labels,
+            batch_size=self.batch_size if training else self.eval_batch_size,
+            mean=self.mean,
+            std=self.std,
+            device=self._device(),
+            augmentation=batched_augmentation(self.augment),
+            training=training,
+            seed=self.seed,
+            drop_last=self.drop_last,
+            rank=rank,
+            world=world,
+            epoch_source=self._current_epoch if training else None,
+            channels_last=self.channels_last,
+        )
+
+    def _make_host_loader(self, training: bool, images: Tensor, labels: Tensor, rank: int, world: int) -> EpochLoader:
+        from batchformer.data.augment.host import array_transform
+        from batchformer.data.host_loader import ArraySamples, HostLoader
+
+        transform = array_transform(self.augment if training else "none", self.image_size, self.mean, self.std)
+        return HostLoader(
+            ArraySamples(images, labels, transform, self.seed if training else None),
+            batch_size=self.batch_size if training else self.eval_batch_size,
+            training=training,
+            seed=self.seed,
+            drop_last=self.drop_last,
+            rank=rank,
+            world=world,
+            workers=self.workers,
+            pin_memory=self._device().type == "cuda",
+            epoch_source=self._current_epoch if training else None,
+            channels_last=self.channels_last,
+        )
+
+    @property
+    def predict_transform(self) -> Callable[[Image.Image], Tensor]:
+        from batchformer.data.augment.host import small_image_transform
+
+        return small_image_transform(self.image_size, self.mean, self.std)

@@ -1,0 +1,96 @@
+"""Batches of a data set that lies on the device as bytes, augmented there many batches at a time."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from batchformer.data.augment.batched import BatchedAugmentation
+from batchformer.data.augment.draws import draw_table
+from batchformer.data.augment.packing import to_device
+from batchformer.data.epochs import Batch, EpochLoader
+from batchformer.data.order import batch_count, check_batches, epoch_order, evaluation_share, training_share
+
+_CHUNK_BYTES = {"cuda": 1 << 28, "cpu": 1 << 23}
+
+
+class DeviceLoader(EpochLoader):
+    """Yields `(images float32 normalised (B, 3, H, W), labels int64 (B,))`, slices of a chunk made at once.
+
+    A 32 px image is worth about a microsecond of augmentation, a kernel launch more than that: so as many batches as
+    fit in `chunk_bytes` of float32 images (on CUDA a whole epoch of CIFAR-100-LT) are augmented together. The random
+    table is made on the host and sent in one copy; nothing is read back, so the host never waits for the device.
+
+    What a sample looks like depends on (seed, epoch, its index) only, not on the chunk or batch it falls in.
+    """
+
+    def __init__(
+        self,
+        images: UInt8[Tensor, "all 3 height width"],
+        labels: Int[Tensor, " all"],
+        *,
+        batch_size: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        device: torch.device | str = "cpu",
+        augmentation: BatchedAugmentation | None = None,
+        training: bool = True,
+        seed: int = 0,
+        drop_last: bool = True,
+        rank: int = 0,
+        world: int = 1,
+        epoch_source: Callable[[], int | None] | None = None,
+        channels_last: bool = False,
+        chunk_bytes: int | None = None,
+    ) -> None:
+        super().__init__(epoch_source)
+        if training:
+            check_batches(len(labels), batch_size, world, drop_last)
+        self.batch_size, self.seed, self.training = batch_size, seed, training
+        self.drop_last = drop_last and training
+        self.rank, self.world = rank, world
+        self.device = torch.device(device)
+        self.augmentation = augmentation if augmentation and training else BatchedAugmentation()
+        self.channels_last = channels_last
+        self._samples = len(labels)
+        self._height, self._width = images.shape[2:]
+        self._length = batch_count(len(self._order(0)), batch_size, self.drop_last)
+        self._store = self.augmentation.store(images.to(self.device))
+        self._labels = labels.to(self.device, torch.int64)
+        self._scale = torch.tensor([1 / (255 * s) for s in std], device=self.device).view(1, -1, 1, 1)
+        self._shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=self.device).view(
+            1, -1, 1, 1
+        )
+        if chunk_bytes is None:
+            chunk_bytes = _CHUNK_BYTES.get(self.device.type, _CHUNK_BYTES["cuda"])
+        self._chunk_batches = max(1, chunk_bytes // (4 * images[0].numel() * batch_size))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """The samples of this process in the order of the epoch."""
+        if not self.training:
+            return evaluation_share(self._samples, self.rank, self.world)
+        order = epoch_order(self._samples, self.seed, epoch)
+        return training_share(order, self.rank, self.world, self.drop_last)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        order, size = self._order(epoch), self.batch_size
+        table = draw_table(self._samples, self.seed, epoch) if self.training else None
+        for first in range(start, len(self), self._chunk_batches):
+            last = min(first + self._chunk_batches, len(self))
+            images, labels = self._chunk(order[first * size : last * size], table)
+            for begin in range(0, len(labels), size):
+                yield images[begin : begin + size], labels[begin : begin + size]
+
+    def _chunk(self, index: np.ndarray, table: np.ndarray | None) -> Batch:
+        plan = {} if table is None else self.augmentation.plan(table[index], self._height, self._width)
+        sent = to_device({"index": index.astype(np.int64), **plan}, self.device)
+        chosen = sent["index"]
+        images = self.augmentation.apply(self._store, chosen, sent)
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        normalised = torch.addcmul(self._shift, images.to(torch.float32, memory_format=layout), self._scale)
+        return normalised, self._labels.index_select(0, chosen)

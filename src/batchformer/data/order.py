@@ -1,0 +1,45 @@
+"""The order of an epoch, and which part of it a process takes. Both are pure functions."""
+
+import numpy as np
+
+from batchformer.data.seeds import generator
+from batchformer.errors import UserError
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """A permutation of `range(count)` that depends on (seed, epoch) only."""
+    return generator(seed, epoch, "order").permutation(count)
+
+
+def training_share(order: np.ndarray, rank: int, world: int, drop_last: bool) -> np.ndarray:
+    """Every world-th sample, the same number for every process, because DDP needs equal numbers of steps.
+
+    Batch k of all processes together is what one process with a batch `world` times as large would take. Where the
+    count does not divide, `drop_last` leaves the remainder out, otherwise the first samples are taken twice.
+    """
+    if drop_last:
+        order = order[: len(order) // world * world]
+    elif len(order) % world:
+        order = np.concatenate([order, np.resize(order, world - len(order) % world)])
+    return order[rank::world]
+
+
+def evaluation_share(count: int, rank: int, world: int) -> np.ndarray:
+    """Every world-th sample in file order, none twice: metrics over all processes count each image exactly once."""
+    return np.arange(count)[rank::world]
+
+
+def batch_count(samples: int, batch_size: int, drop_last: bool) -> int:
+    return samples // batch_size if drop_last else -(-samples // batch_size)
+
+
+def check_batches(count: int, batch_size: int, world: int, drop_last: bool) -> None:
+    """Refuse a training set that does not fill one batch: an epoch without steps would end without a word."""
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, got {batch_size}.")
+    if drop_last and count // world < batch_size:
+        processes = f" in each of {world} processes" if world > 1 else ""
+        raise UserError(
+            f"the training set has {count} images, fewer than one batch of {batch_size}{processes}: "
+            f"lower data.batch_size, or set data.drop_last to false."
+        )
