@@ -1,0 +1,217 @@
+"""How strongly the loss of a sample pulls on the *other* samples of its batch (paper, eq. 3 and Fig. 6).
+
+Eq. 3 splits the gradient of one sample's loss into its own part and a part on the others,
+
+    dL_i / dX = dL_i / dX_i + sum over j != i of dL_i / dX_j,
+
+and says that the second part exists only through BatchFormer. Fig. 6 shows its norm per class over the test set and
+finds: the rarer the class, the larger. The paper does not say which norm, loss or `X` it drew, and no code for it was
+released. Here: influence of i = sum over j != i of the Euclidean norm of dL_i / dX_j, with L_i the loss of the
+*related* row of i behind the shared classifier (the plain row never touches another sample), averaged over the samples
+of a class. The network and the module are in eval mode, so neither dropout nor batch statistics take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from batchformer.errors import UserError
+
+Relate = Callable[[Tensor], Tensor]
+Criterion = Callable[[Tensor, Tensor], Tensor]
+
+_CHUNK_BYTES = 256 * 2**20
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def gradient_influence(
+    net: nn.Module,
+    attachment: Any,
+    loader: Iterable[Any],
+    num_classes: int,
+    device: torch.device | str,
+    wrt: Literal["features", "images"] = "features",
+    max_batches: int | None = None,
+    criterion: Criterion | None = None,
+    mix_seed: int | None = 0,
+) -> list[float]:
+    """Per class: mean influence of its test samples on the other samples of their batch; nan for a class without any.
+
+    Args:
+        net, attachment: the attached model and its handle; the first insertion point and its first classifier are used.
+        loader: test batches `(images, labels)`.
+        wrt: "features" (what enters the module; costs about one forward and backward of the module per sample and
+            nothing of the backbone beyond one forward) or "images" (the pixels, as eq. 3 writes it; costs one backward
+            of the whole backbone over the batch *per sample*: bound it with `max_batches`).
+        max_batches: read only so many batches.
+        criterion: losses per row from (logits, labels); None is cross entropy. With the prior of Balanced Softmax in
+            the loss, rare classes have larger gradients by construction: say so where you show it.
+        mix_seed: test sets are often sorted by class, and a batch of one class is not what the module was trained on:
+            samples are shuffled over all batches read, by this seed. None keeps the loader's own batches.
+    """
+    point = attachment.points[0]
+    classifier = net.get_submodule(point.paths[0])
+    channels_first = getattr(point, "channels", "last") == "first"
+    criterion = criterion or _cross_entropy
+    totals = torch.zeros(num_classes, dtype=torch.float64)
+    counts = torch.zeros(num_classes, dtype=torch.float64)
+
+    def relate(x: Tensor) -> Tensor:
+        return point.module.relate(x)
+
+    def classify(x: Tensor) -> Tensor:
+        return _logits(classifier(x.movedim(-1, 1) if channels_first else x), num_classes, point.paths[0])
+
+    def features_of(images: Tensor) -> Tensor:
+        features = _input_of(classifier, net, images)
+        return features.movedim(1, -1) if channels_first else features
+
+    with _eval_mode(net, point.module):
+        for samples, labels in _batches(loader, features_of, device, wrt, max_batches, mix_seed):
+            if len(labels) < 2:
+                continue  # a batch of one has no other sample
+            if wrt == "features":
+                influence = influence_on_features(samples, labels, relate, classify, criterion)
+            else:
+                images = samples.to(device).clone().requires_grad_()
+                influence = influence_on_images(images, features_of(images), labels, relate, classify, criterion)
+            totals.index_add_(0, labels.cpu(), influence.double().cpu())
+            counts.index_add_(0, labels.cpu(), torch.ones_like(influence, dtype=torch.float64, device="cpu"))
+    return (totals / counts).tolist()  # 0 / 0 is nan: a class without test samples
+
+
+def influence_on_features(
+    features: Float[Tensor, "batch *position dim"],
+    labels: Int[Tensor, " batch"],
+    relate: Relate,
+    classify: Relate,
+    criterion: Criterion | None = None,
+) -> Float[Tensor, " batch"]:
+    """For each sample i: sum over j != i of the norm of dL_i / d features_j."""
+    influence = torch.empty(len(features), dtype=features.dtype, device=features.device)
+    for rows, gradients in _feature_gradients(features, labels, relate, classify, criterion or _cross_entropy):
+        influence[rows] = _norm_on_others(gradients, rows)
+    return influence
+
+
+def influence_on_images(
+    images: Float[Tensor, "batch channel height width"],
+    features: Float[Tensor, "batch *position dim"],
+    labels: Int[Tensor, " batch"],
+    relate: Relate,
+    classify: Relate,
+    criterion: Criterion | None = None,
+) -> Float[Tensor, " batch"]:
+    """The same at the pixels: the gradients at the features go on through the graph that made `features` of `images`.
+
+    In eval mode a feature depends on its own image only, so one backward over the batch per sample i gives
+    dL_i / d images_j for all j, exactly.
+    """
+    influence = torch.empty(len(features), dtype=features.dtype, device=features.device)
+    for rows, gradients in _feature_gradients(features.detach(), labels, relate, classify, criterion or _cross_entropy):
+        for k, row in enumerate(rows.tolist()):
+            (at_pixels,) = torch.autograd.grad(features, images, gradients[:, k], retain_graph=True)
+            influence[row] = _norm_on_others(at_pixels.unsqueeze(1), rows[k : k + 1])[0]
+    return influence
+
+
+def _feature_gradients(
+    features: Tensor, labels: Tensor, relate: Relate, classify: Relate, criterion: Criterion
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Chunks of (rows i, dL_i / d features as (batch, rows, *position, dim)).
+
+    The module relates every position by itself. So k copies of the batch, laid out as k positions, are k independent
+    batches: the loss of row i_k is read from copy k alone, and one ordinary backward of the sum gives all k gradients
+    without mixing them. Exact, and it works with every kernel that has a backward.
+    """
+    batch = len(features)
+    floats_per_copy = batch * (16 * features[0].numel() + 8 * batch)  # activations, attention weights
+    copies = max(1, min(batch, _CHUNK_BYTES // (floats_per_copy * features.element_size())))
+    for rows in torch.arange(batch, device=features.device).split(copies):
+        k = torch.arange(len(rows), device=features.device)
+        copied = features.detach().unsqueeze(1).repeat_interleave(len(rows), dim=1).requires_grad_()
+        losses = criterion(classify(relate(copied)[rows, k]), labels[rows])
+        (gradients,) = torch.autograd.grad(losses.sum(), copied)
+        yield rows, gradients
+
+
+def _norm_on_others(gradients: Float[Tensor, "batch rows *rest"], rows: Int[Tensor, " rows"]) -> Tensor:
+    norms = gradients.flatten(2).norm(dim=2)
+    norms[rows, torch.arange(len(rows), device=rows.device)] = 0
+    return norms.sum(0)
+
+
+def _batches(
+    loader: Iterable[Any],
+    features_of: Callable[[Tensor], Tensor],
+    device: torch.device | str,
+    wrt: str,
+    max_batches: int | None,
+    mix_seed: int | None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of (features on the device, or images) and labels, shuffled over all that were read."""
+    if wrt not in ("features", "images"):
+        raise UserError(f"wrt={wrt!r} is not known: say 'features' or 'images'.")
+    samples, labels = [], []
+    for index, (images, targets) in enumerate(loader):
+        if max_batches is not None and index >= max_batches:
+            break
+        with torch.no_grad():
+            samples.append(features_of(images.to(device)).float() if wrt == "features" else images)
+        labels.append(targets.to(device))
+    if not labels:
+        raise UserError("the gradient influence needs at least one batch of test images, got none.")
+    if mix_seed is None:
+        yield from zip(samples, labels, strict=True)
+        return
+    all_samples, all_labels = torch.cat(samples), torch.cat(labels)
+    order = torch.randperm(len(all_labels), generator=torch.Generator().manual_seed(mix_seed))
+    for rows in order.split(len(labels[0])):
+        yield all_samples[rows.to(all_samples.device)], all_labels[rows.to(device)]
+
+
+def _input_of(layer: nn.Module, net: nn.Module, images: Tensor) -> Tensor:
+    """What enters the layer in a forward of the net."""
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    try:
+        net(images)
+    finally:
+        handle.remove()
+    if len(seen) != 1:
+        raise UserError(f"the classifier was called {len(seen)} times in one forward: its input is not one feature.")
+    return seen[0]
+
+
+def _logits(outputs: Any, num_classes: int, path: str) -> Tensor:
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[1] != num_classes:
+        raise UserError(
+            f"{path!r} does not give {num_classes} logits per sample: the gradient influence needs the module right "
+            "before the classifier."
+        )
+    return outputs
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+@contextmanager
+def _eval_mode(*modules: nn.Module) -> Iterator[None]:
+    """Eval mode inside; afterwards every submodule is back in the mode it had."""
+    before = [(module, module.training) for root in modules for module in root.modules()]
+    try:
+        for root in modules:
+            root.eval()
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
