@@ -1,0 +1,157 @@
+"""``batchformer compare RECIPE --seeds 3``."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from batchformer._cli.arguments import Option, read_arguments
+from batchformer._cli.shelf import find_recipe
+from batchformer._cli.training_options import (
+    COMMON,
+    METHODS,
+    method_override,
+    recipe_overrides,
+    refuse_both,
+    seed_overrides,
+    the_recipe,
+)
+from batchformer.errors import UserError
+from batchformer.running.atomic import write_json
+from batchformer.running.folder import RunFolder, is_main_process
+
+HELP = """
+batchformer compare RECIPE --seeds 3 [options] [--key value ...]
+
+Train a recipe with and without BatchFormer over several seeds, on the same batches, and print one table:
+mean and deviation of both, and their paired difference with its 95 % interval.
+
+  --seeds 3          that many seeds: 0, 1, 2;   --seeds 5 6 7: these ones (3)
+  --out DIR          folder of the comparison (runs/RECIPE-compare): a run folder each, compare.json, report.html
+  --data-root DIR    where the data is (data)
+  --resume           go on; runs that are finished are kept
+  --overwrite        start anew in a folder that exists
+  --no-analysis      leave out the gradient influence
+
+Any field of the recipe can be changed for both sides: --trainer.max_epochs 3 --data.imbalance 50
+"""
+
+
+def run(args: list[str]) -> int:
+    given = read_arguments(args, [*COMMON, Option("seeds", "many")], recipe_keys=True)
+    refuse_both(given)
+    if any(key in ("model.method", "model.seed") for key, _ in given.recipe_keys):
+        raise UserError("compare trains both methods over --seeds: leave out --model.method and --model.seed.")
+    name, file = find_recipe(the_recipe(given, "compare"))
+    seeds = read_seeds(given.values.get("seeds", ["3"]))
+    out = Path(given.value("out") or f"runs/{name}-compare")
+    resume = given.flag("resume")
+    pairs = [(seed, method) for seed in seeds for method in METHODS]
+    folders = [RunFolder(out / f"{method}-seed{seed}") for seed, method in pairs]
+    if is_main_process():
+        _open(out, folders, resume, given.flag("overwrite"))
+
+    from batchformer._cli.recipe_cli import RecipeCLI
+    from batchformer.running.progress import ProgressLine
+
+    cli, line, results = RecipeCLI(), ProgressLine(len(pairs)), []
+    overrides = [*recipe_overrides(given), ("run.recipe", name)]
+    try:
+        for index, ((seed, method), folder) in enumerate(zip(pairs, folders, strict=True)):
+            line.begin_run(index, f"{method} seed {seed}")
+            config = cli.load(file, [*overrides, *seed_overrides(seed), *method_override(method)])
+            results.append(_one_run(cli, config, folder, line, resume, not given.flag("no-analysis")))
+            _free_memory()
+    except KeyboardInterrupt:
+        words = [word for word in args if word not in ("--resume", "--overwrite")]
+        raise KeyboardInterrupt(f"stopped; go on with: batchformer compare {shlex.join(words)} --resume") from None
+    line.clear()
+    if is_main_process():
+        _conclude(name, out, seeds, results)
+    return 0
+
+
+def read_seeds(words: list[str]) -> list[int]:
+    """``3`` is 0, 1, 2; several numbers are themselves."""
+    try:
+        numbers = [int(word) for part in words for word in part.split(",") if word]
+    except ValueError:
+        raise UserError(f"--seeds {' '.join(words)}: expected how many seeds, or their numbers.") from None
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise UserError(f"--seeds {' '.join(words)}: expected different numbers, none below 0.")
+    if len(numbers) == 1:
+        if numbers[0] == 0:
+            raise UserError("--seeds 0: expected at least one seed.")
+        return list(range(numbers[0]))
+    return numbers
+
+
+def _open(out: Path, folders: list[RunFolder], resume: bool, overwrite: bool) -> None:
+    page, table = out / "report.html", out / "compare.json"
+    started = [folder for folder in folders if folder.started]
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file, not a folder; choose another --out.")
+    if started or table.exists():
+        if not resume and not overwrite:
+            raise UserError(f"{out} exists already: add --resume to go on, --overwrite to start anew, or --out DIR.")
+        for file in (page, table):
+            file.unlink(missing_ok=True)
+        if overwrite:
+            for folder in started:
+                folder.clear()
+
+
+def _one_run(
+    cli: Any, config: dict[str, Any], folder: RunFolder, line: Any, resume: bool, analysis: bool
+) -> dict[str, Any]:
+    from batchformer.running.train import open_folder, refuse_other_settings, train
+
+    if resume and folder.finished:
+        refuse_other_settings(folder, config)
+        result = folder.read_result()
+        assert result is not None
+        line.skip_to(1.0)
+        return result
+    task, data, trainer_keywords, options = cli.build()
+    data.setup()
+    checkpoint = open_folder(folder, config, resume, overwrite=False)
+    return train(folder, task, data, trainer_keywords, options, config, checkpoint, line, analysis)
+
+
+def _conclude(name: str, out: Path, seeds: list[int], results: list[dict[str, Any]]) -> None:
+    from batchformer.report import comparison_table, format_table, verdict, write_report
+
+    rows = comparison_table(results)
+    write_json(
+        out / "compare.json",
+        {"recipe": name, "seeds": seeds, "table": [as_plain(row) for row in rows], "verdict": verdict(rows).sentence},
+    )
+    page = write_report([out], out / "report.html")
+    print(f"\n{name}: test accuracy after the last epoch, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}\n")
+    print(format_table(rows))
+    print(f"\n{verdict(rows).sentence}\n")
+    print(f"Look at:  {page}   (open it in a browser: curves, accuracy per class, gradient influence)")
+    print(f"Next:     batchformer export {out}/batchformer-seed{seeds[0]}     the plain weights, without BatchFormer")
+    print(f"          batchformer compare {name} --seeds 5 --out DIR   more seeds, a narrower interval")
+    print("          batchformer recipes   the other data sets, and folder-lt for your own images")
+
+
+def as_plain(row: Any) -> dict[str, Any]:
+    from dataclasses import asdict, is_dataclass
+
+    def plain(value: Any) -> Any:
+        return value._asdict() if hasattr(value, "_asdict") else value
+
+    fields = asdict(row) if is_dataclass(row) and not isinstance(row, type) else dict(row)
+    return {key: plain(value) for key, value in fields.items()}
+
+
+def _free_memory() -> None:
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,88 @@
+"""``batchformer fit RECIPE``."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from batchformer._cli.arguments import Option, read_arguments
+from batchformer._cli.shelf import find_recipe
+from batchformer._cli.training_options import (
+    COMMON,
+    method_override,
+    recipe_overrides,
+    refuse_both,
+    seed_overrides,
+    the_recipe,
+)
+from batchformer.running.folder import RunFolder, is_main_process
+
+HELP = """
+batchformer fit RECIPE [options] [--key value ...]
+
+Train one recipe: a shipped name (batchformer recipes) or a YAML file of your own.
+
+  --method baseline|batchformer   with or without BatchFormer (recipes say batchformer)
+  --seed N                        weights, order of the data, augmentation and dropout (0)
+  --out DIR                       run folder (runs/RECIPE/METHOD-seedN)
+  --data-root DIR                 where the data is (data)
+  --resume                        go on from the last checkpoint, to the same weights as without the stop
+  --overwrite                     start anew in a run folder that exists
+  --no-analysis                   leave out the gradient influence at the end
+
+Any field of the recipe: --trainer.max_epochs 3 --trainer.precision bf16-mixed --trainer.devices 2
+  --model.batchformer.heads 8 --model.loss.name cross_entropy --data.imbalance 50 --run.checkpoint_every_steps 100
+"""
+
+
+def run(args: list[str]) -> int:
+    given = read_arguments(args, [*COMMON, Option("seed"), Option("method")], recipe_keys=True)
+    refuse_both(given)
+    name, file = find_recipe(the_recipe(given, "fit"))
+    overrides = [*recipe_overrides(given), ("run.recipe", name)]
+    if given.flag("seed"):
+        overrides += seed_overrides(given.integer("seed", 0))
+    if (method := given.value("method")) is not None:
+        overrides += method_override(method)
+
+    from batchformer._cli.recipe_cli import RecipeCLI
+    from batchformer.running.progress import ProgressLine
+    from batchformer.running.train import open_folder, train
+
+    cli = RecipeCLI()
+    config = cli.load(file, overrides)
+    method, seed = config["model"]["method"], config["model"]["seed"]
+    folder = RunFolder(Path(given.value("out") or f"runs/{name}/{method}-seed{seed}"))
+    resume = given.flag("resume")
+    if resume and folder.finished:
+        print(f"{folder.path} is finished already; nothing to do.")
+        _show(folder)
+        return 0
+    task, data, trainer_keywords, options = cli.build()
+    data.setup()  # what is wrong with the data is said before a folder is made
+    checkpoint = open_folder(folder, config, resume, given.flag("overwrite"))
+    line = ProgressLine()
+    line.begin_run(0, f"{name} {method} seed {seed}")
+    if checkpoint is not None and is_main_process():
+        line.say(f"Going on from {checkpoint}.")
+    try:
+        train(
+            folder, task, data, trainer_keywords, options, config, checkpoint, line, not given.flag("no-analysis")
+        )
+    except KeyboardInterrupt:
+        words = [word for word in args if word not in ("--resume", "--overwrite")]
+        raise KeyboardInterrupt(f"stopped; go on with: batchformer fit {shlex.join(words)} --resume") from None
+    if is_main_process():
+        _show(folder)
+    return 0
+
+
+def _show(folder: RunFolder) -> None:
+    from batchformer._cli.show import metrics_table
+
+    result = folder.read_result()
+    assert result is not None
+    print(metrics_table(result))
+    print(f"\nRun folder: {folder.path} (result.json, metrics.csv, checkpoints/, tensorboard/)")
+    print(f"Next: batchformer report {folder.path}   |   batchformer export {folder.path}   |   "
+          f"batchformer predict {folder.path} IMAGES")  # fmt: skip

@@ -1,0 +1,29 @@
+"""``batchformer recipes [NAME]``."""
+
+from __future__ import annotations
+
+from batchformer._cli.arguments import read_arguments
+from batchformer._cli.shelf import find_recipe, recipe_description, recipe_names
+from batchformer.errors import UserError
+
+HELP = """
+batchformer recipes          list the recipes that are shipped
+batchformer recipes NAME     print one; save it to a file, change it, and train it: batchformer fit FILE.yaml
+"""
+
+
+def run(args: list[str]) -> int:
+    given = read_arguments(args, []).positional
+    if len(given) > 1:
+        raise UserError("recipes takes one name, or none to list them all.")
+    if given:
+        print(find_recipe(given[0])[1].read_text(), end="")
+        return 0
+    names = recipe_names()
+    width = max(map(len, names))
+    for name in names:
+        print(f"{name:<{width}}  {recipe_description(name)}")
+    print("\nTrain one:    batchformer fit NAME           (--method baseline: the same without BatchFormer)")
+    print("Compare:      batchformer compare NAME --seeds 3")
+    print("Read or edit: batchformer recipes NAME > mine.yaml && batchformer fit mine.yaml")
+    return 0

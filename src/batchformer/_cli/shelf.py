@@ -1,0 +1,55 @@
+"""The recipes shipped with the package, read as text: neither torch nor YAML is needed to list them."""
+
+from __future__ import annotations
+
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from batchformer._cli.nearest import did_you_mean
+from batchformer.errors import UserError
+
+ORDER = (
+    "digits-lt",
+    "cifar100-lt-100",
+    "cifar100-lt-200",
+    "cifar10-lt-100",
+    "imagenet-lt-r10",
+    "imagenet-lt-r50",
+    "places-lt",
+    "inaturalist18",
+    "folder-lt",
+)
+
+
+def recipe_names() -> list[str]:
+    """All shipped recipes, the usual ones first and in that order."""
+    found = {file.name.removesuffix(".yaml") for file in _folder().iterdir() if file.name.endswith(".yaml")}
+    return [name for name in ORDER if name in found] + sorted(found - set(ORDER))
+
+
+def recipe_text(name: str) -> str:
+    return _folder().joinpath(f"{name}.yaml").read_text()
+
+
+def recipe_description(name: str) -> str:
+    """The first comment line of the file."""
+    return recipe_text(name).splitlines()[0].lstrip("# ").strip()
+
+
+def find_recipe(given: str) -> tuple[str, Path]:
+    """Name and file of a shipped recipe, or of the user's own YAML file."""
+    if given.endswith((".yaml", ".yml")) or "/" in given:
+        path = Path(given)
+        if path.is_file():
+            return path.stem, path
+        raise UserError(f"There is no recipe file {given}; batchformer recipes lists the shipped ones.")
+    if given in recipe_names():
+        with resources.as_file(_folder().joinpath(f"{given}.yaml")) as path:
+            return given, path
+    hint = did_you_mean(given, recipe_names()) or " batchformer recipes lists them."
+    raise UserError(f"There is no recipe named {given}.{hint}")
+
+
+def _folder() -> Traversable:
+    return resources.files("batchformer").joinpath("recipes")

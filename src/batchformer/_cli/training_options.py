@@ -1,0 +1,47 @@
+"""The short options that ``fit`` and ``compare`` share, and what they mean in a recipe."""
+
+from __future__ import annotations
+
+from batchformer._cli.arguments import Arguments, Option
+from batchformer.errors import UserError
+
+COMMON = (
+    Option("out"),
+    Option("data-root"),
+    Option("resume", "nothing"),
+    Option("overwrite", "nothing"),
+    Option("no-analysis", "nothing"),
+)
+METHODS = ("baseline", "batchformer")
+
+
+def the_recipe(given: Arguments, command: str) -> str:
+    if not given.positional:
+        raise UserError(f"{command} needs a recipe: batchformer {command} digits-lt; batchformer recipes lists them.")
+    if len(given.positional) > 1:
+        raise UserError(f"Unexpected argument {given.positional[1]}: {command} takes one recipe, then --key value.")
+    return given.positional[0]
+
+
+def recipe_overrides(given: Arguments) -> list[tuple[str, str]]:
+    """Overrides of the command line, ``--data-root`` first so that a full key wins over it."""
+    overrides = []
+    if (root := given.value("data-root")) is not None:
+        overrides.append(("data.init_args.root", root))
+    return [*overrides, *given.recipe_keys]
+
+
+def seed_overrides(seed: int) -> list[tuple[str, str]]:
+    """One seed for the weights, the order of the data, augmentation and dropout."""
+    return [("seed_everything", str(seed)), ("model.seed", str(seed)), ("data.init_args.seed", str(seed))]
+
+
+def method_override(method: str) -> list[tuple[str, str]]:
+    if method not in METHODS:
+        raise UserError(f"--method {method}: expected baseline or batchformer.")
+    return [("model.method", method)]
+
+
+def refuse_both(given: Arguments) -> None:
+    if given.flag("resume") and given.flag("overwrite"):
+        raise UserError("--resume goes on and --overwrite starts anew: give one of them.")

@@ -1,0 +1,88 @@
+"""Files that are either whole or absent.
+
+Lightning writes checkpoints through the system's temporary folder and moves them, which is not atomic across file
+systems. Here the temporary file lives in the folder of its target, is flushed to the disk, and is then renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from batchformer.errors import UserError
+
+TEMPORARY_SUFFIX = ".partial"
+_DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Call ``write`` with a binary file, then put that file at ``path`` in one step; on any error leave no trace."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except BaseException as problem:
+        temporary.unlink(missing_ok=True)
+        if (reason := disk_problem(problem)) is not None:
+            raise UserError(f"{path} could not be written: {reason}; make room and go on with --resume.") from problem
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Numbers that are not finite become ``null``: every reader of JSON then accepts the file."""
+    write_text(path, json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
+
+
+def remove_stale_temporaries(folder: Path) -> None:
+    """What a killed process left behind in the middle of a write."""
+    for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
+        leftover.unlink(missing_ok=True)
+
+
+def disk_problem(problem: BaseException | None) -> str | None:
+    """In words, if the disk (or a quota) is full or read-only somewhere in the chain of causes.
+
+    torch.save reports a short write as a RuntimeError of its zip writer, with the OSError as context or not at all.
+    """
+    while problem is not None:
+        if isinstance(problem, OSError):
+            if problem.errno in _DISK_IS_FULL:
+                return "the disk is full"
+            if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                return "writing there is not permitted"
+        if isinstance(problem, RuntimeError) and "PytorchStreamWriter" in str(problem):
+            return "the disk is full"
+        problem = problem.__cause__ or problem.__context__
+    return None
+
+
+def _sync_folder(folder: Path) -> None:
+    """The rename itself must reach the disk too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, float):
+        return content if content - content == 0 else None
+    if isinstance(content, dict):
+        return {str(key): _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return content

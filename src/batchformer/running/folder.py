@@ -1,0 +1,105 @@
+"""The run folder: ``config.yaml``, ``metrics.csv``, ``tensorboard/``, ``checkpoints/last.ckpt``, ``result.json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchformer.errors import UserError
+from batchformer.running.atomic import remove_stale_temporaries, write_json, write_text
+
+
+def is_main_process() -> bool:
+    """Under DDP Lightning starts the same command once per device; only the first one may make and check folders."""
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoints" / "last.ckpt"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def started(self) -> bool:
+        return self.path.is_dir() and any(self.path.iterdir())
+
+    @property
+    def finished(self) -> bool:
+        return self.result.is_file()
+
+    def open_new(self, overwrite: bool) -> None:
+        """Make the folder; one that holds something already is refused unless it may be overwritten."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file, not a folder; choose another --out.")
+        if self.started:
+            if not overwrite:
+                raise UserError(
+                    f"{self.path} exists already: add --resume to go on, --overwrite to start anew, or --out DIR."
+                )
+            self.clear()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise UserError(f"{self.path} cannot be made ({problem.strerror}); choose another --out.") from problem
+
+    def clear(self) -> None:
+        """Remove what a run has written, and nothing else: the folder may be somebody's home by mistake."""
+        if not self.config.is_file() and not self.checkpoint.is_file() and not self.result.is_file():
+            raise UserError(f"{self.path} does not look like a run folder, so it is not overwritten; choose another --out.")
+        for part in (self.path / "checkpoints", self.path / "tensorboard"):
+            shutil.rmtree(part, ignore_errors=True)
+        for file in (self.result, self.metrics, self.config, *self.path.glob("*.png"), *self.path.glob("*.svg")):
+            file.unlink(missing_ok=True)
+        remove_stale_temporaries(self.path)
+
+    def clear_unfinished(self) -> None:
+        """A run that was stopped before its first checkpoint starts again from nothing."""
+        for file in (self.metrics, self.result):
+            file.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+
+    def open_existing(self) -> None:
+        remove_stale_temporaries(self.path)
+        remove_stale_temporaries(self.checkpoint.parent)
+
+    def require(self) -> None:
+        """A run to test, predict with or export."""
+        if not self.path.is_dir():
+            raise UserError(f"There is no run folder {self.path}; train one with: batchformer fit RECIPE --out {self.path}")
+        if not self.config.is_file():
+            raise UserError(f"{self.path} is not a run folder: it has no config.yaml; name the --out of a fit.")
+
+    def write_config(self, text: str) -> None:
+        write_text(self.config, text)
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        write_json(self.result, result)
+
+    def read_result(self) -> dict[str, Any] | None:
+        if not self.finished:
+            return None
+        try:
+            return json.loads(self.result.read_text())
+        except ValueError as problem:
+            raise UserError(f"{self.result} is damaged ({problem}); run the command again with --overwrite.") from problem

@@ -1,0 +1,18 @@
+"""The ``run:`` part of a recipe: what a run keeps while it trains."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class RunOptions:
+    """What a run keeps while it trains.
+
+    Args:
+        recipe: Name that goes into result.json; filled in by ``fit`` and ``compare``.
+        checkpoint_every_epochs: Write a checkpoint after every so many epochs, and always after the last one.
+        checkpoint_every_steps: Besides, write one after every so many training steps, also inside an epoch.
+    """
+
+    recipe: str = ""
+    checkpoint_every_epochs: int = 1
+    checkpoint_every_steps: int | None = None

@@ -1,0 +1,135 @@
+"""One quiet line of progress, for one run or for all the runs of a comparison.
+
+In a terminal the line is redrawn in place at most four times a second; in a file or a pipe a new line is written for
+every tenth of the work, so logs stay short.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import Any, TextIO
+
+import lightning.pytorch as L
+from lightning.pytorch.callbacks import ProgressBar
+
+_SECONDS_BETWEEN_DRAWS = 0.25
+_BAR = 20
+
+
+class ProgressLine:
+    """Progress over several runs, each a number of equal steps."""
+
+    def __init__(self, runs: int = 1, stream: TextIO | None = None) -> None:
+        self.runs = runs
+        self.stream = stream if stream is not None else sys.stderr
+        self.in_place = self.stream.isatty()
+        self._run = 0
+        self._label = ""
+        self._started = time.perf_counter()
+        self._fraction_at_start = 0.0
+        self._drawn = 0.0
+        self._last_tenth = -1
+        self._open = False
+
+    def begin_run(self, index: int, label: str) -> None:
+        self._run, self._label = index, label
+
+    def skip_to(self, fraction_of_run: float) -> None:
+        """Work that an earlier process has done says nothing about the time that is left."""
+        self._fraction_at_start = self._overall(fraction_of_run)
+        self._started = time.perf_counter()
+
+    def update(self, fraction_of_run: float, text: str, force: bool = False) -> None:
+        now = time.perf_counter()
+        overall = self._overall(fraction_of_run)
+        if self.in_place:
+            if force or now - self._drawn >= _SECONDS_BETWEEN_DRAWS:
+                self._drawn = now
+                self._draw(overall, text, now)
+        elif (tenth := int(overall * 10 + 1e-9)) > self._last_tenth:
+            self._last_tenth = tenth
+            self._draw(overall, text, now)
+
+    def say(self, line: str) -> None:
+        """A line above the bar that stays."""
+        self.clear()
+        print(line, file=self.stream, flush=True)
+
+    def clear(self) -> None:
+        if self.in_place and self._open:
+            self.stream.write("\r\x1b[2K")
+            self.stream.flush()
+            self._open = False
+
+    def _overall(self, fraction_of_run: float) -> float:
+        return (self._run + min(1.0, max(0.0, fraction_of_run))) / self.runs
+
+    def _draw(self, overall: float, text: str, now: float) -> None:
+        filled = round(overall * _BAR)
+        bar = "█" * filled + "░" * (_BAR - filled)
+        run = f" run {self._run + 1}/{self.runs}" if self.runs > 1 else ""
+        line = f"{bar} {overall:4.0%}{run} {self._label}  {text}{self._time_left(overall, now)}"
+        if self.in_place:
+            width = shutil.get_terminal_size().columns - 1
+            self.stream.write("\r\x1b[2K" + line[:width])
+            self._open = True
+        else:
+            self.stream.write(line + "\n")
+        self.stream.flush()
+
+    def _time_left(self, overall: float, now: float) -> str:
+        done = overall - self._fraction_at_start
+        if done < 0.02 or overall >= 1:
+            return ""
+        seconds = int((now - self._started) / done * (1 - overall))
+        hours, minutes, seconds = seconds // 3600, seconds // 60 % 60, seconds % 60
+        return f"  {hours}:{minutes:02}:{seconds:02} left" if hours else f"  {minutes}:{seconds:02} left"
+
+
+class RunProgress(ProgressBar):
+    """Feeds a :class:`ProgressLine` from Lightning's hooks; numbers are read only after a validation."""
+
+    def __init__(self, line: ProgressLine) -> None:
+        super().__init__()
+        self.line = line
+        self._on = True
+        self._accuracy = ""
+
+    def disable(self) -> None:
+        self._on = False
+
+    def enable(self) -> None:
+        self._on = True
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.global_step:
+            self.line.skip_to(self._fraction(trainer, 0))
+        self._show(trainer, 0)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._show(trainer, batch_idx + 1)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        seen = trainer.callback_metrics
+        shown = [f"{name} {float(seen[f'val/{name}']):.1f}" for name in ("all", "few") if f"val/{name}" in seen]
+        self._accuracy = "  " + " ".join(shown) if shown else ""
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.line.clear()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        self.line.clear()
+
+    def _fraction(self, trainer: L.Trainer, batches: int) -> float:
+        per_epoch = trainer.num_training_batches
+        inside = batches / per_epoch if isinstance(per_epoch, int) and per_epoch else 0.0
+        return (trainer.current_epoch + inside) / max(1, trainer.max_epochs or 1)
+
+    def _show(self, trainer: L.Trainer, batches: int) -> None:
+        if self._on:
+            epoch = min(trainer.current_epoch + 1, trainer.max_epochs or 1)
+            self.line.update(
+                self._fraction(trainer, batches), f"epoch {epoch}/{trainer.max_epochs}{self._accuracy}"
+            )

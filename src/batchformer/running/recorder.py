@@ -1,0 +1,138 @@
+"""What result.json needs and Lightning forgets: history, accuracy per class, time, throughput; kept in checkpoints."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+
+SPLITS = ("all", "many", "medium", "few")
+
+
+class RunRecorder(Checkpoint):
+    """Collects the history of a run across stops.
+
+    It writes no checkpoint, yet is a ``Checkpoint`` to Lightning: those callbacks come after the task's own
+    ``on_train_epoch_end``, where the training loss of the epoch may be logged. It must stand before the one that
+    writes, so that what it knows of the epoch is in the file.
+    """
+
+    def __init__(self) -> None:
+        self.history: list[dict[str, float]] = []
+        self.per_class: list[float] = []
+        self.validated_epoch = -1
+        self.class_names: list[str] = []
+        self._wall_before = 0.0
+        self._train_s = 0.0
+        self._images = 0
+        self._born = time.perf_counter()
+        self._segment: float | None = None
+        self._segment_images = 0
+        self._epochs_here = 0
+        self._staged: dict[str, float] | None = None
+
+    # -- what the result needs -------------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        last = self.history[-1] if self.history else {}
+        return {split: last.get(split, float("nan")) for split in SPLITS}
+
+    @property
+    def wall_s(self) -> float:
+        return self._wall_before + time.perf_counter() - self._born
+
+    @property
+    def images_per_s(self) -> float:
+        """Training only, validation left out, and without the first epoch of a process (compiling, warming up)."""
+        return self._images / self._train_s if self._train_s > 0 else float("nan")
+
+    # -- the state that travels in checkpoints ---------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "history": self.history,
+            "per_class": self.per_class,
+            "validated_epoch": self.validated_epoch,
+            "class_names": self.class_names,
+            "wall_s": self.wall_s,
+            "train_s": self._train_s,
+            "images": self._images,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = list(state_dict["history"])
+        self.per_class = list(state_dict["per_class"])
+        self.validated_epoch = state_dict["validated_epoch"]
+        self._wall_before = state_dict["wall_s"]
+        self._train_s = state_dict["train_s"]
+        self._images = state_dict["images"]
+
+    # -- hooks -----------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.class_names = list(trainer.datamodule.class_names)  # type: ignore[attr-defined]
+        self._validate_after_the_last_epoch(trainer)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._validate_after_the_last_epoch(trainer)
+        only_one = trainer.max_epochs == 1
+        if self._segment is None and (self._epochs_here > 0 or only_one):
+            _wait_for_the_device()
+            self._segment, self._segment_images = time.perf_counter(), 0
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._segment_images += len(batch[0]) * trainer.world_size
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._close_segment()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        seen = trainer.callback_metrics
+        self._staged = {split: float(seen[f"val/{split}"]) for split in SPLITS if f"val/{split}" in seen}
+        self.per_class = [float(value) for value in pl_module.per_class_accuracy]
+        if not trainer.state.fn == "fit":
+            self._add(trainer.max_epochs or 1)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._epochs_here += 1
+        if self._staged is not None:
+            # Read only in epochs that validated: reading a number waits for the device.
+            if (loss := trainer.callback_metrics.get("train/loss")) is not None:
+                self._staged["train_loss"] = float(loss)
+            self._add(trainer.current_epoch + 1)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._close_segment()
+
+    # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _add(self, epochs_done: int) -> None:
+        assert self._staged is not None
+        entry = {"epoch": epochs_done - 1, **self._staged}
+        if self.history and self.history[-1]["epoch"] == entry["epoch"]:
+            entry = {**self.history.pop(), **entry}
+        self.history.append(entry)
+        self.validated_epoch = epochs_done - 1
+        self._staged = None
+
+    def _close_segment(self) -> None:
+        if self._segment is not None:
+            _wait_for_the_device()
+            self._train_s += time.perf_counter() - self._segment
+            self._images += self._segment_images
+            self._segment = None
+
+    @staticmethod
+    def _validate_after_the_last_epoch(trainer: L.Trainer) -> None:
+        """Results are those of the last epoch, also where its number is no multiple of ``check_val_every_n_epoch``."""
+        if trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1:
+            trainer.check_val_every_n_epoch = 1
+
+
+def _wait_for_the_device() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()

@@ -1,0 +1,132 @@
+"""One run from start to result.json, or from its last checkpoint to result.json."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import yaml
+
+from batchformer.errors import UserError
+from batchformer.running.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from batchformer.running.checkpointer import LastCheckpoint
+from batchformer.running.folder import RunFolder, is_main_process
+from batchformer.running.logs import loggers
+from batchformer.running.options import RunOptions
+from batchformer.running.progress import ProgressLine, RunProgress
+from batchformer.running.recorder import RunRecorder
+from batchformer.running.result import build_result
+
+# What may differ between a run and its continuation: it does not touch the numbers.
+_FREE_TO_CHANGE = ("run.", "data.init_args.root", "data.init_args.workers", "trainer.enable_progress_bar")
+
+
+def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwrite: bool) -> Path | None:
+    """Prepare the run folder; returns the checkpoint to go on from, or None to start at the beginning."""
+    if not is_main_process():
+        return folder.checkpoint if resume and folder.checkpoint.is_file() else None
+    if not (resume and folder.started):
+        folder.open_new(overwrite)
+        folder.write_config(config_text(config))
+        return None
+    if folder.config.is_file():
+        refuse_other_settings(folder, config)
+    folder.open_existing()
+    if not folder.checkpoint.is_file():
+        folder.clear_unfinished()
+        folder.write_config(config_text(config))
+        return None
+    return folder.checkpoint
+
+
+def train(
+    folder: RunFolder,
+    task: Any,
+    data: Any,
+    trainer_keywords: dict[str, Any],
+    options: RunOptions,
+    config: dict[str, Any],
+    checkpoint: Path | None,
+    line: ProgressLine,
+    analysis: bool = True,
+) -> dict[str, Any]:
+    """Train (or go on), evaluate the last epoch, write result.json; returns what it holds."""
+    recorder = RunRecorder()
+    step = read_checkpoint(checkpoint)["global_step"] if checkpoint else 0
+    trainer = make_trainer(folder, trainer_keywords, [recorder, LastCheckpoint(folder.checkpoint, options)], line, step)
+    try:
+        trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
+    except SystemExit:  # what Lightning makes of Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise KeyboardInterrupt from None
+    if recorder.validated_epoch != trainer.current_epoch - 1:
+        trainer.validate(task, datamodule=data, verbose=False)
+    result = build_result(
+        recipe=options.recipe, data=data, trainer=trainer, recorder=recorder, config=config
+    )
+    if analysis and trainer.is_global_zero and (influence := _gradient_influence(task, data, trainer, line)) is not None:
+        result["gradient_influence"] = influence
+    if trainer.is_global_zero:
+        folder.write_result(result)
+    trainer.strategy.barrier("result.json")
+    return result
+
+
+def make_trainer(
+    folder: RunFolder, keywords: dict[str, Any], callbacks: list[Any], line: ProgressLine | None, resume_step: int = 0
+) -> L.Trainer:
+    """Lightning's Trainer with what every run of ours has besides the settings of its recipe."""
+    keywords = dict(keywords)
+    own_callbacks = list(callbacks)
+    if line is not None and keywords.get("enable_progress_bar") is not False:
+        own_callbacks.append(RunProgress(line))
+    else:
+        keywords["enable_progress_bar"] = False
+    given = keywords.get("callbacks") or []
+    keywords["callbacks"] = [*(given if isinstance(given, list) else [given]), *own_callbacks]
+    if keywords.get("logger") is None:
+        keywords["logger"] = loggers(folder.path, resume_step)
+    plugins = keywords.get("plugins") or []
+    keywords["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+    keywords["default_root_dir"] = str(folder.path)
+    return L.Trainer(**keywords)
+
+
+def config_text(config: dict[str, Any]) -> str:
+    header = "# The resolved recipe of this run. Train it again with: batchformer fit THIS_FILE --out DIR\n"
+    return header + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
+def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
+    """The same weights as a run never stopped: only with the same settings."""
+    before, now = _flat(yaml.safe_load(folder.config.read_text())), _flat(config)
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key) and not key.startswith(_FREE_TO_CHANGE):
+            raise UserError(
+                f"{folder.path} was started with {key} {before.get(key)}, now it is {now.get(key)}: resume with the same "
+                "settings, or start another run with --out."
+            )
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict) or not values:
+        return {prefix: values}
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(_flat(value, f"{prefix}.{key}" if prefix else str(key)))
+    return flat
+
+
+def _gradient_influence(task: Any, data: Any, trainer: L.Trainer, line: ProgressLine) -> dict[str, Any] | None:
+    """The paper's Fig. 6 for this run: how much each class's loss moves the other images of its batch."""
+    if task.attachment is None:
+        return None
+    from batchformer.analysis import gradient_influence
+
+    device = trainer.strategy.root_device
+    per_class = gradient_influence(
+        task.net.to(device), task.attachment, data.val_dataloader(), data.num_classes, device, wrt="features"
+    )
+    return {"wrt": "features", "per_class": [float(value) for value in per_class]}
