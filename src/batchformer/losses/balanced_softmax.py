@@ -1,0 +1,37 @@
+"""Balanced Softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from batchformer.losses._class_counts import checked_counts
+
+
+class BalancedSoftmaxLoss(nn.Module):
+    """Cross entropy under the label distribution of the training set.
+
+    Ren et al., "Balanced Meta-Softmax for Long-Tailed Visual Recognition" (NeurIPS 2020), eq. 4, for n_c training
+    images of class c and logits z:
+
+        L(z, y) = - log( n_y exp(z_y) / sum_c n_c exp(z_c) )  =  CE(z + log n, y)
+
+    At test time nothing is added: the plain logits are those of a balanced test set. The released code does exactly
+    this; it is logit adjustment with tau = 1, as a constant added to all logits (log of the number of images) changes
+    no softmax.
+    """
+
+    log_counts: Float[Tensor, classes]
+
+    def __init__(self, class_counts: Sequence[int] | Tensor) -> None:
+        super().__init__()
+        log_counts = checked_counts(class_counts, "Balanced Softmax").log().float()
+        self.register_buffer("log_counts", log_counts, persistent=False)
+
+    def forward(
+        self, logits: Float[Tensor, "rows classes"], targets: Int[Tensor, rows] | Float[Tensor, "rows classes"]
+    ) -> Float[Tensor, ""]:
+        return F.cross_entropy(logits + self.log_counts, targets)

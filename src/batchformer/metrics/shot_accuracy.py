@@ -1,0 +1,62 @@
+"""Accuracy over all classes, and over those with many, some and few training images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torchmetrics import Metric
+
+from batchformer.errors import UserError
+
+Shot = Literal["many", "medium", "few"]
+SHOTS: tuple[Shot, ...] = ("many", "medium", "few")
+
+
+def shot_of(training_images: int) -> Shot:
+    """Many: more than 100 training images; medium: 20 to 100, both included; few: less than 20."""
+    if training_images > 100:
+        return "many"
+    return "medium" if training_images >= 20 else "few"
+
+
+class ShotAccuracy(Metric):
+    """Top-1 accuracy in percent: `all`, `many`, `medium`, `few`, and of each class.
+
+    As the tables of long-tailed recognition count (Liu et al., OLTR, and the released code of the papers): `all` is the
+    share of right test images; each of the others is the mean, over the classes of that split, of the accuracy per
+    class. A split without tested classes is nan, so is a class without test images. Counts are summed over processes.
+    """
+
+    full_state_update = False
+    correct: Int[Tensor, classes]
+    total: Int[Tensor, classes]
+
+    def __init__(self, class_counts: Sequence[int]) -> None:
+        super().__init__()
+        if len(class_counts) == 0:
+            raise UserError("ShotAccuracy needs class_counts: the number of training images of each class.")
+        self.shots = [shot_of(int(count)) for count in class_counts]
+        self.add_state("correct", torch.zeros(len(self.shots), dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(len(self.shots), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, logits: Float[Tensor, "batch classes"], targets: Int[Tensor, batch]) -> None:
+        hits = (logits.argmax(1) == targets).long()
+        # bincount would read its size back from the device
+        self.correct.index_add_(0, targets, hits)
+        self.total.index_add_(0, targets, torch.ones_like(hits))
+
+    def compute(self) -> dict[str, Float[Tensor, ""]]:
+        per_class = self.per_class()
+        values = {"all": 100 * self.correct.sum().double() / self.total.sum()}
+        for shot in SHOTS:
+            rows = [row for row, of in enumerate(self.shots) if of == shot]
+            values[shot] = per_class[rows].nanmean() if rows else per_class.new_tensor(float("nan"))
+        return values | {"per_class": per_class}
+
+    def per_class(self) -> Float[Tensor, classes]:
+        """Accuracy of each class over the images this process has counted."""
+        return 100 * self.correct.double() / self.total

@@ -1,0 +1,34 @@
+"""A backbone by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from batchformer.errors import UserError
+from batchformer.models.resnet10 import resnet10
+from batchformer.models.resnet_cifar import resnet20, resnet32, resnet44, resnet56
+
+OWN: dict[str, Callable[..., nn.Module]] = {
+    "resnet10": resnet10,
+    "resnet20": resnet20,
+    "resnet32": resnet32,
+    "resnet44": resnet44,
+    "resnet56": resnet56,
+}
+
+
+def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
+    """The models of this room by their names, every other name from timm (no pretrained weights unless asked for)."""
+    if name in OWN:
+        return OWN[name](num_classes=num_classes, **arguments)
+    import timm
+
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, [*OWN, *timm.list_models()], n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()."
+        raise UserError(f"backbone {name!r} is neither a CIFAR ResNet nor a timm model: {hint}")
+    return timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **arguments})

@@ -1,0 +1,101 @@
+"""The ResNets for CIFAR."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut without parameters.
+
+    Where the block halves the image and doubles the channels the shortcut is option A of the paper: every second pixel,
+    and zeros for the new channels, half of them on either side as in the implementation the long-tail papers use.
+    """
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.stride = stride
+        self.new_channels = channels - in_channels
+
+    def forward(self, x: Float[Tensor, "batch in height width"]) -> Float[Tensor, "batch out h w"]:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        if self.stride > 1:
+            x = x[:, :, :: self.stride, :: self.stride]
+        if self.new_channels > 0:
+            before = self.new_channels // 2
+            x = F.pad(x, (0, 0, 0, 0, before, self.new_channels - before))
+        return F.relu(out + x)
+
+
+class CifarResNet(nn.Module):
+    """ResNet-(6n + 2) for 32 x 32 images: He et al., "Deep Residual Learning", section 4.2.
+
+    A 3x3 stem, three stages of n blocks with 16, 32 and 64 channels, average pooling, a linear layer. Convolution and
+    linear weights start Kaiming-normal, as in the implementation the Balanced Softmax code took over; the paper of
+    ResNet does not initialise the linear layer so. Any image size works. The names timm gives its models
+    (`forward_features`, `forward_head`, `get_classifier`, `num_features`) are here too.
+    """
+
+    def __init__(
+        self, blocks: int, num_classes: int = 10, in_chans: int = 3, widths: tuple[int, ...] = (16, 32, 64)
+    ) -> None:
+        super().__init__()
+        self.num_classes, self.num_features = num_classes, widths[-1]
+        self.conv1 = nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        channels = widths[0]
+        for stage, width in enumerate(widths, start=1):
+            strides = [1 if stage == 1 else 2] + [1] * (blocks - 1)
+            layer = []
+            for stride in strides:
+                layer.append(BasicBlock(channels, width, stride))
+                channels = width
+            self.add_module(f"layer{stage}", nn.Sequential(*layer))
+        self.stages = len(widths)
+        self.fc = nn.Linear(channels, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(module.weight)
+
+    def forward_features(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features h w"]:
+        x = F.relu(self.bn1(self.conv1(x)))
+        for stage in range(1, self.stages + 1):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return x
+
+    def forward_head(
+        self, x: Float[Tensor, "batch features h w"], pre_logits: bool = False
+    ) -> Float[Tensor, "batch n"]:
+        x = x.mean((2, 3))
+        return x if pre_logits else self.fc(x)
+
+    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        return self.forward_head(self.forward_features(x))
+
+    def get_classifier(self) -> nn.Module:
+        return self.fc
+
+
+def resnet20(num_classes: int = 10, **arguments: Any) -> CifarResNet:
+    return CifarResNet(3, num_classes, **arguments)
+
+
+def resnet32(num_classes: int = 10, **arguments: Any) -> CifarResNet:
+    return CifarResNet(5, num_classes, **arguments)
+
+
+def resnet44(num_classes: int = 10, **arguments: Any) -> CifarResNet:
+    return CifarResNet(7, num_classes, **arguments)
+
+
+def resnet56(num_classes: int = 10, **arguments: Any) -> CifarResNet:
+    return CifarResNet(9, num_classes, **arguments)

@@ -1,0 +1,105 @@
+"""The options of a task, typed: what a recipe may say, field by field."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+from batchformer.errors import UserError
+
+Options = TypeVar("Options")
+
+
+@dataclass
+class BatchFormerOptions:
+    """How the module is attached.
+
+    Args:
+        heads: attention heads; must divide the width of the features.
+        hidden_dim: width of the module's MLP; null means the width of the features, as published.
+        dropout: on attention, MLP and residual branches.
+        layers: encoder layers.
+        norm: "post" as published, or "pre".
+        group_size: attend inside groups of so many samples of the batch; null means the whole batch.
+        streams: "duplicate" as published; "split" relates half of the batch; "single" relates all and shares nothing.
+        before: dotted name of the submodule to insert the module before; null means the classifier.
+    """
+
+    heads: int = 4
+    hidden_dim: int | None = None
+    dropout: float = 0.5
+    layers: int = 1
+    norm: Literal["post", "pre"] = "post"
+    group_size: int | None = None
+    streams: Literal["duplicate", "split", "single"] = "duplicate"
+    before: str | None = None
+
+
+@dataclass
+class LossOptions:
+    """Which loss, and its numbers.
+
+    Args:
+        name: the loss; ldam also turns the classifier into a cosine classifier.
+        tau: logit_adjustment: strength of the adjustment.
+        max_margin: ldam: margin of the rarest class.
+        scale: ldam: what the cosines are multiplied by.
+        reweight_epoch: ldam: first epoch with class weights; null means never.
+        beta: ldam: of the effective number behind the class weights.
+    """
+
+    name: Literal["cross_entropy", "balanced_softmax", "logit_adjustment", "ldam"] = "balanced_softmax"
+    tau: float = 1.0
+    max_margin: float = 0.5
+    scale: float = 30.0
+    reweight_epoch: int | None = None
+    beta: float = 0.9999
+
+
+@dataclass
+class OptimizerOptions:
+    """SGD.
+
+    Args:
+        lr: learning rate at its highest.
+        momentum: momentum.
+        weight_decay: of every parameter, the module's too, as released.
+        nesterov: Nesterov momentum.
+        module_lr_factor: the module's learning rate is this times lr, at every epoch (0.1 as published).
+    """
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    nesterov: bool = False
+    module_lr_factor: float = 0.1
+
+
+@dataclass
+class ScheduleOptions:
+    """Learning rate per epoch.
+
+    Args:
+        name: cosine falls to 0 over the epochs after the warm-up; step multiplies by gamma at each milestone.
+        warmup_epochs: epochs of linear warm-up.
+        warmup_start: learning rate of the first warm-up epoch, as a factor of lr.
+        milestones: step: epochs at which the learning rate falls.
+        gamma: step: by which factor.
+    """
+
+    name: Literal["cosine", "step", "constant"] = "cosine"
+    warmup_epochs: int = 0
+    warmup_start: float = 0.5
+    milestones: list[int] = field(default_factory=list)
+    gamma: float = 0.1
+
+
+def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Options:
+    """The options themselves, or made from the plain dict that a checkpoint holds."""
+    if isinstance(value, kind):
+        return value
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    if not isinstance(value, Mapping):
+        raise UserError(f"{kind.__name__} expected, or a dict with some of: {', '.join(known)}; got {value!r}.")
+    if unknown := [name for name in value if name not in known]:
+        raise UserError(f"{kind.__name__} has no {unknown[0]!r}; it has: {', '.join(known)}.")
+    return kind(**value)
