@@ -16,7 +16,7 @@ def check_labels(labels: np.ndarray, classes: int, where: str) -> None:
 
 
 def class_counts(labels: np.ndarray, names: list[str], where: str) -> list[int]:
-    """Training images per class; a class without one is refused, because Balanced Softmax takes the log of the count."""
+    """Training images per class; a class without any is refused: Balanced Softmax takes the log of the count."""
     check_labels(labels, len(names), where)
     counts = np.bincount(labels, minlength=len(names)).tolist()
     if 0 in counts:

@@ -23,7 +23,7 @@ def _to_bytes(images: Tensor) -> Tensor:
 
 
 def _blend(images: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
-    return _to_bytes(images * ratio + other * (1.0 - ratio))
+    return _to_bytes(torch.addcmul(images * ratio, other, 1.0 - ratio))
 
 
 def _grey(images: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from batchformer.data.seeds import generator
 
 
 class Draw(IntEnum):
-    """What each column of the table decides. Appending a column keeps earlier runs reproducible; reordering does not."""
+    """What each column of the table decides; reordering them, or adding one, changes every augmentation of every run."""
 
     ROW = 0
     COLUMN = 1

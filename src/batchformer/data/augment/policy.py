@@ -57,7 +57,8 @@ def strength(op: str, level: int | None, sign: np.ndarray, height: int, width: i
     if op == "Rotate":
         return sign * (30.0 * part)
     if op in FACTORS:
-        return 1.0 + sign * (0.9 * part)
+        # torchvision's magnitudes are float32; a factor of 1 - float32(.6) cuts to other bytes than one of .4
+        return 1.0 + sign * float(np.float32(0.9 * part))
     if op == "Posterize":
         return np.full(len(sign), np.round(8 - 4 * part))
     if op == "Solarize":
