@@ -1,0 +1,103 @@
+"""A chart as one inline SVG: no script, no font, no image; colours come from the page's style sheet by class name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from batchformer.report.scales import Axis
+
+WIDTH, HEIGHT = 440, 290
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 24, 46
+
+Point = tuple[float, float]
+
+
+class Chart:
+    """Axes first, then marks in drawing order, then `svg()`. `name` makes its ids unique in the page."""
+
+    def __init__(self, name: str, x: Axis, y: Axis, *, left: int = LEFT, height: int = HEIGHT) -> None:
+        self.name, self.x, self.y = name, x, y
+        self.left, self.height = left, height
+        self._marks: list[str] = []
+
+    def at(self, x: float, y: float) -> Point:
+        """Place of a data point on the paper."""
+        across = self.left + self.x.place(x) * (WIDTH - self.left - RIGHT)
+        down = self.height - BOTTOM - self.y.place(y) * (self.height - TOP - BOTTOM)
+        return across, down
+
+    def line(self, points: Sequence[Point], style: str) -> None:
+        if len(points) == 1:
+            self.dots(points, style)
+        elif points:
+            self._marks.append(f'<polyline class="line {style}" points="{self._path(points)}"/>')
+
+    def band(self, low: Sequence[Point], high: Sequence[Point], style: str) -> None:
+        if len(low) > 1:
+            outline = self._path([*low, *reversed(high)])
+            self._marks.append(f'<polygon class="band {style}" points="{outline}"/>')
+
+    def dots(self, points: Sequence[Point], style: str, tips: Sequence[str] = (), radius: float = 3) -> None:
+        """Circles; a tip is the text shown when the pointer rests on one."""
+        for k, point in enumerate(points):
+            cx, cy = self.at(*point)
+            tip = f"<title>{escape(tips[k])}</title>" if tips else ""
+            self._marks.append(f'<circle class="dot {style}" cx="{cx:.1f}" cy="{cy:.1f}" r="{radius:g}">{tip}</circle>')
+
+    def bar(self, x_from: float, x_to: float, value: float, style: str, tip: str) -> None:
+        """A bar from zero to the value."""
+        (x0, y0), (x1, y1) = self.at(x_from, 0), self.at(x_to, value)
+        self._marks.append(
+            f'<rect class="bar {style}" x="{min(x0, x1):.1f}" y="{min(y0, y1):.1f}" width="{abs(x1 - x0):.1f}" '
+            f'height="{max(abs(y1 - y0), 0.6):.1f}"><title>{escape(tip)}</title></rect>'
+        )
+
+    def segment(self, start: Point, end: Point, style: str) -> None:
+        (x0, y0), (x1, y1) = self.at(*start), self.at(*end)
+        self._marks.append(f'<line class="{style}" x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"/>')
+
+    def divider(self, x: float) -> None:
+        """A dashed vertical line over the whole height: a border between groups of classes."""
+        self.segment((x, self.y.low), (x, self.y.high), "divider")
+
+    def heading(self, x: float, text: str) -> None:
+        """A small word above the plot, centred at x."""
+        across, _ = self.at(x, self.y.high)
+        self._marks.append(f'<text class="heading" x="{across:.1f}" y="{TOP - 8}">{escape(text)}</text>')
+
+    def svg(self, title: str, description: str) -> str:
+        """The finished picture; title and description are what a screen reader says."""
+        head, body = f"{self.name}-title", f"{self.name}-desc"
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-labelledby="{escape(head)} {escape(body)}">'
+            f'<title id="{escape(head)}">{escape(title)}</title><desc id="{escape(body)}">{escape(description)}</desc>'
+            f"{self._frame()}{''.join(self._marks)}</svg>"
+        )
+
+    def _frame(self) -> str:
+        parts = []
+        bottom, right = self.height - BOTTOM, WIDTH - RIGHT
+        for value, text in self.y.ticks:
+            _, y = self.at(self.x.low, value)
+            style = "zero" if value == 0 and self.y.low < 0 else "grid"
+            parts.append(f'<line class="{style}" x1="{self.left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>')
+            parts.append(f'<text class="tick y" x="{self.left - 7}" y="{y:.1f}" dy="0.35em">{escape(text)}</text>')
+        for value, text in self.x.ticks:
+            x, _ = self.at(value, self.y.low)
+            style = "zero" if value == 0 and self.x.low < 0 else "mark"
+            top = TOP if style == "zero" else bottom
+            parts.append(f'<line class="{style}" x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom + 4}"/>')
+            parts.append(f'<text class="tick x" x="{x:.1f}" y="{bottom + 18}">{escape(text)}</text>')
+        parts.append(f'<line class="axis" x1="{self.left}" y1="{bottom}" x2="{right}" y2="{bottom}"/>')
+        middle = (self.left + right) / 2
+        parts.append(f'<text class="label" x="{middle:.1f}" y="{self.height - 6}">{escape(self.x.label)}</text>')
+        if self.y.label:
+            centre = (TOP + bottom) / 2
+            parts.append(
+                f'<text class="label" transform="translate(12 {centre:.1f}) rotate(-90)">{escape(self.y.label)}</text>'
+            )
+        return "".join(parts)
+
+    def _path(self, points: Sequence[Point]) -> str:
+        return " ".join("{:.1f},{:.1f}".format(*self.at(*point)) for point in points)

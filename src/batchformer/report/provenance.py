@@ -1,0 +1,132 @@
+"""How the runs were made: settings, versions, device, data, and the command that makes them again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batchformer.report.comparison import METHODS
+from batchformer.report.runs import Run
+
+_SETTINGS = {
+    "model.backbone": "backbone",
+    "model.loss.name": "loss",
+    "model.stream_loss": "loss over the streams",
+    "model.batchformer.streams": "streams",
+    "model.batchformer.heads": "heads",
+    "model.batchformer.layers": "layers",
+    "model.batchformer.dropout": "dropout",
+    "model.batchformer.group_size": "group size",
+    "model.optimizer.lr": "learning rate",
+    "model.optimizer.module_lr_factor": "factor for the module",
+    "model.optimizer.weight_decay": "weight decay",
+    "model.schedule.name": "schedule",
+    "data.batch_size": "batch size",
+    "data.imbalance": "imbalance",
+    "data.augment": "augmentation",
+    "trainer.precision": "precision",
+}
+_MAY_DIFFER = ("seed", "method", "root", "out", "dir", "name", "version", "workers", "seed_everything")
+
+
+def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """What to know about the runs, as (question, answer); unknown answers are left out."""
+    run = next((run for run in runs if run.method == "batchformer"), runs[0])
+    settings = flatten(run.raw.get("config"))
+    chosen = [
+        f"{name} {settings[key]}" for key, name in _SETTINGS.items() if settings.get(key) not in (None, "None", "null")
+    ]
+    data = run.raw.get("data")
+    data = data if isinstance(data, dict) else {}
+    images = [
+        f"{data[key]:,} {word} images"
+        for key, word in (("train_images", "training"), ("test_images", "test"))
+        if isinstance(data.get(key), int)
+    ]
+    versions = run.raw.get("versions")
+    versions = versions if isinstance(versions, dict) else {}
+    found = {
+        "Recipe": run.recipe,
+        "Settings": ", ".join(chosen),
+        "Seeds": "; ".join(f"{method}: {_seeds(runs, method)}" for method in METHODS if _seeds(runs, method)),
+        "Protocol": _protocol(runs),
+        "Length": ", ".join(
+            f"{run.raw[key]:,} {key}" for key in ("epochs", "steps") if isinstance(run.raw.get(key), int)
+        ),
+        "Data": ", ".join(images),
+        "Data fingerprint": _joined(runs, lambda r: (r.raw.get("data") or {}).get("fingerprint")),
+        "Device": _joined(runs, lambda r: r.text("device")),
+        "Wall time per run": _range(runs, "wall_s", " s"),
+        "Throughput": _range(runs, "images_per_s", " images/s"),
+        "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+    return [(question, answer) for question, answer in found.items() if answer]
+
+
+def caveats(runs: Sequence[Run]) -> list[str]:
+    """What makes the comparison less than clean: anything but method and seed that differs between the runs."""
+    found = []
+    settings = [flatten(run.raw.get("config")) for run in runs]
+    differing = sorted(
+        key
+        for key in {key for each in settings for key in each}
+        if key.rsplit(".", 1)[-1] not in _MAY_DIFFER and len({each.get(key) for each in settings if each}) > 1
+    )
+    if differing:
+        found.append(f"The runs differ in more than method and seed: {', '.join(differing)}.")
+    for key, word in (("device", "device"), ("versions", "versions"), ("epochs", "number of epochs")):
+        if len({str(run.raw.get(key)) for run in runs}) > 1:
+            found.append(f"The {word} is not the same in all runs.".replace("versions is", "versions are"))
+    prints = {str((run.raw.get("data") or {}).get("fingerprint")) for run in runs}
+    if len(prints) > 1 or len({tuple(run.class_counts) for run in runs}) > 1:
+        found.append("The training data are not the same in all runs (their fingerprints or class counts differ).")
+    odd = sorted({run.text("protocol") or "unknown" for run in runs} - {"last"})
+    if odd:
+        found.append(f"Not all numbers are those of the last epoch (protocol: {', '.join(odd)}).")
+    return found
+
+
+def command(runs: Sequence[Run]) -> str:
+    """The command that trains these runs again."""
+    given = next((run.text("command") for run in runs if run.text("command")), None)
+    if given:
+        return given
+    recipe, seeds = runs[0].recipe, sorted({run.seed for run in runs})
+    counted = seeds == list(range(len(seeds)))
+    if {run.method for run in runs} == set(METHODS) and (counted or len(seeds) > 1):
+        return f"batchformer compare {recipe} --seeds {len(seeds) if counted else ' '.join(map(str, seeds))}"
+    return "\n".join(f"batchformer fit {recipe} --method {run.method} --seed {run.seed}" for run in runs)
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, str]:
+    """Nested settings as dotted keys; `init_args` levels of class settings are left out of the names."""
+    if not isinstance(config, Mapping):
+        return {prefix: str(config)} if prefix else {}
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        name = prefix if key == "init_args" and prefix else f"{prefix}.{key}" if prefix else str(key)
+        flat.update(flatten(value, name))
+    return flat
+
+
+def _seeds(runs: Sequence[Run], method: str) -> str:
+    return ", ".join(str(run.seed) for run in runs if run.method == method)
+
+
+def _protocol(runs: Sequence[Run]) -> str:
+    names = sorted({run.text("protocol") or "unknown" for run in runs})
+    return ", ".join("accuracy of the last epoch, never the best one" if name == "last" else name for name in names)
+
+
+def _joined(runs: Sequence[Run], part: Any) -> str:
+    return ", ".join(dict.fromkeys(str(part(run)) for run in runs if part(run) is not None))
+
+
+def _range(runs: Sequence[Run], key: str, unit: str) -> str:
+    values = [
+        run.raw[key] for run in runs if isinstance(run.raw.get(key), int | float) and run.raw[key] == run.raw[key]
+    ]
+    if not values:
+        return ""
+    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return (low if low == high else f"{low} to {high}") + unit

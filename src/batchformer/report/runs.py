@@ -1,0 +1,172 @@
+"""Find and check result files: run folders, folders of `compare`, or the files of `results/`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from batchformer.errors import UserError
+from batchformer.report.comparison import METHODS
+
+_REQUIRED = ("recipe", "method", "seed", "metrics")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One `result.json`, checked. Numbers that are not finite are None; parts that a run may lack are empty."""
+
+    source: Path
+    recipe: str
+    method: str
+    seed: int
+    metrics: dict[str, float | None]
+    per_class: list[float | None] = field(default_factory=list)
+    class_counts: list[int] = field(default_factory=list)
+    class_names: list[str] = field(default_factory=list)
+    history: list[dict[str, float | None]] = field(default_factory=list)
+    influence: list[float | None] = field(default_factory=list)
+    influence_wrt: str = "features"
+    raw: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def text(self, key: str) -> str | None:
+        """A top-level entry as text, None when absent."""
+        value = self.raw.get(key)
+        return None if value is None else str(value)
+
+
+def load_runs(paths: Iterable[Path | str]) -> list[Run]:
+    """All runs under the given files and folders, sorted by recipe, method and seed. A run found twice counts once."""
+    places = [Path(path) for path in paths]
+    runs: dict[tuple[str, str, int], Run] = {}
+    for file, named in _result_files(places):
+        data = _read(file)
+        if not named and not _looks_like_a_result(data):
+            continue
+        run = _checked(data, file)
+        key = (run.recipe, run.method, run.seed)
+        twin = runs.setdefault(key, run)
+        if twin is not run and twin.raw != run.raw:
+            raise UserError(
+                f"{twin.source} and {file} are different runs of the same recipe, method and seed "
+                f"({run.recipe}, {run.method}, {run.seed}): pass only one of them"
+            )
+    if not runs:
+        where = ", ".join(str(path) for path in places) or "nothing"
+        raise UserError(f"no result.json found in {where}: give a run folder, a folder of `compare`, or a result file")
+    return [runs[key] for key in sorted(runs)]
+
+
+def by_recipe(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Recipe name -> its runs, in the order of the runs."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.recipe, []).append(run)
+    return groups
+
+
+def _result_files(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
+    """Files to read; the flag says that the user, or its name, claims that it is a result."""
+    found: dict[Path, tuple[Path, bool]] = {}
+    for path in paths:
+        if path.is_file():
+            found[path.resolve()] = (path, True)
+        elif path.is_dir():
+            for file in sorted(path.rglob("*.json")):
+                hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+                if file.is_file() and file.name != "compare.json" and not hidden:
+                    found.setdefault(file.resolve(), (file, file.name == "result.json"))
+        else:
+            raise UserError(f"{path} does not exist: give a run folder, a folder of `compare`, or a result file")
+    return list(found.values())
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{file} is damaged ({error}): delete it or run that recipe again") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _looks_like_a_result(data: Any) -> bool:
+    return isinstance(data, dict) and sum(key in data for key in _REQUIRED) >= 2
+
+
+def _checked(data: Any, file: Path) -> Run:
+    if not isinstance(data, dict):
+        raise UserError(f"{file} is not a result file: its content is not a JSON object")
+    missing = [key for key in _REQUIRED if key not in data]
+    if missing:
+        raise UserError(f"{file} has no {', '.join(repr(key) for key in missing)}: it is not a complete result file")
+    if data["method"] not in METHODS:
+        raise UserError(f"{file} has method {data['method']!r}, expected one of {', '.join(METHODS)}")
+    if not isinstance(data["seed"], int) or isinstance(data["seed"], bool):
+        raise UserError(f"{file} has seed {data['seed']!r}, expected a whole number")
+    if not isinstance(data["metrics"], dict) or "all" not in data["metrics"]:
+        raise UserError(f"{file} has no 'all' in its 'metrics': it is not a complete result file")
+    influence = data.get("gradient_influence") or {}
+    if not isinstance(influence, dict):
+        raise UserError(f"{file} has a 'gradient_influence' that is not an object")
+    history = _list(data.get("history"), "history", file)
+    if not all(isinstance(entry, dict) and "epoch" in entry for entry in history):
+        raise UserError(f"{file} has an entry without 'epoch' in its 'history'")
+    counts = [_whole(value, "class_counts", file) for value in _list(data.get("class_counts"), "class_counts", file)]
+    run = Run(
+        source=file,
+        recipe=str(data["recipe"]),
+        method=data["method"],
+        seed=data["seed"],
+        metrics={str(k): _number(v, f"metrics.{k}", file) for k, v in data["metrics"].items()},
+        per_class=_numbers(data.get("per_class"), "per_class", file),
+        class_counts=counts,
+        class_names=[str(name) for name in _list(data.get("class_names"), "class_names", file)],
+        history=[{str(k): _number(v, f"history.{k}", file) for k, v in entry.items()} for entry in history],
+        influence=_numbers(influence.get("per_class"), "gradient_influence.per_class", file),
+        influence_wrt=str(influence.get("wrt", "features")),
+        raw=data,
+    )
+    _check_lengths(run)
+    return run
+
+
+def _check_lengths(run: Run) -> None:
+    lengths = {
+        "per_class": len(run.per_class),
+        "class_names": len(run.class_names),
+        "gradient_influence": len(run.influence),
+    }
+    classes = len(run.class_counts)
+    for name, length in lengths.items():
+        if length and classes and length != classes:
+            raise UserError(f"{run.source} has {length} entries in {name!r} but {classes} in 'class_counts'")
+
+
+def _list(value: Any, name: str, file: Path) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise UserError(f"{file} has a {name!r} that is not a list")
+    return value
+
+
+def _numbers(value: Any, name: str, file: Path) -> list[float | None]:
+    return [_number(entry, name, file) for entry in _list(value, name, file)]
+
+
+def _number(value: Any, name: str, file: Path) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{file} has {value!r} in {name!r}, expected a number")
+    return float(value) if math.isfinite(value) else None
+
+
+def _whole(value: Any, name: str, file: Path) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UserError(f"{file} has {value!r} in {name!r}, expected a count of images")
+    return value
