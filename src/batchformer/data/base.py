@@ -167,7 +167,3 @@ class LongTailedData(L.LightningDataModule):
 
     def _current_epoch(self) -> int | None:
         return self.trainer.current_epoch if self.trainer is not None else None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Worker processes and copies do without the trainer."""
-        return {**self.__dict__, "trainer": None, "_train_loader": None}

@@ -8,7 +8,7 @@ from batchformer.data.seeds import generator
 
 
 class Draw(IntEnum):
-    """What each column of the table decides; reordering them, or adding one, changes every augmentation of every run."""
+    """What each column of the table decides; reordering or adding columns changes every augmentation of every run."""
 
     ROW = 0
     COLUMN = 1

@@ -1,0 +1,106 @@
+"""Data sets of image files: what lists of files and folders of images have in common."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from batchformer.data.base import LongTailedData
+from batchformer.data.checks import check_labels, class_counts
+from batchformer.data.epochs import EpochLoader
+from batchformer.errors import UserError
+
+
+class Listing(NamedTuple):
+    """Image files relative to the data set's root, their labels, and where they were listed (for messages)."""
+
+    paths: list[str]
+    labels: np.ndarray
+    source: str
+
+
+class FileData(LongTailedData):
+    """Subclasses list their files in `_read_listings`; images are read and augmented in `workers` processes."""
+
+    def __init__(
+        self,
+        root: str | None,
+        augment: Literal["none", "imagenet-lt", "inaturalist"],
+        image_size: int,
+        mean: tuple[float, float, float],
+        std: tuple[float, float, float],
+        batch_size: int,
+        seed: int,
+        workers: int,
+        on_device: Literal["auto"] | bool,
+        drop_last: bool,
+        eval_batch_size: int,
+        channels_last: bool,
+    ) -> None:
+        super().__init__(root, batch_size, seed, workers, on_device, drop_last, eval_batch_size, channels_last)
+        if on_device is True:
+            raise UserError(
+                "data.on_device is for data sets held in memory; image files are read on the host: leave it out."
+            )
+        if image_size < 1:
+            raise UserError(f"data.image_size must be at least 1, got {image_size}.")
+        self.augment = augment
+        self.image_size = image_size
+        self.mean, self.std = mean, std
+
+    def _read_listings(self, root: str) -> tuple[Listing, Listing, list[str]]:
+        """(training files, test files, class names)."""
+        raise NotImplementedError
+
+    def _read(self) -> None:
+        if self.root is None:
+            raise UserError("data.root is not set: name the folder the images are in.")
+        root = os.path.expanduser(self.root)
+        if not os.path.isdir(root):
+            raise UserError(f"data.root {self.root} is not a folder: name the folder the images are in.")
+        train, test, self.class_names = self._read_listings(root)
+        self.class_counts = class_counts(train.labels, self.class_names, train.source)
+        check_labels(test.labels, len(self.class_names), test.source)
+        for listing in (train, test):
+            # one look is enough to find a wrong root; looking at all would take minutes on a network disk
+            first = os.path.join(root, listing.paths[0])
+            if not os.path.isfile(first):
+                raise UserError(f"image {first}, the first in {listing.source}, does not exist: check data.root.")
+        self.train_images, self.test_images = len(train.paths), len(test.paths)
+        lines = "".join(f"{path} {label}\n" for path, label in zip(train.paths, train.labels, strict=True))
+        self.fingerprint = hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
+        self._listings = {True: train, False: test}
+        self._folder = os.path.join(root, "")
+
+    def _make_loader(self, training: bool) -> EpochLoader:
+        from batchformer.data.augment.host import file_transform
+        from batchformer.data.host_loader import FileSamples, HostLoader
+
+        listing = self._listings[training]
+        transform = file_transform(self.augment if training else "none", self.image_size, self.mean, self.std)
+        rank, world = self._rank_and_world()
+        labels = torch.from_numpy(listing.labels)
+        return HostLoader(
+            FileSamples(listing.paths, labels, transform, self.seed if training else None, self._folder),
+            batch_size=self.batch_size if training else self.eval_batch_size,
+            training=training,
+            seed=self.seed,
+            drop_last=self.drop_last,
+            rank=rank,
+            world=world,
+            workers=self.workers,
+            pin_memory=self._device().type == "cuda",
+            epoch_source=self._current_epoch if training else None,
+            channels_last=self.channels_last,
+        )
+
+    @property
+    def predict_transform(self) -> Callable[[Image.Image], Tensor]:
+        from batchformer.data.augment.host import evaluation_transform
+
+        return evaluation_transform(self.image_size, self.mean, self.std)

@@ -1,0 +1,86 @@
+"""Anybody's images, one folder per class: root/train/<class>/ and root/val/<class>/."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from batchformer.data.files import FileData, Listing
+from batchformer.data.images import EXTENSIONS, is_image
+from batchformer.errors import UserError
+
+
+class ImageFolders(FileData):
+    """Classes are the folders of root/train in alphabetical order; images may lie deeper inside them.
+
+    root/val has the same class folders (one may be missing there: that class has no accuracy). How long the tail is
+    follows from the images that are there.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        augment: Literal["none", "imagenet-lt", "inaturalist"] = "imagenet-lt",
+        image_size: int = 224,
+        mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
+        std: tuple[float, float, float] = (0.229, 0.224, 0.225),
+        batch_size: int = 128,
+        seed: int = 0,
+        workers: int = 4,
+        on_device: Literal["auto"] | bool = "auto",
+        drop_last: bool = True,
+        eval_batch_size: int = 256,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__(
+            root, augment, image_size, mean, std, batch_size, seed, workers, on_device, drop_last, eval_batch_size,
+            channels_last,
+        )  # fmt: skip
+
+    def _read_listings(self, root: str) -> tuple[Listing, Listing, list[str]]:
+        names = class_folders(root, "train")
+        unknown = [name for name in class_folders(root, "val") if name not in names]
+        if unknown:
+            raise UserError(
+                f"{Path(root) / 'val' / unknown[0]} is a class without a folder in {Path(root) / 'train'}: "
+                f"add training images, or take it out of val."
+            )
+        train, test = list_images(root, "train", names), list_images(root, "val", names)
+        if not test.paths:
+            raise UserError(f"no images in {test.source}: put some to evaluate on there, one folder per class.")
+        return train, test, names
+
+
+def class_folders(root: str, part: str) -> list[str]:
+    folder = Path(root) / part
+    if not folder.is_dir():
+        raise UserError(
+            f"there is no folder {folder}: images are expected in {root}/train/<class>/ and {root}/val/<class>/."
+        )
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise UserError(f"{folder} has no class folders: images are expected in {folder}/<class>/.")
+    return names
+
+
+def list_images(root: str, part: str, names: list[str]) -> Listing:
+    """All images of the classes, classes and then paths in alphabetical order; a training class needs one at least."""
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        folder = Path(root) / part / name
+        found = sorted(
+            os.path.relpath(os.path.join(place, file), root)
+            for place, _, files in os.walk(folder)
+            for file in files
+            if is_image(Path(file)) and not file.startswith(".")
+        )
+        if not found and part == "train":
+            raise UserError(
+                f"class {name} has no training image in {folder} (looked for {' '.join(EXTENSIONS)}): "
+                f"add some, or remove the folder."
+            )
+        paths += found
+        labels += [label] * len(found)
+    return Listing(paths, np.array(labels, dtype=np.int64), str(Path(root) / part))

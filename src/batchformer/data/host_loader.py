@@ -1,0 +1,167 @@
+"""Batches made on the host, image by image, in worker processes if wanted."""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from batchformer.data.epochs import Batch, EpochLoader
+from batchformer.data.images import open_image
+from batchformer.data.order import batch_count, check_batches, epoch_order, evaluation_share, training_share
+from batchformer.data.seeds import sample_seed
+from batchformer.errors import UserError
+
+Address = tuple[int, int]  # (epoch, index of the sample)
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """torch's and Python's generators start from `seed` inside and are what they were afterwards.
+
+    torchvision's transforms draw from these two. The CUDA generators are not touched (`torch.manual_seed` would).
+    """
+    if seed is None:
+        yield
+        return
+    before_torch, before_python = torch.default_generator.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before_torch)
+        random.setstate(before_python)
+
+
+class _Samples(Dataset):
+    """Samples by (epoch, index): the epoch travels with the index, so workers that outlive an epoch know the new one."""
+
+    def __init__(self, labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None) -> None:
+        self.labels, self.transform, self.seed = labels, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def _image(self, index: int) -> Any:
+        raise NotImplementedError
+
+    def __getitem__(self, address: Address) -> tuple[Tensor, int]:
+        epoch, index = address
+        with seeded(None if self.seed is None else sample_seed(self.seed, epoch, index)):
+            return self.transform(self._image(index)), int(self.labels[index])
+
+    def __getitems__(self, addresses: list[Address]) -> list[tuple[Tensor, int]] | str:
+        """A whole batch, or the sentence of the UserError: torch would wrap the error into a worker's traceback."""
+        try:
+            return [self[address] for address in addresses]
+        except UserError as error:
+            return str(error)
+
+
+class ArraySamples(_Samples):
+    """Images held in memory as bytes."""
+
+    def __init__(self, images: Tensor, labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None) -> None:
+        super().__init__(labels, transform, seed)
+        self.images = images
+
+    def _image(self, index: int) -> Tensor:
+        return self.images[index]
+
+
+class FileSamples(_Samples):
+    """Images read from files. Paths are kept as one array, which forked workers share without copying it."""
+
+    def __init__(
+        self, paths: list[str], labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None, folder: str = ""
+    ) -> None:
+        super().__init__(labels, transform, seed)
+        self.paths, self.folder = np.array([os.fsencode(path) for path in paths]), folder
+
+    def _image(self, index: int) -> Any:
+        return open_image(self.folder + os.fsdecode(self.paths[index]))
+
+
+def _collate(samples: list[tuple[Tensor, int]] | str) -> Batch | str:
+    if isinstance(samples, str):
+        return samples
+    images, labels = zip(*samples, strict=True)
+    return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
+
+
+class _Addresses(Sampler):
+    """The batches of one epoch from a given one on, as lists of addresses."""
+
+    def __init__(self, order: Callable[[int], np.ndarray], batch_size: int, batches: int) -> None:
+        self.order, self.batch_size, self.batches = order, batch_size, batches
+        self.epoch = self.start = 0
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[list[Address]]:
+        epoch, order = self.epoch, self.order(self.epoch)
+        for batch in range(self.start, self.batches):
+            yield [(epoch, int(i)) for i in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
+
+
+class HostLoader(EpochLoader):
+    """A torch DataLoader that knows epochs, can start in the middle of one, and does not depend on its workers.
+
+    Yields `(images float32 (B, 3, H, W), labels int64 (B,))`. Each sample is augmented under a generator seeded by
+    (seed, epoch, index).
+    """
+
+    def __init__(
+        self,
+        samples: _Samples,
+        *,
+        batch_size: int,
+        training: bool = True,
+        seed: int = 0,
+        drop_last: bool = True,
+        rank: int = 0,
+        world: int = 1,
+        workers: int = 0,
+        pin_memory: bool = False,
+        epoch_source: Callable[[], int | None] | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__(epoch_source)
+        if training:
+            check_batches(len(samples), batch_size, world, drop_last)
+        self.training, self.seed, self.drop_last = training, seed, drop_last and training
+        self.rank, self.world, self.channels_last = rank, world, channels_last
+        self._count = len(samples)
+        batches = batch_count(len(self._order(0)), batch_size, self.drop_last)
+        self._addresses = _Addresses(self._order, batch_size, batches)
+        self._loader = DataLoader(
+            samples,
+            batch_sampler=self._addresses,
+            collate_fn=_collate,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=pin_memory,
+        )
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if not self.training:
+            return evaluation_share(self._count, self.rank, self.world)
+        return training_share(epoch_order(self._count, self.seed, epoch), self.rank, self.world, self.drop_last)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        self._addresses.epoch, self._addresses.start = epoch, start
+        for batch in self._loader:
+            if isinstance(batch, str):
+                raise UserError(batch)
+            images, labels = batch
+            yield (images.contiguous(memory_format=torch.channels_last) if self.channels_last else images), labels

@@ -1,0 +1,25 @@
+"""Opening one image file, or saying which one cannot be opened."""
+
+from pathlib import Path
+
+from PIL import Image
+
+from batchformer.errors import UserError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif")
+
+
+def is_image(path: Path) -> bool:
+    return path.suffix.lower() in EXTENSIONS
+
+
+def open_image(path: str | Path) -> Image.Image:
+    """The whole image in RGB, decoded now: a cut-off file is found here and not in the middle of a transform."""
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except FileNotFoundError as error:
+        raise UserError(f"image {path} does not exist: check data.root and the list it is named in.") from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"image {path} cannot be read ({reason}): repair it or take it out of the data set.") from error
