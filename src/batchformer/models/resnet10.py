@@ -15,4 +15,4 @@ def resnet10(num_classes: int = 1000, **arguments: Any) -> nn.Module:
     """
     from timm.models.resnet import BasicBlock, ResNet
 
-    return ResNet(block=BasicBlock, layers=(1, 1, 1, 1), num_classes=num_classes, **arguments)
+    return ResNet(block=BasicBlock, layers=(1, 1, 1, 1), num_classes=num_classes, **arguments)  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ class GraphedStep:
         self.step, self.warmup, self.memory_format = step, warmup, memory_format
         self._shape: tuple[object, ...] | None = None
         self._warm_calls = 0
+        self._side: torch.cuda.Stream | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, Tensor] | None = None
         self._outputs: tuple[Tensor, ...] = ()
@@ -63,7 +64,9 @@ class GraphedStep:
         return self._outputs
 
     def _on_side_stream(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        # one side stream for all: the allocator keeps the memory of each stream apart
+        side = self._side = self._side or torch.cuda.Stream(images.device)
+        current = torch.cuda.current_stream(images.device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
             outputs = self.step(images, labels)
@@ -76,4 +79,4 @@ class GraphedStep:
         # thread_local: a data loader's pinning thread may call CUDA meanwhile without breaking the capture
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._outputs = self.step(*self._inputs)
-        self._graph = graph
+        self._graph, self._side = graph, None

@@ -135,7 +135,9 @@ class LongTailed(L.LightningModule):
                 if self.method == "batchformer":
                     reseed(self.seed, 1)
                     self.attachment = bf.attach(net, **asdict(self.module_options))
-                self.net = net.to(memory_format=torch.channels_last) if self.channels_last else net
+                if self.channels_last:
+                    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                self.net = net
             self.criterion = build_criterion(self.loss_options, self.class_counts).to(self.device)
             self.metric = ShotAccuracy(self.class_counts).to(self.device)
         self.stream_criterion = bf.TwoStreamLoss(self.criterion, scale=self.stream_loss)

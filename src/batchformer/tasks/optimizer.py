@@ -43,7 +43,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float, fused: bool, tensor_on: 
         value = lr * group["lr_factor"]
         if tensor_on is None:
             group["lr"] = value
-        elif isinstance(group["lr"], Tensor) and group["lr"].device == tensor_on:
+        elif isinstance(group["lr"], Tensor) and group["lr"].device.type == tensor_on.type:
             group["lr"].fill_(value)
         else:
             group["lr"] = torch.tensor(value, dtype=torch.float32, device=tensor_on)
