@@ -31,7 +31,8 @@ def difference_chart(name: str, rows: Sequence[ComparisonRow]) -> str | None:
     if not drawn:
         return None
     values = [v for _, difference in drawn for v in difference if v is not None]
-    x = linear_axis(values, "difference in accuracy, percentage points", include_zero=True)
+    room = 0.1 * max(map(abs, values))  # the line of no difference is never the frame
+    x = linear_axis([*values, room, -room], "difference in accuracy, percentage points")
     height = len(drawn)
     y = Axis(0, height, [(height - k - 0.5, row.label) for k, (row, _) in enumerate(drawn)])
     chart = Chart(name, x, y, left=64, height=90 + 40 * height)
@@ -45,14 +46,17 @@ def difference_chart(name: str, rows: Sequence[ComparisonRow]) -> str | None:
     return chart.svg("Difference BatchFormer minus baseline with 95 % interval", spoken)
 
 
-def curve_chart(name: str, runs: Sequence[Run], key: str, label: str) -> str | None:
+def curve_chart(name: str, runs: Sequence[Run], key: str, label: str, skip_start: bool = False) -> str | None:
     """One quantity over the epochs: mean of the seeds as a line, smallest to largest seed as a band."""
     curves = {method: _curve([run for run in runs if run.method == method], key) for method in METHODS}
     values = [v for curve in curves.values() for _, seeds in curve for v in seeds]
     epochs = [epoch for curve in curves.values() for epoch, _ in curve]
     if not values:
         return None
-    chart = Chart(name, count_axis(epochs, "epoch"), linear_axis(values, label))
+    floor = _end_of_steep_start(values) if skip_start else min(values)
+    chart = Chart(name, count_axis(epochs, "epoch"), linear_axis([v for v in values if v >= floor], label))
+    for method in METHODS:
+        curves[method] = [(epoch, seeds) for epoch, seeds in curves[method] if min(seeds) >= chart.y.low]
     for method, curve in curves.items():
         chart.band([(e, min(v)) for e, v in curve], [(e, max(v)) for e, v in curve], method)
     for method, curve in curves.items():
@@ -154,6 +158,11 @@ def _curve(runs: Sequence[Run], key: str) -> list[tuple[float, list[float]]]:
                 seen.setdefault(epoch + 1, []).append(value)
     epochs = sorted(seen)
     return [(epochs[k], seen[epochs[k]]) for k in thin(range(len(epochs)), _MOST_EPOCHS)]
+
+
+def _end_of_steep_start(values: Sequence[float]) -> float:
+    """Where the vertical axis may begin: the lowest fifth of the values would press the rest together."""
+    return sorted(values)[len(values) // 5]
 
 
 def _draw_frequency_borders(chart: Chart) -> None:

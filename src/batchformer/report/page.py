@@ -73,9 +73,11 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
 def _lede(runs: Sequence[Run], recipes: int) -> str:
     recipe_words = "one recipe" if recipes == 1 else f"{recipes} recipes"
     run_words = "One run" if len(runs) == 1 else f"{len(runs)} runs"
+    how = {("baseline", "batchformer"): "with and without", ("batchformer",): "with", ("baseline",): "without"}
+    methods = tuple(sorted({run.method for run in runs}))
     return (
-        f"{run_words} of {recipe_words}, trained with and without attention over the batch. The module is gone at test "
-        "time: both sides are evaluated as the same plain network."
+        f"{run_words} of {recipe_words}, trained {how[methods]} attention over the batch. The module is gone at test "
+        "time: what is evaluated is the plain network."
     )
 
 
@@ -98,7 +100,7 @@ def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) ->
             f'<td class="strong">{difference}</td></tr>'
         )
     return (
-        '<div class="card overview" style="margin-top:24px"><table><caption>Test accuracy over all classes, percent'
+        '<div class="card overview"><table><caption>Test accuracy over all classes, percent'
         '</caption><thead><tr><th scope="col">Recipe</th><th scope="col">baseline</th><th scope="col">BatchFormer</th>'
         f'<th scope="col">difference</th></tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
     )

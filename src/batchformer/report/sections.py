@@ -114,7 +114,7 @@ def _per_seed(runs: Sequence[Run]) -> str:
 
 def _curves(name: str, runs: Sequence[Run]) -> str:
     title = "<h3>Learning curves</h3>"
-    accuracy = curve_chart(f"{name}-accuracy", runs, "all", "test accuracy, %")
+    accuracy = curve_chart(f"{name}-accuracy", runs, "all", "test accuracy, %", skip_start=True)
     loss = curve_chart(f"{name}-loss", runs, "train_loss", "training loss")
     if accuracy is None and loss is None:
         return title + _missing(
@@ -123,7 +123,10 @@ def _curves(name: str, runs: Sequence[Run]) -> str:
     figures = ""
     if accuracy:
         figures += _figure(
-            "Accuracy over all classes", accuracy, "Line: mean of the seeds; band: smallest to largest seed.", runs
+            "Accuracy over all classes",
+            accuracy,
+            "Line: mean of the seeds; band: smallest to largest seed. The axis leaves out the steep start.",
+            runs,
         )
     if loss:
         figures += _figure(

@@ -1,0 +1,201 @@
+"""The page says what the numbers say, says what is missing, and trusts no text from a file."""
+
+import ast
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from made_up import comparison, result, write
+
+import batchformer.report
+from batchformer.errors import UserError
+from batchformer.report import comparison_table, format_table, load_runs, verdict, write_report
+from batchformer.report.figures import influence_correlation
+
+SOURCES = Path(batchformer.report.__file__).parent
+
+
+def page_of(tmp_path, results, **keywords):
+    write(tmp_path / "runs", results)
+    return write_report([tmp_path / "runs"], tmp_path / "report.html", **keywords).read_text(encoding="utf-8")
+
+
+def test_page_shows_the_table_that_the_terminal_shows(tmp_path):
+    results = comparison(seeds=3)
+    page = page_of(tmp_path, results)
+    rows = comparison_table(results)
+    assert verdict(rows).sentence in page
+    plain = re.sub(r"<[^>]+>", " ", page)
+    for number in re.findall(r"[+−]?\d+\.\d+", format_table(rows)):
+        assert number in plain
+
+
+def test_report_needs_no_package_beyond_python():
+    allowed = set(sys.stdlib_module_names) | {"batchformer"}
+    for source in SOURCES.glob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module]
+            for name in names:
+                assert name.split(".")[0] in allowed, f"{source.name} imports {name}"
+                assert not name.startswith("batchformer.") or name.split(".")[1] in ("report", "errors")
+
+
+def test_page_refers_to_nothing_outside_itself(tmp_path):
+    page = page_of(tmp_path, comparison(seeds=2))
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<img|<iframe", page)
+    assert set(re.findall(r'href="([^"]*)"', page)) == {"data:,"}
+
+
+def test_text_from_files_is_escaped(tmp_path):
+    evil = "<script>alert('1')</script>&\"x"
+    results = [
+        result(method=m, classes=3, epochs=2, recipe="r", device=evil, class_names=[evil] * 3, versions={evil: evil})
+        for m in ("baseline", "batchformer")
+    ]
+    for each in results:
+        each["config"]["model"]["backbone"] = evil
+        each["data"]["fingerprint"] = evil
+        each["protocol"] = evil
+        each["gradient_influence"] = {"wrt": evil, "per_class": [1.0, 2.0, 3.0]}
+    write(tmp_path / "runs", results)
+    for file in (tmp_path / "runs").rglob("result.json"):
+        file.write_text(file.read_text().replace('"recipe": "r"', '"recipe": "<script>r"'))
+    page = write_report([tmp_path / "runs"], tmp_path / "report.html", title=evil).read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;alert" in page
+
+
+def test_several_recipes_get_a_section_each_and_links_that_lead_there(tmp_path):
+    page = page_of(tmp_path, comparison(seeds=2) + comparison(seeds=2, recipe="digits-lt", classes=10))
+    anchors = set(re.findall(r'href="#([^"]+)"', page))
+    assert len(anchors) == 2
+    assert anchors <= set(re.findall(r'id="([^"]+)"', page))
+    assert page.count('<section class="recipe"') == 2
+    assert '<a href="#recipe-2">digits-lt</a>' in page
+
+
+def test_ids_are_unique_and_tags_balance(tmp_path):
+    page = page_of(tmp_path, comparison(seeds=2) + comparison(seeds=2, recipe="digits-lt", classes=10))
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    Balance().feed(page)
+
+
+class Balance(HTMLParser):
+    """Fails on a tag that closes another one than the last opened."""
+
+    void = ("meta", "link", "line", "polyline", "polygon", "br")
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_every_picture_has_a_title_and_a_description(tmp_path):
+    page = page_of(tmp_path, comparison(seeds=2))
+    pictures = re.findall(r'<svg[^>]*role="img".*?</svg>', page)
+    assert len(pictures) == 6
+    for picture in pictures:
+        title, description = re.search(r'aria-labelledby="(\S+) (\S+)"', picture).groups()
+        assert f'<title id="{title}">' in picture
+        assert f'<desc id="{description}">' in picture
+
+
+def test_missing_pieces_are_named_with_the_way_to_get_them(tmp_path):
+    bare = {key: result()[key] for key in ("recipe", "method", "seed", "metrics")}
+    page = page_of(tmp_path, [bare])
+    assert "no history of their epochs" in page
+    assert "no accuracy per class" in page
+    assert "No run with BatchFormer carries its gradient influence" in page
+    assert "without <code>--no-analysis</code>" in page
+    assert "add runs of the baseline" in page
+    assert "batchformer fit cifar100-lt-100 --method batchformer --model.seed 0" in page
+
+
+def test_one_seed_gives_no_interval(tmp_path):
+    page = page_of(tmp_path, comparison(seeds=1))
+    assert "this is one seed: no interval can be given" in page
+    assert "(one seed)" in page
+
+
+@pytest.mark.parametrize(
+    ("slope", "words"),
+    [(1.0, "Here it is so too"), (-1.0, "the other way round"), (0.0, "No rank correlation|no clear order")],
+)
+def test_fig_6_is_read_as_it_is_not_as_the_paper_says(tmp_path, slope, words):
+    influence = {"wrt": "features", "per_class": [5 + slope * k / 10 for k in range(40)]}
+    page = page_of(tmp_path, [result(classes=40, gradient_influence=influence)])
+    assert re.search(words, page)
+
+
+def test_fig_6_correlates_with_rarity_in_label_order_of_the_file(tmp_path):
+    """Labels are not sorted by frequency in general; the correlation must not depend on their order."""
+    shuffled = result(classes=4, class_counts=[5, 500, 50, 20], gradient_influence={"per_class": [4.0, 1.0, 2.0, 3.0]})
+    runs = load_runs([write(tmp_path, [shuffled])])
+    assert influence_correlation(runs).rho == pytest.approx(1.0)
+
+
+def test_runs_that_differ_in_more_than_method_and_seed_are_pointed_out(tmp_path):
+    results = comparison(seeds=2)
+    results[0]["config"]["trainer"]["precision"] = "32-true"
+    results[1]["data"] = {"fingerprint": "other"}
+    results[2]["protocol"] = "best"
+    page = page_of(tmp_path, results)
+    assert "more than method and seed: trainer.precision." in page
+    assert "training data are not the same" in page
+    assert "protocol: best" in page
+
+
+def test_clean_comparison_has_no_caveat(tmp_path):
+    assert "Read with care" not in page_of(tmp_path, comparison(seeds=2))
+
+
+@pytest.mark.parametrize("classes", [1, 2, 10, 1000])
+def test_any_number_of_classes_makes_a_page(tmp_path, classes):
+    page = page_of(tmp_path, comparison(seeds=2, classes=classes, epochs=1))
+    assert len(page) < 400_000
+    assert "nan" not in re.sub(r"<style>.*?</style>", "", page, flags=re.S)
+
+
+def test_seeds_that_are_not_counted_from_zero_are_named_in_the_command(tmp_path):
+    results = [result(method=m, seed=s) for m in ("baseline", "batchformer") for s in (5, 7)]
+    assert "batchformer compare cifar100-lt-100 --seeds 5 7" in page_of(tmp_path, results)
+
+
+def test_a_folder_as_target_gets_report_html_and_a_bad_target_is_refused(tmp_path):
+    write(tmp_path / "runs", comparison(seeds=1))
+    assert write_report([tmp_path / "runs"], tmp_path) == tmp_path / "report.html"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        write_report([tmp_path / "runs"], tmp_path / "file" / "report.html")
+
+
+def luminance(colour):
+    channels = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_text_has_enough_contrast_in_light_and_dark():
+    style = (SOURCES / "page.css").read_text()
+    schemes = re.findall(r":root \{(.*?)\}", style, flags=re.S)[:2]
+    for scheme in schemes:
+        colours = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", scheme))
+        for ground in ("paper", "card"):
+            for text in ("ink", "muted", "batchformer", "baseline", "helped", "hurt", "unclear", "incomplete"):
+                bright, dim = sorted((luminance(colours[text]), luminance(colours[ground])), reverse=True)
+                assert (bright + 0.05) / (dim + 0.05) >= 4.5, (text, ground)

@@ -1,0 +1,99 @@
+"""docs/results.md holds what the result files hold, beside the paper."""
+
+import json
+from pathlib import Path
+
+import pytest
+from made_up import comparison, result
+
+from batchformer.report import comparison_table
+from batchformer.report.comparison import format_difference, format_summary
+from batchformer.report.paper import MAIN
+from batchformer.report.results_page import main, results_page
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def put(folder, results):
+    for each in results:
+        file = folder / each["recipe"] / f"{each['method']}-seed{each['seed']}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(each))
+    return folder
+
+
+def test_committed_page_is_what_the_committed_results_give():
+    results, page = REPOSITORY / "results", REPOSITORY / "docs" / "results.md"
+    if not results.is_dir() or not any(results.rglob("*.json")):
+        pytest.skip("no results folder yet")
+    assert page.read_text(encoding="utf-8") == results_page(results, REPOSITORY / "benchmarks" / "results"), (
+        "docs/results.md is stale: python -m batchformer.report.results_page results docs/results.md"
+    )
+
+
+def test_main_recipe_stands_beside_the_paper(tmp_path):
+    results = comparison(seeds=5)
+    page = results_page(put(tmp_path, results))
+    row = comparison_table(results)[0]
+    cells = ["All", "50.7", "51.7", "+1.0", format_summary(row.baseline), format_summary(row.batchformer)]
+    assert f"| {' | '.join(cells)} | {format_difference(row.difference)} |" in page
+    assert "Table 1" in page
+    assert "Seeds: 5 baseline, 5 with BatchFormer." in page
+
+
+def test_ablations_get_their_own_tables_sorted_by_number(tmp_path):
+    names = ["cifar100-lt-100-single", "cifar100-lt-100-layers2", "cifar100-lt-100-batch128", "cifar100-lt-100-batch64"]
+    page = results_page(put(tmp_path, comparison(seeds=2) + [result(recipe=name) for name in names]))
+    single, layers, batch = (
+        page.index("## Ablation: without the shared classifier"),
+        page.index("## Ablation: number of layers"),
+        page.index("## Ablation: batch size"),
+    )
+    assert (
+        single
+        < page.index("| `cifar100-lt-100-single` |")
+        < layers
+        < page.index("| `cifar100-lt-100-layers2` |")
+        < batch
+    )
+    assert batch < page.index("| `cifar100-lt-100-batch64` |") < page.index("| `cifar100-lt-100-batch128` |")
+    assert "| without shared classifier | 42.4 | 41.3 | 43.3 | 42.2 |" in page
+
+
+def test_a_recipe_that_is_not_in_the_paper_is_kept_apart(tmp_path):
+    page = results_page(put(tmp_path, comparison(seeds=2) + comparison(seeds=2, recipe="digits-lt", classes=10)))
+    assert page.index("## cifar100-lt-100") < page.index("## Not in the paper") < page.index("### digits-lt")
+
+
+def test_benchmarks_are_listed_from_their_files(tmp_path):
+    put(tmp_path / "results", comparison(seeds=1))
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    (folder / "cifar-step.json").write_text(
+        json.dumps({"rates": {"ours": 71234.5, "bare loop": 80000.0}, "share": 0.89})
+    )
+    assert main([str(tmp_path / "results"), str(tmp_path / "docs" / "results.md")]) == 0
+    page = (tmp_path / "docs" / "results.md").read_text(encoding="utf-8")
+    assert "| `rates.ours` | 71,234 |" in page
+    assert "| `share` | 0.89 |" in page
+
+
+def test_empty_results_are_one_sentence_and_write_nothing(tmp_path, capsys):
+    assert main([str(tmp_path), str(tmp_path / "results.md")]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not (tmp_path / "results.md").exists()
+
+
+def test_splits_of_the_paper_average_to_its_total():
+    """A typing mistake in the paper's numbers would show: All is the mean of the splits weighted by their classes."""
+    classes = {
+        "cifar100-lt-100": (35, 35, 30),
+        "cifar100-lt-200": (30, 31, 39),
+        "imagenet-lt-r10": (385, 479, 136),
+        "imagenet-lt-r50": (385, 479, 136),
+        "places-lt": (131, 163, 71),
+    }
+    for recipe, sizes in classes.items():
+        for row in (MAIN[recipe].baseline, MAIN[recipe].batchformer):
+            weighted = sum(n * row[split] for n, split in zip(sizes, ("many", "medium", "few"), strict=True))
+            assert row["all"] == pytest.approx(weighted / sum(sizes), abs=0.75), recipe

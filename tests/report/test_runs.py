@@ -1,0 +1,85 @@
+"""Result files are found wherever runs put them; bad ones are named in one sentence."""
+
+import json
+
+import pytest
+from made_up import comparison, result, write
+
+from batchformer.errors import UserError
+from batchformer.report import load_runs
+
+
+def test_finds_runs_in_run_folders_compare_folders_and_result_files(tmp_path):
+    compare = write(tmp_path / "compare", comparison(seeds=2))
+    (compare / "compare.json").write_text('{"recipe": "x", "method": "y", "seed": 1, "metrics": {}}')
+    results = tmp_path / "results" / "digits-lt"
+    results.mkdir(parents=True)
+    (results / "h200-seed3.json").write_text(json.dumps(result(recipe="digits-lt", seed=3)))
+    (results / "notes.json").write_text('{"unrelated": true}')
+    one = write(tmp_path / "one", [result(recipe="other", seed=9)])
+    runs = load_runs([compare, tmp_path / "results", one])
+    assert [(run.recipe, run.method, run.seed) for run in runs] == [
+        ("cifar100-lt-100", "baseline", 0),
+        ("cifar100-lt-100", "baseline", 1),
+        ("cifar100-lt-100", "batchformer", 0),
+        ("cifar100-lt-100", "batchformer", 1),
+        ("digits-lt", "batchformer", 3),
+        ("other", "batchformer", 9),
+    ]
+
+
+def test_a_run_given_twice_counts_once(tmp_path):
+    folder = write(tmp_path / "runs", [result()])
+    (tmp_path / "copy.json").write_text(json.dumps(result()))
+    assert len(load_runs([folder, folder, tmp_path / "copy.json"])) == 1
+
+
+def test_two_different_runs_of_one_seed_are_refused_with_both_names(tmp_path):
+    write(tmp_path / "a", [result()])
+    write(tmp_path / "b", [result(metrics={"all": 1.0})])
+    with pytest.raises(UserError, match=r"a/.*b/.*pass only one"):
+        load_runs([tmp_path])
+
+
+def test_numbers_that_are_not_finite_become_unknown(tmp_path):
+    folder = write(tmp_path, [result(metrics={"all": 50.0, "few": float("nan")})])
+    assert load_runs([folder])[0].metrics == {"all": 50.0, "few": None}
+
+
+def broken(**changes):
+    return json.dumps({**result(classes=4, epochs=2), **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"recipe": "digits-lt", "met', "is damaged"),
+        ("\x00\x01", "is damaged"),
+        ("[1, 2]", "not a JSON object"),
+        ('{"recipe": "x", "seed": 1}', "has no 'method', 'metrics'"),
+        (broken(method="mixup"), "method 'mixup'"),
+        (broken(seed="zero"), "seed 'zero'"),
+        (broken(metrics={"few": 1.0}), "no 'all'"),
+        (broken(metrics={"all": "high"}), "'high' in 'metrics.all'"),
+        (broken(per_class=[1.0, 2.0]), "2 entries in 'per_class' but 4"),
+        (broken(history=[{"all": 3.0}]), "without 'epoch'"),
+        (broken(history="long"), "'history' that is not a list"),
+        (broken(class_counts=[1, 2, 3, -4]), "-4 in 'class_counts'"),
+        (broken(gradient_influence=[1.0]), "'gradient_influence' that is not an object"),
+    ],
+)
+def test_a_bad_result_file_is_named_with_what_is_wrong(tmp_path, text, words):
+    file = tmp_path / "result.json"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_runs([tmp_path])
+    assert str(file) in str(caught.value)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_found_says_where_it_looked(tmp_path):
+    with pytest.raises(UserError, match=f"no result.json found in {tmp_path}"):
+        load_runs([tmp_path])
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        load_runs([tmp_path / "nowhere"])
