@@ -1,0 +1,214 @@
+"""attach and detach beyond the behaviour suite: places, several heads, wrong calls, the Lightning callback."""
+
+from __future__ import annotations
+
+import lightning as L
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import batchformer as bf
+from batchformer.attach.lightning import BatchFormerCallback
+from batchformer.errors import UserError
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(6, 8)
+        self.head_a, self.head_b = nn.Linear(8, 3), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.trunk(x).relu()
+        return self.head_a(x), self.head_b(x)
+
+
+class Mapped(nn.Module):
+    """A 1x1 convolution that scores every pixel, then the mean (as SqueezeNet does)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3)
+        self.classifier = nn.Sequential(nn.Dropout(0.0), nn.Conv2d(8, 4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.stem(x)).mean((2, 3))
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_heads_that_read_one_feature_share_one_module_computed_once() -> None:
+    model = TwoHeads().train()
+    attachment = bf.attach(model, before=["head_b", "head_a"])
+    assert [point.paths for point in attachment.points] == [("head_a", "head_b")]
+    seen: list[Tensor] = []
+    for insertion in attachment.points[0].insertions:
+        kept = insertion.previous or type(insertion.layer).forward.__get__(insertion.layer)
+        insertion.previous = lambda x, kept=kept: (seen.append(x), kept(x))[1]
+    a, b = model(torch.randn(5, 6))
+    assert (len(a), len(b)) == (10, 10)
+    assert seen[0] is seen[1]  # dropout 0.5: two computations could not agree
+    assert attachment.points[0].insertions[0].feature.streams is None
+
+
+def test_heads_that_read_different_features_get_a_module_each() -> None:
+    model = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=3, img_size=32)
+    attachment = bf.attach(model)
+    assert [point.paths for point in attachment.points] == [("head",), ("head_dist",)]
+    assert attachment.points[0].module is not attachment.points[1].module
+
+
+def test_a_convolution_that_scores_pixels_is_related_at_every_pixel() -> None:
+    model = Mapped().train()
+    attachment = bf.attach(model, dropout=0.0, heads=2)
+    assert attachment.paths == ("classifier.1",)
+    x = torch.randn(4, 3, 6, 6)
+    features = model.stem(x)
+    related = attachment.points[0].module.relate(features.movedim(1, -1)).movedim(-1, 1)
+    scores = F.conv2d(related, model.classifier[1].weight, model.classifier[1].bias).mean((2, 3))
+    torch.testing.assert_close(model(x)[4:], scores)
+
+
+def test_a_module_without_a_width_of_its_own_is_seen_by_a_dry_run_that_leaves_no_state() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3)).train()
+    model[3].eval()
+    buffers = {k: v.clone() for k, v in model.named_buffers()}
+    random = torch.get_rng_state()
+    attachment = bf.attach(model, before="3", dim=8, heads=2)
+    attachment.detach()
+    torch.set_rng_state(random)
+    attachment = bf.attach(model, before="2", heads=2)
+    assert attachment.points[0].module.dim == 8
+    attachment.detach()
+    assert all(torch.equal(v, buffers[k]) for k, v in model.named_buffers())
+    assert [module.training for module in model] == [True, True, True, False, True]
+
+
+def test_every_keyword_of_the_module_passes_through() -> None:
+    keywords = {"heads": 2, "hidden_dim": 5, "dropout": 0.1, "layers": 2, "norm": "pre", "group_size": 3, "streams": "split"}
+    module = bf.attach(small(), **keywords).points[0].module
+    layer = module.layers[1]
+    assert (layer.self_attn.heads, layer.linear1.out_features, layer.dropout) == (2, 5, 0.1)
+    assert (len(module.layers), layer.norm, layer.self_attn.group_size, module.streams) == (2, "pre", 3, "split")
+
+
+def test_parameters_have_the_models_device_and_dtype() -> None:
+    attachment = bf.attach(small().double(), heads=2)
+    assert all(p.dtype == torch.float64 for p in attachment.parameters())
+
+
+def test_the_module_alone_is_saved_and_loaded() -> None:
+    first, second = bf.attach(small(), heads=2), bf.attach(small(), heads=2)
+    second.load_state_dict(first.state_dict())
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_own_instance_forward_of_the_user_survives() -> None:
+    model = small()
+    model[2].forward = lambda x: x.sum(dim=1)
+    own = model[2].forward
+    attachment = bf.attach(model, heads=2)
+    assert model.train()(torch.randn(4, 6)).shape == (8,)
+    attachment.detach()
+    assert model[2].forward is own
+
+
+def test_a_model_that_loses_the_second_stream_is_told() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x)[: len(x)]
+
+    model = Keeps().train()
+    bf.attach(model, heads=2)
+    with pytest.raises(UserError, match=r"4 rows entered Keeps in training and 4 left it"):
+        model(torch.randn(4, 6))
+
+
+def test_an_unknown_path_is_answered_with_the_nearest_names() -> None:
+    model = timm.create_model("resnet18", num_classes=3)
+    with pytest.raises(UserError, match=r"no submodule 'fcc'.*'fc'"):
+        bf.attach(model, before="fcc")
+
+
+def test_attaching_twice_is_refused() -> None:
+    model = small()
+    bf.attach(model, heads=2)
+    with pytest.raises(UserError, match="already attached before '2'"):
+        bf.attach(model, before="2", heads=2)
+
+
+def test_detaching_what_is_not_attached_is_refused() -> None:
+    model = small()
+    with pytest.raises(UserError, match="nothing is attached to this Sequential"):
+        bf.detach(model)
+    attachment = bf.attach(model, heads=2)
+    attachment.detach()
+    with pytest.raises(UserError, match="was detached before"):
+        attachment.detach()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224"])
+def test_a_model_without_a_classifier_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="has no classifier"):
+        bf.attach(timm.create_model(name, num_classes=0))
+
+
+def test_a_model_of_ones_own_is_asked_to_name_the_layer() -> None:
+    with pytest.raises(UserError, match=r"'head_a', 'head_b'.*before="):
+        bf.attach(TwoHeads())
+
+
+def test_a_list_of_layers_is_refused_because_it_is_never_called() -> None:
+    model = timm.create_model("resnet18", num_classes=3)
+    model.extra = nn.ModuleList([nn.Linear(2, 2)])
+    with pytest.raises(UserError, match="'extra' is a list of layers"):
+        bf.attach(model, before="extra")
+
+
+def test_heads_that_do_not_divide_the_width_are_refused_and_nothing_stays() -> None:
+    model = small()
+    with pytest.raises(UserError, match="dim=8 does not divide by heads=3"):
+        bf.attach(model, heads=3)
+    assert bf.attachment_of(model) is None
+    bf.attach(model, heads=2)
+
+
+class Task(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = small()
+        self.rows: list[int] = []
+
+    def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
+        logits = self.model(batch[0])
+        self.rows.append(len(logits))
+        return bf.TwoStreamLoss(F.cross_entropy)(logits, batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_the_callback_attaches_for_fit_and_leaves_the_plain_model() -> None:
+    task = Task()
+    keys = list(task.state_dict())
+    data = torch.utils.data.DataLoader([(torch.randn(6), i % 3) for i in range(8)], batch_size=4)
+    callback = BatchFormerCallback(heads=2)
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[callback],
+    )
+    trainer.fit(task, data)
+    assert task.rows == [8, 8]
+    assert list(task.state_dict()) == keys
+    assert callback.attachment is not None
+    trained = sum(p.grad is not None for p in callback.attachment.parameters())
+    assert trained == len(list(callback.attachment.parameters()))

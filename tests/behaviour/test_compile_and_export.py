@@ -1,0 +1,103 @@
+"""Promise 5 where a compiler looks at the model: torch.compile, torch.export, ONNX.
+
+Dynamo's own `eager` backend is enough here: what can go wrong is which code is traced and guarded, not how it is compiled.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import batchformer as bf
+from batchformer.nn.streams import count_rows
+
+from .cases import CASES, Case, without_randomness
+
+
+SMALL = [c for c in CASES if c.name in ("timm-vit_tiny_patch16_224", "resnet32-cifar", "sequential")]
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")
+
+
+def operations(program: torch.export.ExportedProgram) -> list[str]:
+    return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code() -> None:
+    torch._dynamo.reset()
+
+
+def test_attach_and_detach_are_seen_by_compiled_code_before_and_after(case: Case) -> None:
+    twin, model, images = case.model(), case.model(), case.images()
+    without_randomness(twin).train(), without_randomness(model).train()
+    fast_twin, fast = compiled(twin), compiled(model)
+    assert count_rows(fast_twin(images)) == len(images)
+    bf.attach(model, dropout=0.0)
+    expected = model(images)
+    assert count_rows(expected) == 2 * len(images)
+    # compiled for the first time after its plain twin was
+    torch.testing.assert_close(fast(images), expected, atol=1e-5, rtol=1e-4)
+    # attached after its first compiled call
+    bf.attach(fast_twin)
+    assert count_rows(fast_twin(images)) == 2 * len(images)
+    # detached after a compiled call
+    assert bf.detach(fast) is fast
+    assert count_rows(fast(images)) == len(images)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
+def test_disabled_is_seen_by_compiled_code(case: Case) -> None:
+    model, images = case.model().train(), case.images()
+    attachment = bf.attach(model)
+    fast = compiled(model)
+    assert count_rows(fast(images)) == 2 * len(images)
+    with attachment.disabled():
+        assert count_rows(fast(images)) == len(images)
+    assert count_rows(fast(images)) == 2 * len(images)
+
+
+@pytest.mark.parametrize("case", SMALL[-1:], ids=lambda c: c.name)
+def test_the_real_compiler_gives_the_eager_gradients(case: Case) -> None:
+    model, images = case.model().train(), case.images()
+    attachment = bf.attach(model, dropout=0.0)
+    gradients = []
+    for forward in (model, torch.compile(model, fullgraph=True)):
+        model.zero_grad()
+        forward(images).square().sum().backward()
+        gradients.append([p.grad.clone() for p in (*model.parameters(), *attachment.parameters())])
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_export_in_eval_gives_the_plain_model(case: Case) -> None:
+    model, images = case.model().eval(), case.images()
+    with torch.no_grad():
+        expected = model(images)
+    plain = torch.export.export(model, (images,), strict=False)
+    bf.attach(model)
+    exported = torch.export.export(model, (images,), strict=False)
+    # Parameters that no operation reads are still listed; the operations are those of the plain model.
+    assert operations(exported) == operations(plain)
+    with torch.no_grad():
+        torch.testing.assert_close(exported.module()(images), expected)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
+def test_onnx_of_the_attached_model_gives_the_plain_outputs(case: Case, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, images = case.model().eval(), case.images()
+    with torch.no_grad():
+        expected = model(images)
+    bf.attach(model)
+    file = tmp_path / "model.onnx"
+    torch.onnx.export(model, (images,), file, dynamo=True, verbose=False)
+    assert b"batchformer" not in file.read_bytes()
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(outputs), expected, atol=1e-4, rtol=1e-4)

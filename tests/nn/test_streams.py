@@ -1,0 +1,67 @@
+"""Targets and rows of the two streams."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import batchformer as bf
+from batchformer.errors import UserError
+from batchformer.nn.streams import plain_rows
+
+LOGITS = torch.randn(6, 4)
+
+
+def test_class_ids_soft_labels_and_lists_are_repeated() -> None:
+    assert bf.repeat_targets(torch.tensor([1, 2, 3]), LOGITS).tolist() == [1, 2, 3, 1, 2, 3]
+    soft = torch.rand(3, 4)
+    assert torch.equal(bf.repeat_targets(soft, LOGITS), torch.cat([soft, soft]))
+    assert bf.repeat_targets(["a", "b", "c"], LOGITS) == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_dicts_are_repeated_inside_and_what_has_no_rows_stays() -> None:
+    targets = {"ids": torch.tensor([1, 2, 3]), "boxes": [1, 2, 3], "weight": torch.tensor(0.5), "name": "x"}
+    repeated = bf.repeat_targets(targets, {"logits": LOGITS})
+    assert repeated["ids"].tolist() == [1, 2, 3, 1, 2, 3]
+    assert repeated["boxes"] == [1, 2, 3, 1, 2, 3]
+    assert repeated["weight"] == 0.5
+    assert repeated["name"] == "x"
+
+
+def test_targets_for_every_row_come_back_untouched() -> None:
+    for targets in (torch.arange(6), list(range(6)), {"ids": torch.arange(6)}, (torch.arange(6), torch.rand(6, 2))):
+        assert bf.repeat_targets(targets, (LOGITS, None)) is targets
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 7, 12])
+def test_a_count_that_is_neither_rows_nor_half_is_refused(count: int) -> None:
+    with pytest.raises(UserError, match=f"{count} targets for 6 output rows"):
+        bf.repeat_targets(torch.zeros(count, dtype=torch.long), LOGITS)
+
+
+def test_plain_rows_of_nested_outputs() -> None:
+    Pair = namedtuple("Pair", "main extra")
+    rows = plain_rows({"a": LOGITS, "b": Pair(LOGITS, [LOGITS]), "loss": torch.tensor(1.0)})
+    assert torch.equal(rows["a"], LOGITS[:3])
+    assert isinstance(rows["b"], Pair)
+    assert torch.equal(rows["b"].extra[0], LOGITS[:3])
+    assert rows["loss"] == 1.0
+
+
+def test_the_mean_loss_is_algorithm_1_and_the_released_one_three_times_it() -> None:
+    targets = torch.tensor([0, 1, 2])
+    mean = bf.TwoStreamLoss(F.cross_entropy)(LOGITS, targets)
+    torch.testing.assert_close(mean, F.cross_entropy(LOGITS, torch.cat([targets, targets])))
+    plain, related = F.cross_entropy(LOGITS[:3], targets), F.cross_entropy(LOGITS[3:], targets)
+    released = bf.TwoStreamLoss(F.cross_entropy, scale="released")(LOGITS, targets)
+    torch.testing.assert_close(released, plain + related + F.cross_entropy(LOGITS, torch.cat([targets, targets])))
+
+
+@pytest.mark.parametrize("scale", ["mean", "released"])
+def test_with_one_stream_the_loss_is_the_criterion(scale: str) -> None:
+    targets = torch.arange(6) % 4
+    loss = bf.TwoStreamLoss(F.cross_entropy, scale=scale)
+    assert torch.equal(loss(LOGITS, targets), F.cross_entropy(LOGITS, targets))
