@@ -1,0 +1,108 @@
+"""What a run sees after it was stopped and resumed from a checkpoint is what it would have seen."""
+
+import lightning as L
+import pytest
+import torch
+
+from batchformer.data import DigitsLT
+from batchformer.errors import UserError
+
+EPOCHS, BATCH = 3, 100
+
+
+class Recorder(L.LightningModule):
+    """Learns a little and remembers every batch it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3 * 8 * 8, 10)
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        self.seen.append((self.current_epoch, batch_idx, labels.tolist(), round(images.double().abs().sum().item(), 3)))
+        return torch.nn.functional.cross_entropy(self.layer(images.flatten(1)), labels)
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Saver(L.Callback):
+    """A checkpoint at each of the moments callbacks write them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.save_checkpoint(self.folder / f"step-{trainer.global_step}.ckpt")
+
+    def on_train_epoch_end(self, trainer, *_):
+        trainer.save_checkpoint(self.folder / f"end-{trainer.current_epoch}.ckpt")
+
+    def on_validation_end(self, trainer, *_):
+        trainer.save_checkpoint(self.folder / f"val-{trainer.current_epoch}.ckpt")
+
+
+def run(tmp_path, data, ckpt_path=None, callbacks=(), **options):
+    model = Recorder()
+    trainer = L.Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=list(callbacks),
+        default_root_dir=tmp_path,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        **options,
+    )
+    trainer.fit(model, data, ckpt_path=ckpt_path)
+    return model.seen
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["device", "host"])
+def uninterrupted(request, tmp_path_factory):
+    """A whole run with a checkpoint after every step and after every epoch."""
+    tmp_path = tmp_path_factory.mktemp("run")
+    make = lambda seed=1: DigitsLT(batch_size=BATCH, seed=seed, on_device="auto" if request.param else False)  # noqa: E731
+    return tmp_path, make, run(tmp_path, make(), callbacks=[Saver(tmp_path)])
+
+
+def test_epochs_differ_and_cover_the_order(uninterrupted):
+    _, _, seen = uninterrupted
+    assert [(epoch, batch) for epoch, batch, _, _ in seen] == [(e, b) for e in range(EPOCHS) for b in range(4)]
+    assert len({tuple(labels) for _, _, labels, _ in seen}) == len(seen)
+
+
+@pytest.mark.parametrize("step", [1, 3, 4, 5, 6, 8, 11])
+def test_resumed_after_any_step_it_goes_on_with_the_next_batch(uninterrupted, step):
+    folder, make, seen = uninterrupted
+    resumed = run(folder, make(), ckpt_path=folder / f"step-{step}.ckpt")
+    assert resumed == seen[step:]
+
+
+@pytest.mark.parametrize("name", ["end-0", "end-1", "val-0", "val-1"])
+def test_resumed_after_an_epoch_it_starts_the_next(uninterrupted, name):
+    folder, make, seen = uninterrupted
+    resumed = run(folder, make(), ckpt_path=folder / f"{name}.ckpt")
+    assert resumed == seen[4 * (int(name[-1]) + 1) :]
+
+
+def test_resuming_with_another_seed_or_other_data_is_refused(uninterrupted):
+    folder, make, _ = uninterrupted
+    with pytest.raises(UserError, match=r"data\.seed 1"):
+        run(folder, make(seed=2), ckpt_path=folder / "step-3.ckpt")
+    with pytest.raises(UserError, match="fingerprint"):
+        run(folder, DigitsLT(imbalance=10, batch_size=BATCH, seed=1), ckpt_path=folder / "step-3.ckpt")
+
+
+def test_limited_epochs_still_follow_the_trainers_count(tmp_path):
+    data = DigitsLT(batch_size=BATCH, seed=1)
+    seen = run(tmp_path, data, limit_train_batches=2)
+    assert [(epoch, batch) for epoch, batch, _, _ in seen] == [(e, b) for e in range(EPOCHS) for b in range(2)]
+    assert len({tuple(labels) for _, _, labels, _ in seen}) == len(seen)
