@@ -40,7 +40,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 class _Samples(Dataset):
-    """Samples by (epoch, index): the epoch travels with the index, so that workers outliving an epoch know the new one."""
+    """Samples by (epoch, index): the epoch travels with the index, or workers that outlive an epoch would not know it."""
 
     def __init__(self, labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None) -> None:
         self.labels, self.transform, self.seed = labels, transform, seed
@@ -148,6 +148,7 @@ class HostLoader(EpochLoader):
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
+            generator=torch.Generator(),  # else every epoch would draw a number from the global one
         )
 
     def __len__(self) -> int:

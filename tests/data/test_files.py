@@ -1,0 +1,177 @@
+"""Lists of files and folders of images: what is read, and what is said about what cannot be."""
+
+import shutil
+
+import pytest
+import torch
+
+from batchformer.data import ImageFolders, ListFiles
+from batchformer.data.miniature import NAMES, write
+from batchformer.errors import UserError
+
+SMALL = {"image_size": 24, "batch_size": 16, "workers": 0}
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("originals")
+    return {name: write(name, folder / name) for name in ("imagenet-lt", "folder")}
+
+
+@pytest.fixture
+def lists(originals, tmp_path):
+    return shutil.copytree(originals["imagenet-lt"], tmp_path / "lists")
+
+
+@pytest.fixture
+def folders(originals, tmp_path):
+    return shutil.copytree(originals["folder"], tmp_path / "folders")
+
+
+def list_data(root, **options):
+    return ListFiles(str(root), "ImageNet_LT_train.txt", "ImageNet_LT_test.txt", **{**SMALL, **options})
+
+
+def edit(path, change):
+    path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
+
+
+def test_lists_are_read_with_their_labels(lists):
+    data = list_data(lists)
+    data.setup()
+    assert data.class_counts == [160, 80, 40, 20, 10, 5, 3, 2]
+    images, labels = next(iter(data.train_dataloader()))
+    assert images.shape == (16, 3, 24, 24)
+    assert labels.dtype == torch.int64
+    tested = torch.cat([labels for _, labels in data.val_dataloader()])
+    assert tested.bincount().tolist() == [3] * 8
+
+
+def test_folders_are_classes_in_alphabetical_order(folders):
+    data = ImageFolders(str(folders), **SMALL)
+    data.setup()
+    assert data.class_names == [f"class_{c}" for c in range(8)]
+    assert data.class_counts == [160, 80, 40, 20, 10, 5, 3, 2]
+    summary = data.describe()
+    assert (summary["many"], summary["medium"], summary["few"]) == (1, 3, 4)
+    assert summary["tail"]["name"] == "class_7"
+
+
+def test_other_files_between_the_images_are_passed_over(folders):
+    (folders / "train" / "class_0" / "notes.txt").write_text("not an image")
+    (folders / "train" / ".cache").mkdir()
+    data = ImageFolders(str(folders), **SMALL)
+    data.setup()
+    assert data.class_counts[0] == 160
+    assert data.num_classes == 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_is_named_in_one_line(folders, workers):
+    broken = folders / "train" / "class_0" / "0007.jpg"
+    broken.write_bytes(broken.read_bytes()[:100])
+    data = ImageFolders(str(folders), **{**SMALL, "workers": workers})
+    with pytest.raises(UserError) as caught:
+        list(data.train_dataloader())
+    assert str(broken) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_image_is_named(lists):
+    missing = lists / "train" / "n00000000" / "n00000000_9.JPEG"
+    missing.unlink()
+    with pytest.raises(UserError, match=r"n00000000_9\.JPEG does not exist"):
+        list(list_data(lists).train_dataloader())
+
+
+def test_a_class_without_images_is_named(folders):
+    for image in (folders / "train" / "class_4").iterdir():
+        image.unlink()
+    with pytest.raises(UserError, match="class class_4 has no training image"):
+        ImageFolders(str(folders), **SMALL).setup()
+
+
+def test_a_gap_in_the_labels_is_named(lists):
+    edit(lists / "ImageNet_LT_train.txt", lambda lines: [line for line in lines if not line.endswith(" 5")])
+    with pytest.raises(UserError, match=r"class 5 \(5\) has no training image"):
+        list_data(lists).setup()
+
+
+def test_a_test_label_without_training_class_is_refused(lists):
+    edit(lists / "ImageNet_LT_test.txt", lambda lines: [*lines[:-1], lines[-1].rsplit(" ", 1)[0] + " 8"])
+    with pytest.raises(UserError, match=r"label 8 .* not one of the 8 classes"):
+        list_data(lists).setup()
+
+
+@pytest.mark.parametrize("line", ["only_a_path.jpg", "a.jpg -1", "a.jpg 1.5", "a.jpg cat"])
+def test_a_line_that_is_no_pair_is_named(lists, line):
+    edit(lists / "ImageNet_LT_train.txt", lambda lines: [*lines[:3], line, *lines[3:]])
+    with pytest.raises(UserError, match=r"ImageNet_LT_train\.txt, line 4"):
+        list_data(lists).setup()
+
+
+def test_paths_may_contain_spaces(lists):
+    place = lists / "train" / "with space.JPEG"
+    shutil.copy(lists / "train" / "n00000000" / "n00000000_0.JPEG", place)
+    edit(lists / "ImageNet_LT_train.txt", lambda lines: ["train/with space.JPEG 0", *lines])
+    data = list_data(lists, drop_last=False)
+    assert sum(len(labels) for _, labels in data.train_dataloader()) == 321
+
+
+def test_missing_folders_and_lists_say_what_is_expected(folders, lists, tmp_path):
+    shutil.rmtree(folders / "val")
+    with pytest.raises(UserError, match=r"no folder .*val.*train/<class>/"):
+        ImageFolders(str(folders), **SMALL).setup()
+    with pytest.raises(UserError, match="is not a folder"):
+        ImageFolders(str(tmp_path / "nowhere"), **SMALL).setup()
+    with pytest.raises(UserError, match=r"data\.train_list.*absent\.txt"):
+        ListFiles(str(lists), "absent.txt", "ImageNet_LT_test.txt", **SMALL).setup()
+    with pytest.raises(UserError, match=r"data\.root is not set"):
+        ImageFolders(**SMALL).setup()
+
+
+def test_a_val_class_that_is_not_trained_is_refused(folders):
+    (folders / "val" / "stranger").mkdir()
+    with pytest.raises(UserError, match="stranger is a class without a folder"):
+        ImageFolders(str(folders), **SMALL).setup()
+
+
+def test_class_names_from_a_file(lists):
+    (lists / "names.txt").write_text("".join(f"thing {c}\n" for c in range(8)))
+    data = list_data(lists, names="names.txt")
+    data.setup()
+    assert data.class_names[3] == "thing 3"
+    (lists / "names.txt").write_text("just one\n")
+    with pytest.raises(UserError, match="has 1 class names"):
+        list_data(lists, names="names.txt").setup()
+
+
+def test_fingerprint_follows_the_training_list(lists):
+    before = list_data(lists)
+    before.setup()
+    edit(lists / "ImageNet_LT_train.txt", lambda lines: lines[1:])
+    after = list_data(lists)
+    after.setup()
+    assert before.fingerprint != after.fingerprint
+
+
+def test_file_images_cannot_be_asked_onto_the_device(folders):
+    with pytest.raises(UserError, match="on_device"):
+        ImageFolders(str(folders), on_device=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_miniature_is_the_same_each_time(name, tmp_path):
+    one, two = write(name, tmp_path / "one"), write(name, tmp_path / "two")
+    files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
+    assert files == sorted(path.relative_to(two) for path in two.rglob("*") if path.is_file())
+    assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)
+
+
+def test_a_miniature_is_not_written_over_something(tmp_path):
+    (tmp_path / "mine.txt").write_text("keep me")
+    with pytest.raises(UserError, match="not an empty folder"):
+        write("folder", tmp_path)
+    with pytest.raises(UserError, match="choose one of cifar10"):
+        write("mnist", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
