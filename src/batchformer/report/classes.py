@@ -36,8 +36,11 @@ def sorted_groups(runs: Sequence[Run], most: int = MOST_POINTS) -> list[ClassGro
     for start, end in itertools.pairwise(edges):
         members = tuple(order[start:end])
         counts = [max(1, run.class_counts[k]) for k in members]
-        name = names[members[0]] if len(members) == 1 else f"{len(members)} classes"
-        groups.append(ClassGroup(members, math.exp(math.fsum(map(math.log, counts)) / len(counts)), name))
+        if len(members) == 1:  # the count itself: a logarithm would make 19.999 of the border 20
+            groups.append(ClassGroup(members, counts[0], names[members[0]]))
+        else:
+            mean = math.exp(math.fsum(map(math.log, counts)) / len(counts))
+            groups.append(ClassGroup(members, mean, f"{len(members)} classes"))
     return groups
 
 

@@ -1,0 +1,56 @@
+"""Classes are sorted by how often they were seen, whatever their labels, and averaged over runs and groups."""
+
+import pytest
+from made_up import result, write
+
+from batchformer.report import load_runs
+from batchformer.report.classes import difference_per_group, mean_per_group, sorted_groups, split_borders
+
+
+@pytest.fixture
+def runs(tmp_path):
+    counts = [5, 500, 50, 20]
+    accuracies = {
+        ("baseline", 0): [10.0, 80.0, 60.0, 40.0],
+        ("batchformer", 0): [20.0, 81.0, 60.0, 42.0],
+        ("baseline", 1): [12.0, 82.0, 60.0, None],
+        ("batchformer", 1): [26.0, 84.0, 60.0, 50.0],
+    }
+    return load_runs(
+        [
+            write(
+                tmp_path,
+                [
+                    result(method=m, seed=s, classes=4, class_counts=counts, per_class=values)
+                    for (m, s), values in accuracies.items()
+                ],
+            )
+        ]
+    )
+
+
+def test_frequent_classes_come_first(runs):
+    assert [group.members for group in sorted_groups(runs)] == [(1,), (2,), (3,), (0,)]
+    assert [group.name for group in sorted_groups(runs)] == ["class 1", "class 2", "class 3", "class 0"]
+
+
+def test_splits_follow_the_papers_borders(runs):
+    assert split_borders(sorted_groups(runs)) == (1, 3)  # 500 | 50 20 | 5
+
+
+def test_means_leave_out_what_is_not_known(runs):
+    baseline = [run for run in runs if run.method == "baseline"]
+    means = mean_per_group(baseline, sorted_groups(runs), lambda run: run.per_class)
+    assert means == [81.0, 60.0, 40.0, 11.0]
+
+
+def test_differences_match_seeds(runs):
+    differences = difference_per_group(runs, sorted_groups(runs))
+    assert [d.mean for d in differences] == [1.5, 0.0, 2.0, 12.0]
+    assert differences[2].low is None  # seed 1 of the baseline is not known there: one pair is left
+
+
+def test_too_many_classes_are_drawn_as_groups_that_hold_each_class_once(runs):
+    groups = sorted_groups(runs, most=2)
+    assert [group.members for group in groups] == [(1, 2), (3, 0)]
+    assert groups[1].count == pytest.approx(10.0)  # geometric mean of 20 and 5
