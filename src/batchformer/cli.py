@@ -60,11 +60,12 @@ def _dispatch(args: list[str], debug: bool) -> int:
     if "-h" in rest or "--help" in rest:
         print(command.HELP.strip())
         return 0
-    if not debug:
-        from batchformer._cli.quiet import silence_libraries
+    if debug:
+        return command.run(rest)
+    from batchformer._cli.quiet import quiet_libraries
 
-        silence_libraries()
-    return command.run(rest)
+    with quiet_libraries():
+        return command.run(rest)
 
 
 def _explain(problem: BaseException) -> tuple[int, str]:

@@ -66,9 +66,7 @@ def run(args: list[str]) -> int:
     if checkpoint is not None and is_main_process():
         line.say(f"Going on from {checkpoint}.")
     try:
-        train(
-            folder, task, data, trainer_keywords, options, config, checkpoint, line, not given.flag("no-analysis")
-        )
+        train(folder, task, data, trainer_keywords, options, config, checkpoint, line, not given.flag("no-analysis"))
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
         raise KeyboardInterrupt(f"stopped; go on with: batchformer fit {shlex.join(words)} --resume") from None

@@ -51,7 +51,7 @@ def _wrong_value(message: str) -> UserError | None:
     types = list(dict.fromkeys(_plain_type(match["type"]) for match in _EXPECTED.finditer(inner)))
     if not types or value is None:
         return None
-    return UserError(f"{key}: {value['value'].strip()} is not what is expected there: {' or '.join(types)}.")
+    return UserError(f"{key}: expected {' or '.join(types)}, got {value['value'].strip()}.")
 
 
 def _plain_type(text: str) -> str:

@@ -74,8 +74,8 @@ class RecipeCLI(LightningCLI):
 
     def build(self) -> tuple[LongTailed, LongTailedData, dict[str, Any], RunOptions]:
         """Task, data module, keywords of the Trainer and run options of what was parsed last."""
-        self.config_init = self.parser.instantiate_classes(self.config)
-        trainer = {key: value for key, value in self.config_init["trainer"].items()}
+        self.config_init = self.parser.instantiate(self.config)
+        trainer = dict(self.config_init["trainer"].items())
         return self.config_init["model"], self.config_init["data"], trainer, self.config_init["run"]
 
     def _full_key(self, key: str) -> str:
@@ -96,6 +96,7 @@ class RecipeCLI(LightningCLI):
 def _flat_keys(values: Any, prefix: str = "") -> set[str]:
     if not isinstance(values, dict):
         return {prefix}
-    return {prefix, *(flat for key, value in values.items() for flat in _flat_keys(value, f"{prefix}.{key}".lstrip(".")))} - {
-        ""
-    }
+    return {
+        prefix,
+        *(flat for key, value in values.items() for flat in _flat_keys(value, f"{prefix}.{key}".lstrip("."))),
+    } - {""}

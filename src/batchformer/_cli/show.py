@@ -22,5 +22,7 @@ def metrics_table(result: dict[str, Any]) -> str:
         number = "–" if value is None else f"{value:.2f}"
         lines.append(f"  {label:<20} {number:>6}   {classes[split]} classes")
     if result.get("images_per_s"):
-        lines.append(f"  trained in {result['wall_s']:.0f} s at {result['images_per_s']:,.0f} images/s ({result['device']})")
+        lines.append(
+            f"  trained in {result['wall_s']:.0f} s at {result['images_per_s']:,.0f} images/s ({result['device']})"
+        )
     return "\n".join(lines)

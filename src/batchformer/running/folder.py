@@ -66,7 +66,9 @@ class RunFolder:
     def clear(self) -> None:
         """Remove what a run has written, and nothing else: the folder may be somebody's home by mistake."""
         if not self.config.is_file() and not self.checkpoint.is_file() and not self.result.is_file():
-            raise UserError(f"{self.path} does not look like a run folder, so it is not overwritten; choose another --out.")
+            raise UserError(
+                f"{self.path} does not look like a run folder, so it is not overwritten; choose another --out."
+            )
         for part in (self.path / "checkpoints", self.path / "tensorboard"):
             shutil.rmtree(part, ignore_errors=True)
         for file in (self.result, self.metrics, self.config, *self.path.glob("*.png"), *self.path.glob("*.svg")):
@@ -86,7 +88,9 @@ class RunFolder:
     def require(self) -> None:
         """A run to test, predict with or export."""
         if not self.path.is_dir():
-            raise UserError(f"There is no run folder {self.path}; train one with: batchformer fit RECIPE --out {self.path}")
+            raise UserError(
+                f"There is no run folder {self.path}; train one with: batchformer fit RECIPE --out {self.path}"
+            )
         if not self.config.is_file():
             raise UserError(f"{self.path} is not a run folder: it has no config.yaml; name the --out of a fit.")
 
@@ -102,4 +106,6 @@ class RunFolder:
         try:
             return json.loads(self.result.read_text())
         except ValueError as problem:
-            raise UserError(f"{self.result} is damaged ({problem}); run the command again with --overwrite.") from problem
+            raise UserError(
+                f"{self.result} is damaged ({problem}); run the command again with --overwrite."
+            ) from problem

@@ -40,7 +40,7 @@ def rows_before(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def loggers(folder: Path, resume_step: int) -> list[Logger]:
-    purge = {"purge_step": resume_step} if resume_step else {}
+    purge: dict[str, Any] = {"purge_step": resume_step} if resume_step else {}
     return [
         RunCSVLogger(folder, resume_step),
         TensorBoardLogger(folder, name="tensorboard", version="", default_hp_metric=False, **purge),

@@ -130,6 +130,4 @@ class RunProgress(ProgressBar):
     def _show(self, trainer: L.Trainer, batches: int) -> None:
         if self._on:
             epoch = min(trainer.current_epoch + 1, trainer.max_epochs or 1)
-            self.line.update(
-                self._fraction(trainer, batches), f"epoch {epoch}/{trainer.max_epochs}{self._accuracy}"
-            )
+            self.line.update(self._fraction(trainer, batches), f"epoch {epoch}/{trainer.max_epochs}{self._accuracy}")

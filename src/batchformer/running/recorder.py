@@ -94,7 +94,7 @@ class RunRecorder(Checkpoint):
         seen = trainer.callback_metrics
         self._staged = {split: float(seen[f"val/{split}"]) for split in SPLITS if f"val/{split}" in seen}
         self.per_class = [float(value) for value in pl_module.per_class_accuracy]
-        if not trainer.state.fn == "fit":
+        if trainer.state.fn != "fit":
             self._add(trainer.max_epochs or 1)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:

@@ -36,9 +36,7 @@ def device_name(device: Any) -> str:
     return platform.processor() or platform.machine()
 
 
-def build_result(
-    *, recipe: str, data: Any, trainer: Any, recorder: Any, config: dict[str, Any]
-) -> dict[str, Any]:
+def build_result(*, recipe: str, data: Any, trainer: Any, recorder: Any, config: dict[str, Any]) -> dict[str, Any]:
     """Everything but the gradient influence, which costs a pass over the test set and is added by the caller."""
     return {
         "recipe": recipe,

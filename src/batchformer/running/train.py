@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
+import torch
 import yaml
 
 from batchformer.errors import UserError
@@ -20,7 +21,7 @@ from batchformer.running.recorder import RunRecorder
 from batchformer.running.result import build_result
 
 # What may differ between a run and its continuation: it does not touch the numbers.
-_FREE_TO_CHANGE = ("run.", "data.init_args.root", "data.init_args.workers", "trainer.enable_progress_bar")
+_FREE_TO_CHANGE = ("run.checkpoint", "data.init_args.root", "data.init_args.workers", "trainer.enable_progress_bar")
 
 
 def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwrite: bool) -> Path | None:
@@ -54,6 +55,8 @@ def train(
 ) -> dict[str, Any]:
     """Train (or go on), evaluate the last epoch, write result.json; returns what it holds."""
     recorder = RunRecorder()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     step = read_checkpoint(checkpoint)["global_step"] if checkpoint else 0
     trainer = make_trainer(folder, trainer_keywords, [recorder, LastCheckpoint(folder.checkpoint, options)], line, step)
     try:
@@ -63,10 +66,12 @@ def train(
         raise KeyboardInterrupt from None
     if recorder.validated_epoch != trainer.current_epoch - 1:
         trainer.validate(task, datamodule=data, verbose=False)
-    result = build_result(
-        recipe=options.recipe, data=data, trainer=trainer, recorder=recorder, config=config
-    )
-    if analysis and trainer.is_global_zero and (influence := _gradient_influence(task, data, trainer, line)) is not None:
+    result = build_result(recipe=options.recipe, data=data, trainer=trainer, recorder=recorder, config=config)
+    if (
+        analysis
+        and trainer.is_global_zero
+        and (influence := _gradient_influence(task, data, trainer, line)) is not None
+    ):
         result["gradient_influence"] = influence
     if trainer.is_global_zero:
         folder.write_result(result)
@@ -105,8 +110,8 @@ def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key) and not key.startswith(_FREE_TO_CHANGE):
             raise UserError(
-                f"{folder.path} was started with {key} {before.get(key)}, now it is {now.get(key)}: resume with the same "
-                "settings, or start another run with --out."
+                f"{folder.path} was started with {key} {before.get(key)}, now it is {now.get(key)}: resume with "
+                "the same settings, or start another run with --out."
             )
 
 

@@ -1,0 +1,104 @@
+"""``batchformer export RUN``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from batchformer._cli.arguments import Option, read_arguments
+from batchformer.errors import UserError
+from batchformer.running.atomic import write_atomically
+
+HELP = """
+batchformer export RUN [--out model.safetensors]
+
+Write the plain weights of a run, without BatchFormer, and prove that they load strictly into the stock model and give
+the same outputs. Metadata in the file: backbone, num_classes, class_names, image_size, mean, std.
+"""
+
+
+def run(args: list[str]) -> int:
+    given = read_arguments(args, [Option("out")])
+    if len(given.positional) != 1:
+        raise UserError("export needs one run folder: batchformer export runs/digits-lt/batchformer-seed0")
+
+    from batchformer._cli.finished_run import load_run
+
+    found = load_run(given.positional[0])
+    out = Path(given.value("out") or found.folder.path / "model.safetensors")
+    proof = export(found, out)
+    print(f"{out}: {proof['tensors']} tensors, {proof['parameters']:,} parameters, no trace of BatchFormer.")
+    print(f"Proved: they load strict=True into a fresh {proof['builder']},")
+    print(f"        and on {proof['images']} random images its outputs equal those of the trained network bit for bit.")
+    print("\nLoad them anywhere:")
+    print("  from safetensors.torch import load_file")
+    print(f"  {proof['code']}")
+    print(f"  model.load_state_dict(load_file({str(out)!r}))")
+    return 0
+
+
+def export(found: Any, out: Path) -> dict[str, Any]:
+    """Write the file; refuse to if a fresh stock model does not load it or answers differently."""
+    import torch
+    from safetensors.torch import load, save
+
+    task, data = found.task, found.data
+    images = torch.randn(4, 3, data.image_size, data.image_size, generator=torch.Generator().manual_seed(0))
+    task.net.to(memory_format=torch.contiguous_format)  # another layout sums in another order
+    with torch.inference_mode():
+        expected = task.net.eval()(images)
+    plain = task.net if task.attachment is None else task.attachment.detach()
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in plain.state_dict().items()}
+    classes = len(task.class_counts)
+    content = save(weights, _metadata(found, classes))
+
+    fresh = task.plain_net(classes)
+    fresh.load_state_dict(load(content), strict=True)
+    with torch.inference_mode():
+        answers = fresh.eval()(images)
+    if not torch.equal(answers, expected):
+        raise UserError(
+            f"The exported weights do not reproduce the outputs of {found.folder.path}; nothing was written."
+        )
+    write_atomically(out, lambda file: file.write(content))
+    builder, code = _how_to_build(task, classes)
+    return {
+        "tensors": len(weights),
+        "parameters": sum(p.numel() for p in fresh.parameters()),
+        "images": len(images),
+        "builder": builder,
+        "code": code,
+    }
+
+
+def _metadata(found: Any, classes: int) -> dict[str, str]:
+    data = found.data
+    return {
+        "backbone": found.task.backbone,
+        "backbone_args": json.dumps(found.task.backbone_args),
+        "num_classes": str(classes),
+        "class_names": json.dumps(found.class_names),
+        "image_size": str(data.image_size),
+        "mean": json.dumps(data.mean),
+        "std": json.dumps(data.std),
+        "recipe": found.config["run"]["recipe"],
+        "method": found.config["model"]["method"],
+        "format": "pt",
+    }
+
+
+def _how_to_build(task: Any, classes: int) -> tuple[str, str]:
+    from batchformer.models.create import OWN
+
+    arguments = "".join(f", {name}={value!r}" for name, value in task.backbone_args.items())
+    if task.loss_options.name == "ldam":
+        call = f"use_normed_classifier(create_backbone({task.backbone!r}, {classes}{arguments}))"
+        imports = "from batchformer.models import create_backbone, use_normed_classifier"
+    elif task.backbone in OWN:
+        call = f"{task.backbone}(num_classes={classes}{arguments})"
+        imports = f"from batchformer.models import {task.backbone}"
+    else:
+        call = f"timm.create_model({task.backbone!r}, num_classes={classes}{arguments})"
+        imports = "import timm"
+    return call, f"{imports}; model = {call}"

@@ -1,0 +1,58 @@
+"""A trained network from its run folder, without the data it was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchformer.errors import UserError
+from batchformer.running.folder import RunFolder
+
+
+@dataclass
+class FinishedRun:
+    """What ``test``, ``predict`` and ``export`` start from; the task carries the weights of the last checkpoint."""
+
+    folder: RunFolder
+    config: dict[str, Any]
+    task: Any
+    data: Any
+    trainer_keywords: dict[str, Any]
+    class_names: list[str]
+    epochs_done: int
+
+
+def load_run(path: str, overrides: list[tuple[str, str]] | None = None) -> FinishedRun:
+    """Read config.yaml and checkpoints/last.ckpt of a run folder."""
+    folder = RunFolder(Path(path))
+    folder.require()
+
+    from batchformer._cli.recipe_cli import RecipeCLI
+    from batchformer.running.checkpoint_io import read_checkpoint
+
+    checkpoint = read_checkpoint(folder.checkpoint)
+    cli = RecipeCLI()
+    # Weights come from the checkpoint: nothing is to be fetched, compiled or captured.
+    plain = [("model.compile", "false"), ("model.cuda_graph", "false"), ("trainer.logger", "false")]
+    config = cli.load(folder.config, [*plain, *(overrides or [])])
+    task, data, trainer_keywords, _ = cli.build()
+    task.backbone_args.pop("pretrained", None)
+    try:
+        task.on_load_checkpoint(checkpoint)
+        task.load_state_dict(checkpoint["state_dict"])
+    except (KeyError, RuntimeError) as problem:
+        raise UserError(
+            f"{folder.checkpoint} does not fit {folder.config}: {str(problem).splitlines()[0]}; was one changed?"
+        ) from problem
+    task.eval()
+    states: dict[str, dict[str, Any]] = checkpoint["callbacks"]
+    recorder = next((state for key, state in states.items() if "RunRecorder" in key), {})
+    names = recorder.get("class_names") or [str(label) for label in range(len(task.class_counts))]
+    return FinishedRun(folder, config, task, data, trainer_keywords, names, int(checkpoint["epoch"]) + 1)
+
+
+def best_device() -> Any:
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
