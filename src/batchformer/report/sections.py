@@ -125,7 +125,7 @@ def _curves(name: str, runs: Sequence[Run]) -> str:
         figures += _figure(
             "Accuracy over all classes",
             accuracy,
-            "Line: mean of the seeds; band: smallest to largest seed. Where the start is steep, the axis leaves it out.",
+            "Line: mean of the seeds; band: smallest to largest seed. The axis leaves out a steep start.",
             runs,
         )
     if loss:
@@ -217,7 +217,8 @@ def _made(runs: Sequence[Run]) -> str:
         which = f"{run.method}, seed {run.seed}"
         whole = f"<details><summary>The whole configuration ({which})</summary><pre>{text}</pre></details>"
     return (
-        f'<h3>How it was made</h3><div class="card"><dl>{entries}</dl><p class="muted">Again (fields changed on the command line are in the configuration):</p>'
+        f'<h3>How it was made</h3><div class="card"><dl>{entries}</dl><p class="muted">Again (fields changed on the '
+        "command line are in the configuration):</p>"
         f"<pre><code>{escape(command(runs))}</code></pre>{whole}</div>"
     )
 
