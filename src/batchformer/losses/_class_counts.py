@@ -11,7 +11,7 @@ from torch import Tensor
 from batchformer.errors import UserError
 
 
-def checked_counts(class_counts: Sequence[int] | Tensor, loss: str) -> Float[Tensor, classes]:
+def checked_counts(class_counts: Sequence[int] | Tensor, loss: str) -> Float[Tensor, " classes"]:
     counts = torch.as_tensor(class_counts, dtype=torch.float64)
     if counts.ndim != 1 or counts.numel() == 0:
         raise UserError(f"{loss} needs class_counts as one number of training images per class, in label order.")

@@ -24,7 +24,7 @@ class BalancedSoftmaxLoss(nn.Module):
     no softmax.
     """
 
-    log_counts: Float[Tensor, classes]
+    log_counts: Float[Tensor, " classes"]
 
     def __init__(self, class_counts: Sequence[int] | Tensor) -> None:
         super().__init__()
@@ -32,6 +32,6 @@ class BalancedSoftmaxLoss(nn.Module):
         self.register_buffer("log_counts", log_counts, persistent=False)
 
     def forward(
-        self, logits: Float[Tensor, "rows classes"], targets: Int[Tensor, rows] | Float[Tensor, "rows classes"]
+        self, logits: Float[Tensor, "rows classes"], targets: Int[Tensor, " rows"] | Float[Tensor, "rows classes"]
     ) -> Float[Tensor, ""]:
         return F.cross_entropy(logits + self.log_counts, targets)

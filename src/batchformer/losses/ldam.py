@@ -32,8 +32,9 @@ class LDAMLoss(nn.Module):
     give exactly the loss of class ids.
     """
 
-    margins: Float[Tensor, classes]
-    weights: Float[Tensor, classes]
+    margins: Float[Tensor, " classes"]
+    weights: Float[Tensor, " classes"]
+    _deferred: Float[Tensor, " classes"]
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class LDAMLoss(nn.Module):
             self.weights.fill_(1.0)
 
     def forward(
-        self, logits: Float[Tensor, "rows classes"], targets: Int[Tensor, rows] | Float[Tensor, "rows classes"]
+        self, logits: Float[Tensor, "rows classes"], targets: Int[Tensor, " rows"] | Float[Tensor, "rows classes"]
     ) -> Float[Tensor, ""]:
         if not targets.is_floating_point():
             # F.one_hot reads the largest label back from the device; a comparison does not

@@ -24,7 +24,7 @@ class LogitAdjustedLoss(nn.Module):
     no loss. BatchFormer's released code has Balanced Softmax only, without tau.
     """
 
-    adjustment: Float[Tensor, classes]
+    adjustment: Float[Tensor, " classes"]
 
     def __init__(self, class_counts: Sequence[int] | Tensor, tau: float = 1.0) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class LogitAdjustedLoss(nn.Module):
         self.register_buffer("adjustment", (tau * (counts / counts.sum()).log()).float(), persistent=False)
 
     def forward(
-        self, logits: Float[Tensor, "rows classes"], targets: Int[Tensor, rows] | Float[Tensor, "rows classes"]
+        self, logits: Float[Tensor, "rows classes"], targets: Int[Tensor, " rows"] | Float[Tensor, "rows classes"]
     ) -> Float[Tensor, ""]:
         return F.cross_entropy(logits + self.adjustment, targets)
 

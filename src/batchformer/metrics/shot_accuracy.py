@@ -32,8 +32,8 @@ class ShotAccuracy(Metric):
     """
 
     full_state_update = False
-    correct: Int[Tensor, classes]
-    total: Int[Tensor, classes]
+    correct: Int[Tensor, " classes"]
+    total: Int[Tensor, " classes"]
 
     def __init__(self, class_counts: Sequence[int]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ShotAccuracy(Metric):
         self.add_state("correct", torch.zeros(len(self.shots), dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("total", torch.zeros(len(self.shots), dtype=torch.int64), dist_reduce_fx="sum")
 
-    def update(self, logits: Float[Tensor, "batch classes"], targets: Int[Tensor, batch]) -> None:
+    def update(self, logits: Float[Tensor, "batch classes"], targets: Int[Tensor, " batch"]) -> None:
         hits = (logits.argmax(1) == targets).long()
         # bincount would read its size back from the device
         self.correct.index_add_(0, targets, hits)
@@ -57,6 +57,6 @@ class ShotAccuracy(Metric):
             values[shot] = per_class[rows].nanmean() if rows else per_class.new_tensor(float("nan"))
         return values | {"per_class": per_class}
 
-    def per_class(self) -> Float[Tensor, classes]:
+    def per_class(self) -> Float[Tensor, " classes"]:
         """Accuracy of each class over the images this process has counted."""
         return 100 * self.correct.double() / self.total

@@ -229,7 +229,7 @@ class LongTailed(L.LightningModule):
             self._raise_if_not_finite()
         return loss
 
-    def _loss(self, images: Float[Tensor, "batch channels height width"], labels: Int[Tensor, "batch"]) -> Tensor:
+    def _loss(self, images: Float[Tensor, "batch channels height width"], labels: Int[Tensor, " batch"]) -> Tensor:
         logits = self(images)
         loss = self.stream_criterion(logits, labels)
         with torch.no_grad():
@@ -318,7 +318,9 @@ class LongTailed(L.LightningModule):
     def _log_accuracies(self, stage: str) -> None:
         values = self.metric.compute()
         self.per_class_accuracy = values.pop("per_class").tolist()
-        self.log_dict({f"{stage}/{name}": value.float() for name, value in values.items()})
+        # every process has the sums of all already; the mean over them changes nothing
+        logged = {f"{stage}/{name}": value.float() for name, value in values.items()}
+        self.log_dict(logged, sync_dist=self.trainer.world_size > 1)
         self.metric.reset()
 
     # ---- checkpoints

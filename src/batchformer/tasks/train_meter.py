@@ -32,7 +32,7 @@ class TrainMeter:
         self._first_bad_batch.fill_(-1)
 
     @torch.no_grad()
-    def update(self, loss: Float[Tensor, ""], right: Bool[Tensor, rows]) -> None:
+    def update(self, loss: Float[Tensor, ""], right: Bool[Tensor, " rows"]) -> None:
         rows = right.numel()
         self._loss.add_(loss.double(), alpha=rows)
         self._right.add_(right.sum())
