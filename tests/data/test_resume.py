@@ -106,3 +106,12 @@ def test_limited_epochs_still_follow_the_trainers_count(tmp_path):
     seen = run(tmp_path, data, limit_train_batches=2)
     assert [(epoch, batch) for epoch, batch, _, _ in seen] == [(e, b) for e in range(EPOCHS) for b in range(2)]
     assert len({tuple(labels) for _, _, labels, _ in seen}) == len(seen)
+
+
+def test_without_lightning_the_data_module_restores_its_loader():
+    first, second = DigitsLT(batch_size=BATCH), DigitsLT(batch_size=BATCH)
+    iterator = iter(first.train_dataloader())
+    next(iterator)
+    second.load_state_dict(first.state_dict())
+    rest = [labels.tolist() for _, labels in iterator]
+    assert [labels.tolist() for _, labels in second.train_dataloader()] == rest

@@ -97,6 +97,8 @@ class LongTailedData(L.LightningDataModule):
     def train_dataloader(self) -> EpochLoader:
         self.setup()
         self._train_loader = self._make_loader(training=True)
+        if self._restored is not None and "train" in self._restored:
+            self._train_loader.load_state_dict(self._restored.pop("train"))
         return self._train_loader
 
     def val_dataloader(self) -> EpochLoader:
@@ -138,8 +140,8 @@ class LongTailedData(L.LightningDataModule):
         self._restored = dict(state)
         if self._ready:
             self._check_restored()
-        if self._train_loader is not None and "train" in state:
-            self._train_loader.load_state_dict(state["train"])
+        if self._train_loader is not None and "train" in self._restored:
+            self._train_loader.load_state_dict(self._restored.pop("train"))
 
     def _check_restored(self) -> None:
         """A run goes on only with the data and the order it was started with; testing on other data is fine."""

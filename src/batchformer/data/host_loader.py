@@ -40,7 +40,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 class _Samples(Dataset):
-    """Samples by (epoch, index): the epoch travels with the index, or workers that outlive an epoch would not know it."""
+    """Samples by (epoch, index): with the epoch beside the index, workers that outlive an epoch know the new one."""
 
     def __init__(self, labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None) -> None:
         self.labels, self.transform, self.seed = labels, transform, seed
