@@ -105,7 +105,7 @@ def _open(out: Path, folders: list[RunFolder], resume: bool, overwrite: bool) ->
 def _one_run(
     cli: Any, config: dict[str, Any], folder: RunFolder, line: Any, resume: bool, analysis: bool
 ) -> dict[str, Any]:
-    from batchformer.running.train import open_folder, refuse_other_settings, train
+    from batchformer.running.train import open_folder, prepare, refuse_other_settings, train
 
     if resume and folder.finished:
         refuse_other_settings(folder, config)
@@ -114,7 +114,7 @@ def _one_run(
         line.skip_to(1.0)
         return result
     task, data, trainer_keywords, options = cli.build()
-    data.setup()
+    prepare(task, data)
     checkpoint = open_folder(folder, config, resume, overwrite=False)
     return train(folder, task, data, trainer_keywords, options, config, checkpoint, line, analysis)
 

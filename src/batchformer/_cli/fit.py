@@ -47,7 +47,7 @@ def run(args: list[str]) -> int:
 
     from batchformer._cli.recipe_cli import RecipeCLI
     from batchformer.running.progress import ProgressLine
-    from batchformer.running.train import open_folder, train
+    from batchformer.running.train import open_folder, prepare, train
 
     cli = RecipeCLI()
     config = cli.load(file, overrides)
@@ -59,7 +59,7 @@ def run(args: list[str]) -> int:
         _show(folder)
         return 0
     task, data, trainer_keywords, options = cli.build()
-    data.setup()  # what is wrong with the data is said before a folder is made
+    prepare(task, data)
     checkpoint = open_folder(folder, config, resume, given.flag("overwrite"))
     line = ProgressLine()
     line.begin_run(0, f"{name} {method} seed {seed}")

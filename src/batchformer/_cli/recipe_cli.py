@@ -11,6 +11,7 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from batchformer._cli.mistakes import in_one_line
+from batchformer._cli.nearest import did_you_mean
 from batchformer.data import LongTailedData
 from batchformer.errors import UserError
 from batchformer.running.options import RunOptions
@@ -22,6 +23,8 @@ TRAINER_DEFAULTS = {
     "num_sanity_val_steps": 0,
     "log_every_n_steps": 50,
 }
+
+_SECTIONS = ("seed_everything", "trainer", "model", "data", "run")
 
 
 class RecipeCLI(LightningCLI):
@@ -59,14 +62,13 @@ class RecipeCLI(LightningCLI):
         """Parse a recipe file with overrides; returns the resolved recipe as plain values."""
         words = [word for key, value in overrides for word in (f"--{self._full_key(key)}", value)]
         known: set[str] = self._keys_of_parser()
+        _check_sections(file)
         try:
             recipe = self.parser.parse_args(["--config", str(file)])
             known |= _flat_keys(self._as_dict(recipe))
             self.config = self.parser.parse_args(["--config", str(file), *words])
         except argparse.ArgumentError as problem:
             raise in_one_line(str(problem), known) from problem
-        if not self.config.get("data"):
-            raise UserError(f"The recipe {file} has no data: section with a class_path and init_args.")
         self.config.pop("config", None)
         if hasattr(self, "config_dump"):
             del self.config_dump
@@ -91,6 +93,21 @@ class RecipeCLI(LightningCLI):
 
     def _as_dict(self, config: Any) -> dict[str, Any]:
         return yaml.safe_load(self.parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml"))
+
+
+def _check_sections(file: Path) -> None:
+    """What jsonargparse would say less clearly about the outermost level."""
+    try:
+        content = yaml.safe_load(file.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as problem:
+        raise UserError(f"{file} is not valid YAML: {' '.join(str(problem).split())}.") from problem
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is not a recipe: it needs the sections trainer, model and data.")
+    for name in content:
+        if name not in _SECTIONS:
+            raise UserError(f"Unknown key {name}.{did_you_mean(str(name), _SECTIONS)}")
+    if not isinstance(content.get("data"), dict) or "class_path" not in content["data"]:
+        raise UserError(f"{file} has no data: section with a class_path (and init_args).")
 
 
 def _flat_keys(values: Any, prefix: str = "") -> set[str]:

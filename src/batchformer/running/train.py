@@ -24,6 +24,13 @@ from batchformer.running.result import build_result
 _FREE_TO_CHANGE = ("run.checkpoint", "data.init_args.root", "data.init_args.workers", "trainer.enable_progress_bar")
 
 
+def prepare(task: Any, data: Any) -> None:
+    """Read the data and make the network: what is wrong with them is said before anything is written."""
+    data.prepare_data()
+    data.setup()
+    task.build(data.num_classes, list(data.class_counts))
+
+
 def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwrite: bool) -> Path | None:
     """Prepare the run folder; returns the checkpoint to go on from, or None to start at the beginning."""
     if not is_main_process():

@@ -1,0 +1,135 @@
+"""What the commands say and write, on one tiny run."""
+
+import csv
+import json
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+
+from batchformer.models import resnet20
+
+from .conftest import TINY
+
+
+def test_fit_writes_the_run_folder(tiny_run):
+    result = json.loads((tiny_run / "result.json").read_text())
+    assert result["method"] == "batchformer"
+    assert result["epochs"] == 2
+    assert result["steps"] == 4
+    assert result["data"]["train_images"] == sum(result["class_counts"])
+    assert {"batchformer", "python", "torch", "lightning", "timm", "torchvision"} <= set(result["versions"])
+    assert result["wall_s"] > 0
+    assert result["images_per_s"] > 0
+    assert len(result["gradient_influence"]["per_class"]) == 10
+    config = yaml.safe_load((tiny_run / "config.yaml").read_text())
+    assert config == result["config"]
+    assert config["trainer"]["max_epochs"] == 2
+    with open(tiny_run / "metrics.csv", newline="") as file:
+        assert [row["train/loss"] for row in csv.DictReader(file) if row.get("train/loss")]
+    assert list((tiny_run / "tensorboard").glob("events*"))
+    assert not list(tiny_run.rglob("*.partial"))
+
+
+def test_the_last_epoch_is_validated_whatever_the_interval(tiny_run):
+    result = json.loads((tiny_run / "result.json").read_text())
+    assert result["config"]["trainer"]["check_val_every_n_epoch"] > 2
+    assert [entry["epoch"] for entry in result["history"]] == [1]
+    assert result["history"][0]["train_loss"] > 0
+
+
+def test_the_resolved_recipe_trains_the_same_network_again(say, tiny_run, tmp_path):
+    assert say("fit", tiny_run / "config.yaml", "--out", tmp_path / "again")[0] == 0
+    first, second = (
+        torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for run in (tiny_run, tmp_path / "again")
+    )
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_a_finished_run_has_nothing_to_resume(say, tiny_run):
+    before = (tiny_run / "checkpoints/last.ckpt").stat().st_mtime_ns
+    code, out, _ = say("fit", "digits-lt", *TINY, "--out", tiny_run, "--resume")
+    assert code == 0
+    assert "finished already" in out
+    assert (tiny_run / "checkpoints/last.ckpt").stat().st_mtime_ns == before
+
+
+def test_seed_and_method_reach_every_part(say, tmp_path):
+    code, _, err = say("fit", "digits-lt", *TINY, "--seed", 7, "--method", "baseline", "--out", tmp_path / "run")
+    assert code == 0, err
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert (config["model"]["seed"], config["data"]["init_args"]["seed"], config["seed_everything"]) == (7, 7, 7)
+    assert config["model"]["method"] == "baseline"
+    assert "gradient_influence" not in json.loads((tmp_path / "run/result.json").read_text())
+
+
+def test_test_finds_the_numbers_of_the_result_file(say, tiny_run):
+    code, out, _ = say("test", tiny_run)
+    assert code == 0
+    assert "result.json has exactly these numbers" in out
+
+
+def test_test_says_when_the_numbers_differ(say, tiny_run, tmp_path):
+    import shutil
+
+    copy = shutil.copytree(tiny_run, tmp_path / "copy")
+    result = json.loads((copy / "result.json").read_text())
+    result["metrics"]["few"] += 1
+    (copy / "result.json").write_text(json.dumps(result))
+    code, out, _ = say("test", copy)
+    assert code == 1
+    assert "differs: few" in out
+
+
+def test_export_is_the_plain_network(say, tiny_run, tmp_path):
+    code, out, _ = say("export", tiny_run, "--out", tmp_path / "plain.safetensors")
+    assert code == 0
+    assert "strict=True" in out
+    weights = load_file(tmp_path / "plain.safetensors")
+    resnet20(num_classes=10, widths=(16, 32)).load_state_dict(weights, strict=True)
+    trained = torch.load(tiny_run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(weights[key], trained[f"net.{key}"]) for key in weights)
+
+
+def test_predict_reads_images_and_folders(say, tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for place in ("one.png", "folder/two.jpg", "folder/three.png"):
+        Image.new("L" if "three" in place else "RGB", (20, 30), 77).save(tmp_path / place)
+    (tmp_path / "folder/notes.txt").write_text("no image")
+    code, out, err = say("predict", tiny_run, "one.png", "folder", "--topk", 3)
+    assert code == 0, err
+    assert "3 images classified" in out
+    with open("predictions.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == ["one.png", "folder/three.png", "folder/two.jpg"]
+    assert list(rows[0]) == ["path", "class_1", "score_1", "class_2", "score_2", "class_3", "score_3"]
+    for row in rows:
+        scores = [float(row[f"score_{k}"]) for k in (1, 2, 3)]
+        assert scores == sorted(scores, reverse=True)
+        assert 0 < sum(scores) <= 1.00001
+        assert row["class_1"] in {str(digit) for digit in range(10)}
+
+
+def test_data_describes_a_recipe(say):
+    code, out, _ = say("data", "digits-lt", "--data.imbalance", 10)
+    assert code == 0
+    assert "10 classes" in out
+    assert "imbalance 10" in out
+
+
+@pytest.mark.parametrize("command", ["fit", "compare", "test", "predict", "export", "report", "recipes", "data"])
+def test_every_command_has_help(say, command):
+    code, out, _ = say(command, "--help")
+    assert code == 0
+    assert f"batchformer {command}" in out
+
+
+def test_recipes_prints_one_as_it_is(say):
+    from batchformer._cli.shelf import recipe_text
+
+    assert say("recipes", "folder-lt")[1] == recipe_text("folder-lt")

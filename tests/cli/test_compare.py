@@ -1,0 +1,75 @@
+"""compare: both methods on the same batches, one table, and a comparison that was stopped goes on."""
+
+import json
+
+import pytest
+import torch
+
+from batchformer.tasks.long_tailed import LongTailed
+
+from .conftest import TINY
+
+COMMAND = ["compare", "digits-lt", "--seeds", "2", *TINY, "--no-analysis"]
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The batches every training run was given, in order."""
+    runs = {}
+    train = LongTailed.training_step
+
+    def training_step(self, batch, batch_idx):
+        runs.setdefault((self.method, self.seed), []).append([part.clone() for part in batch])
+        return train(self, batch, batch_idx)
+
+    monkeypatch.setattr(LongTailed, "training_step", training_step)
+    return runs
+
+
+def test_compare_trains_both_on_the_same_batches_and_goes_on_after_a_stop(say, seen, tmp_path):
+    out = tmp_path / "compare"
+    code, text, err = say(*COMMAND, "--out", out)
+    assert code == 0, err
+    for seed in (0, 1):
+        pairs = zip(seen["baseline", seed], seen["batchformer", seed], strict=True)
+        assert all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
+    assert not torch.equal(seen["baseline", 0][0][0], seen["baseline", 1][0][0])
+    for word in ("All", "Many", "Medium", "Few", "baseline", "batchformer", "report.html", "Next"):
+        assert word in text
+    assert (out / "report.html").stat().st_size > 1000
+    table = json.loads((out / "compare.json").read_text())
+    assert table["seeds"] == [0, 1]
+    runs = {name: json.loads((out / name / "result.json").read_text()) for name in ("baseline-seed0", "baseline-seed1")}
+    mean = sum(run["metrics"]["all"] for run in runs.values()) / 2
+    assert table["table"][0]["baseline"]["mean"] == pytest.approx(mean)
+
+    code, _, err = say(*COMMAND, "--out", out)
+    assert code == 2
+    assert "--resume" in err
+
+    (out / "batchformer-seed1/result.json").unlink()
+    (out / "batchformer-seed1/checkpoints/last.ckpt").unlink()
+    seen.clear()
+    code, again, err = say(*COMMAND, "--out", out, "--resume")
+    assert code == 0, err
+    assert list(seen) == [("batchformer", 1)]
+    assert again == text
+
+
+def test_ctrl_c_says_how_to_go_on(say, monkeypatch, tmp_path):
+    train = LongTailed.training_step
+
+    def interrupted(self, batch, batch_idx):
+        if self.trainer.global_step == 3:
+            raise KeyboardInterrupt
+        return train(self, batch, batch_idx)
+
+    monkeypatch.setattr(LongTailed, "training_step", interrupted)
+    arguments = ["fit", "digits-lt", *TINY, "--run.checkpoint_every_steps", "1", "--out", tmp_path / "my run"]
+    code, _, err = say(*arguments, "--trainer.enable_progress_bar", "false")
+    assert code == 130
+    assert err.count("\n") == 1
+    assert "--resume" in err
+    assert f"'{tmp_path}/my run'" in err  # as a shell wants it
+    monkeypatch.undo()
+    assert say(*arguments, "--resume")[0] == 0

@@ -1,0 +1,152 @@
+"""Bad input: one sentence on stderr, exit code 2, no traceback, nothing written."""
+
+import os
+
+import pytest
+
+OUT = ["--out", "run"]
+DATA = "data: {class_path: batchformer.data.DigitsLT}\n"
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def _complaint(answer):
+    code, out, err = answer
+    assert code == 2, err
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    assert not os.path.exists("run")
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["fitt"], "Did you mean fit?"),
+        (["fit"], "needs a recipe"),
+        (["fit", "digits-tl"], "Did you mean digits-lt?"),
+        (["fit", "none.yaml"], "no recipe file none.yaml"),
+        (["fit", "digits-lt", "extra"], "Unexpected argument extra"),
+        (["fit", "digits-lt", "--sed", "3"], "Did you mean --seed?"),
+        (["fit", "digits-lt", "--seed", "x"], "--seed x: expected a whole number"),
+        (["fit", "digits-lt", "--method", "best"], "expected baseline or batchformer"),
+        (["fit", "digits-lt", "--resume", "--overwrite"], "give one of them"),
+        (["fit", "digits-lt", "--trainer.max_epoch", "3"], "Did you mean trainer.max_epochs?"),
+        (["fit", "digits-lt", "--model.batchformer.head", "3"], "Did you mean model.batchformer.heads?"),
+        (["fit", "digits-lt", "--data.imbalanc", "3"], "Did you mean data.init_args.imbalance?"),
+        (["fit", "digits-lt", "--trainer.max_epochs", "many"], "trainer.max_epochs: expected a whole number or null, got many"),
+        (["fit", "digits-lt", "--data.imbalance", "big"], "data.init_args.imbalance: expected a number, got big"),
+        (["fit", "digits-lt", "--model.loss.name", "mse"], "got mse"),
+        (["fit", "digits-lt", "--model.seed", "1.5"], "model.seed: expected a whole number, got 1.5"),
+        (["fit", "digits-lt", "--data.class_path", "batchformer.data.Digits"], "batchformer.data.Digits"),
+        (["fit", "digits-lt", "--model.backbone", "resnet2000"], "resnet2000"),
+        (["fit", "cifar100-lt-100"], "cifar-100-python"),
+        (["fit", "folder-lt", "--data-root", "nowhere"], "nowhere"),
+        (["compare", "digits-lt", "--seeds", "x"], "--seeds x"),
+        (["compare", "digits-lt", "--model.seed", "3"], "leave out --model.method and --model.seed"),
+        (["test", "nowhere"], "no run folder nowhere"),
+        (["export", "nowhere"], "no run folder nowhere"),
+        (["predict", "nowhere"], "needs a run folder and images"),
+        (["report"], "needs run folders"),
+        (["report", "nowhere"], "nowhere"),
+        (["data", "miniature", "mnist", "x"], "no miniature of 'mnist'"),
+    ],
+)  # fmt: skip
+def test_one_sentence(say, arguments, expected):
+    out = OUT if arguments[0] in ("fit", "compare") else []
+    assert expected in _complaint(say(*arguments, *out))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (DATA + "trainer: {max_epoch: 3}", "Did you mean trainer.max_epochs?"),
+        (DATA + "model: {batchformer: {head: 3}}", "Did you mean model.batchformer.heads?"),
+        ("modl: {}", "Unknown key modl. Did you mean model?"),
+        (DATA + "trainer: {max_epochs: many}", "trainer.max_epochs: expected a whole number or null, got many"),
+        ("trainer: [1", "not valid YAML"),
+        ("just words", "is not a recipe"),
+        ("trainer: {max_epochs: 1}", "has no data: section"),
+    ],
+)
+def test_mistakes_in_a_recipe_file(say, tmp_path, text, expected):
+    (tmp_path / "mine.yaml").write_text(text)
+    assert expected in _complaint(say("fit", "mine.yaml", *OUT))
+
+
+def test_a_run_folder_that_exists_is_refused_and_kept(say, tiny_run):
+    before = (tiny_run / "result.json").read_bytes()
+    code, _, err = say("fit", "digits-lt", "--out", tiny_run)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--resume" in err
+    assert "--overwrite" in err
+    assert (tiny_run / "result.json").read_bytes() == before
+
+
+def test_resume_with_other_settings_names_the_first_that_differs(say, tmp_path):
+    common = ["fit", "digits-lt", "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--out", "other"]
+    assert say(*common)[0] == 0
+    (tmp_path / "other/result.json").unlink()
+    code, _, err = say(*common, "--model.batchformer.heads", "8", "--resume")
+    assert code == 2
+    assert "model.batchformer.heads 4, now it is 8" in err
+
+
+def test_missing_and_damaged_checkpoints_are_named(say, tiny_run, tmp_path):
+    (tmp_path / "copy/checkpoints").mkdir(parents=True)
+    (tmp_path / "copy/config.yaml").write_text((tiny_run / "config.yaml").read_text())
+    assert "no checkpoint at" in _complaint(say("export", "copy"))
+    (tmp_path / "copy/checkpoints/last.ckpt").write_bytes((tiny_run / "checkpoints/last.ckpt").read_bytes()[:5000])
+    assert "damaged" in _complaint(say("test", "copy"))
+
+
+def test_an_image_that_cannot_be_read_is_named_and_nothing_is_written(say, tiny_run, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    assert "broken.png" in _complaint(say("predict", tiny_run, "broken.png"))
+    assert not (tmp_path / "predictions.csv").exists()
+
+
+def test_a_class_without_images_is_named(say, tmp_path):
+    assert say("data", "miniature", "folder", "own")[0] == 0
+    for image in (tmp_path / "own/train/class_7").iterdir():
+        image.unlink()
+    assert "class_7" in _complaint(say("fit", "folder-lt", "--data-root", "own", *OUT))
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(say, tmp_path):
+    code, _, err = say(
+        "fit", "digits-lt", "--trainer.max_epochs", "3", "--model.optimizer.lr", "1e20", "--model.schedule.warmup_epochs",
+        "0", "--run.checkpoint_every_steps", "1", "--out", "hot", "--trainer.enable_progress_bar", "false",
+    )  # fmt: skip
+    assert (code, err.count("\n")) == (2, 1)
+    assert "not finite" in err
+    assert "optimizer.lr" in err
+    assert not (tmp_path / "hot/result.json").exists()
+
+    import torch
+
+    saved = torch.load(tmp_path / "hot/checkpoints/last.ckpt", weights_only=True)
+    assert saved["global_step"] >= 1
+
+
+def test_without_the_train_extra_the_way_to_install_it_is_said(say, monkeypatch):
+    import sys
+
+    for name in [name for name in sys.modules if name.split(".")[0] in ("lightning", "jsonargparse")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("batchformer._cli.recipe_cli", "batchformer.running.progress"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    assert 'pip install "batchformer[train]"' in _complaint(say("fit", "digits-lt", *OUT))
+
+
+def test_debug_shows_the_traceback():
+    from batchformer.cli import main
+    from batchformer.errors import UserError
+
+    with pytest.raises(UserError):
+        main(["fit", "digits-tl", "--debug"])

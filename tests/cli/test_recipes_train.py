@@ -1,0 +1,83 @@
+"""Every shipped recipe trains two steps, evaluates and exports on a miniature of its official data layout."""
+
+import json
+
+import pytest
+from safetensors import safe_open
+
+from batchformer._cli.shelf import recipe_names, recipe_text
+from batchformer.cli import main
+from batchformer.data import miniature
+
+# Layout of the data and what makes it small enough for two CPU cores; models and losses stay those of the recipe.
+SMALL_FILES = {"data.image_size": "32", "data.batch_size": "8", "data.eval_batch_size": "32", "data.workers": "0"}
+SMALL_ARRAYS = {"data.batch_size": "16", "data.eval_batch_size": "150"}
+RECIPES = {
+    "digits-lt": (None, {"data.batch_size": "16"}),
+    "cifar100-lt-100": ("cifar100", SMALL_ARRAYS),
+    "cifar100-lt-200": ("cifar100", SMALL_ARRAYS),
+    "cifar10-lt-100": ("cifar10", SMALL_ARRAYS),
+    "imagenet-lt-r10": ("imagenet-lt", SMALL_FILES),
+    "imagenet-lt-r50": ("imagenet-lt", SMALL_FILES),
+    "places-lt": ("places-lt", {**SMALL_FILES, "model.backbone_args.pretrained": "false"}),
+    "inaturalist18": ("inaturalist18", SMALL_FILES),
+    "folder-lt": ("folder", SMALL_FILES),
+}
+TWO_STEPS = {
+    "trainer.max_epochs": "1",
+    "trainer.limit_train_batches": "2",
+    "trainer.accelerator": "cpu",
+    "model.compile": "false",  # compiling for two steps takes longer than all the rest
+    "model.schedule.warmup_epochs": "0",
+}
+
+
+def test_every_shipped_recipe_is_tried_here():
+    assert set(recipe_names()) == set(RECIPES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name):
+    comment = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
+    assert len(comment[0]) < 120
+    assert any(f"batchformer fit {name}" in line for line in comment)
+
+
+@pytest.fixture(scope="module")
+def data_roots(tmp_path_factory):
+    made = {}
+
+    def root(layout):
+        if layout not in made:
+            made[layout] = miniature.write(layout, tmp_path_factory.mktemp(layout) / "data")
+        return made[layout]
+
+    return root
+
+
+# The twin differs by one key: tried on one recipe of each kind of data.
+TWINS = ("digits-lt", "cifar100-lt-100", "folder-lt")
+CASES = [*((name, "batchformer") for name in RECIPES), *((name, "baseline") for name in TWINS)]
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_recipe_trains_evaluates_and_exports(name, method, data_roots, tmp_path, capsys):
+    layout, small = RECIPES[name]
+    words = [word for key, value in {**TWO_STEPS, **small}.items() for word in (f"--{key}", value)]
+    root = [] if layout is None else ["--data-root", str(data_roots(layout))]
+    out = tmp_path / "run"
+
+    assert main(["fit", name, "--method", method, *root, *words, "--out", str(out)]) == 0, capsys.readouterr().err
+
+    result = json.loads((out / "result.json").read_text())
+    assert (result["recipe"], result["method"], result["steps"], result["protocol"]) == (name, method, 2, "last")
+    assert 0 <= result["metrics"]["all"] <= 100
+    assert len(result["per_class"]) == len(result["class_counts"]) == len(result["class_names"])
+    assert ("gradient_influence" in result) == (method == "batchformer")
+    assert result["history"][-1]["all"] == result["metrics"]["all"]
+
+    assert main(["export", str(out), "--out", str(tmp_path / "model.safetensors")]) == 0, capsys.readouterr().err
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert not [key for key in file.keys() if "batchformer" in key]  # noqa: SIM118
+        assert file.metadata()["num_classes"] == str(len(result["class_counts"]))
+        assert json.loads(file.metadata()["class_names"]) == result["class_names"]

@@ -1,0 +1,90 @@
+"""A run killed with SIGKILL at any moment and resumed ends with the same bits as one never killed."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchformer.cli import main
+
+# 490 training images in batches of 64 are 7 steps an epoch: step 13 is the last but one of the second epoch.
+RUN = ["fit", "digits-lt", "--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2", "--no-analysis"]
+EACH_EPOCH = ["--run.checkpoint_every_epochs", "1"]
+INSIDE_EPOCHS = ["--run.checkpoint_every_steps", "3"]
+# What the run keeps, where it dies, and the step of the checkpoint that must be there then.
+KILLS = {
+    "in the middle of an epoch, checkpoint inside it": (INSIDE_EPOCHS, "step", 13, 12),
+    "in the middle of an epoch, checkpoint at the end of the one before": (EACH_EPOCH, "step", 10, 7),
+    "in the middle of writing a checkpoint inside an epoch": (INSIDE_EPOCHS, "write", 4, 9),
+    "in the middle of writing the checkpoint of the last epoch": (EACH_EPOCH, "write", 3, 14),
+    "before the first checkpoint": (EACH_EPOCH, "step", 5, None),
+}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    folders = {name: tmp_path_factory.mktemp("killed") / "run" for name in KILLS}
+    cases = [
+        (where, number, [*RUN, *options, "--out", str(folders[name])])
+        for name, (options, where, number, _) in KILLS.items()
+    ]
+    program = [sys.executable, str(Path(__file__).with_name("die_at.py")), json.dumps(cases)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
+    assert json.loads(done.stdout.splitlines()[-1]) == [-signal.SIGKILL] * len(KILLS), done.stderr
+    return folders
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    assert main([*RUN, *EACH_EPOCH, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.mark.parametrize("name", KILLS)
+def test_resumed_run_has_the_bits_of_one_never_killed(name, killed, unbroken):
+    options, where, _, step = KILLS[name]
+    out = killed[name]
+    checkpoint = out / "checkpoints/last.ckpt"
+    assert not (out / "result.json").exists()
+    assert bool(list(out.rglob("*.partial"))) == (where == "write")
+    assert checkpoint.exists() == (step is not None)
+    if step is not None:
+        assert torch.load(checkpoint, weights_only=True)["global_step"] == step
+
+    assert main([*RUN, *options, "--out", str(out), "--resume"]) == 0
+
+    expected, found = (torch.load(p / "checkpoints/last.ckpt", weights_only=True) for p in (unbroken, out))
+    assert found["global_step"] == expected["global_step"] == 21
+    _assert_same(found["state_dict"], expected["state_dict"])
+    _assert_same(found["optimizer_states"], expected["optimizer_states"])
+    results = [json.loads((p / "result.json").read_text()) for p in (unbroken, out)]
+    for key in ("metrics", "per_class", "history", "epochs", "steps", "data"):
+        assert results[1][key] == results[0][key], key
+    assert _rows(out) == _rows(unbroken)
+    assert not list(out.rglob("*.partial"))
+
+
+def _assert_same(found, expected):
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected)
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            _assert_same(found[key], expected[key])
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            _assert_same(one, other)
+    else:
+        assert found == expected
+
+
+def _rows(run):
+    with open(run / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
