@@ -1,6 +1,8 @@
 """Bad input: one sentence on stderr, exit code 2, no traceback, nothing written."""
 
 import os
+import resource
+import signal
 
 import pytest
 
@@ -38,7 +40,7 @@ def _complaint(answer):
         (["fit", "digits-lt", "--trainer.max_epoch", "3"], "Did you mean trainer.max_epochs?"),
         (["fit", "digits-lt", "--model.batchformer.head", "3"], "Did you mean model.batchformer.heads?"),
         (["fit", "digits-lt", "--data.imbalanc", "3"], "Did you mean data.init_args.imbalance?"),
-        (["fit", "digits-lt", "--trainer.max_epochs", "many"], "trainer.max_epochs: expected a whole number or null, got many"),
+        (["fit", "digits-lt", "--trainer.max_epochs", "many"], "trainer.max_epochs: expected a whole number or null"),
         (["fit", "digits-lt", "--data.imbalance", "big"], "data.init_args.imbalance: expected a number, got big"),
         (["fit", "digits-lt", "--model.loss.name", "mse"], "got mse"),
         (["fit", "digits-lt", "--model.seed", "1.5"], "model.seed: expected a whole number, got 1.5"),
@@ -119,8 +121,8 @@ def test_a_class_without_images_is_named(say, tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(say, tmp_path):
     code, _, err = say(
-        "fit", "digits-lt", "--trainer.max_epochs", "3", "--model.optimizer.lr", "1e20", "--model.schedule.warmup_epochs",
-        "0", "--run.checkpoint_every_steps", "1", "--out", "hot", "--trainer.enable_progress_bar", "false",
+        "fit", "digits-lt", "--trainer.max_epochs", "3", "--trainer.enable_progress_bar", "false", "--out", "hot",
+        "--model.optimizer.lr", "1e20", "--model.schedule.warmup_epochs", "0", "--run.checkpoint_every_steps", "1",
     )  # fmt: skip
     assert (code, err.count("\n")) == (2, 1)
     assert "not finite" in err
@@ -131,6 +133,25 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(say, tmp_
 
     saved = torch.load(tmp_path / "hot/checkpoints/last.ckpt", weights_only=True)
     assert saved["global_step"] >= 1
+
+
+def test_a_full_disk_leaves_nothing_half_written_and_the_run_can_go_on(say, tmp_path):
+    arguments = ["fit", "digits-lt", "--trainer.max_epochs", "2", "--trainer.limit_train_batches", "2", "--out", "full"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that writes fail as they do on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        code, _, err = say(*arguments, "--trainer.enable_progress_bar", "false")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert code != 0
+    assert err.count("\n") == 1
+    assert "the disk is full" in err
+    assert not list((tmp_path / "full").rglob("*.partial"))
+    assert not list((tmp_path / "full").rglob("*.ckpt"))
+    assert not (tmp_path / "full/result.json").exists()
+    assert say(*arguments, "--resume")[0] == 0
 
 
 def test_without_the_train_extra_the_way_to_install_it_is_said(say, monkeypatch):

@@ -1,8 +1,8 @@
 """Runs the command line in processes that kill themselves with SIGKILL: a program for the tests, not a test.
 
-Its argument is a JSON list of [where, number, arguments]: where is "step" (at the start of that training step) or "write"
-(in the middle of writing that checkpoint, counted from 1). Each case is a process of its own, forked after the slow
-imports; what it ended with is printed as JSON.
+Its argument is a JSON list of [where, number, arguments]: where is "step" (at the start of that training step) or
+"write" (in the middle of writing that checkpoint, counted from 1). Each case is a process of its own, forked after the
+slow imports; what it ended with is printed as JSON.
 """
 
 import json

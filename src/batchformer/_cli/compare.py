@@ -11,6 +11,7 @@ from batchformer._cli.shelf import find_recipe
 from batchformer._cli.training_options import (
     COMMON,
     METHODS,
+    a_word_while_loading,
     method_override,
     recipe_overrides,
     refuse_both,
@@ -52,8 +53,9 @@ def run(args: list[str]) -> int:
     if is_main_process():
         _open(out, folders, resume, given.flag("overwrite"))
 
-    from batchformer._cli.recipe_cli import RecipeCLI
-    from batchformer.running.progress import ProgressLine
+    with a_word_while_loading():
+        from batchformer._cli.recipe_cli import RecipeCLI
+        from batchformer.running.progress import ProgressLine
 
     cli, line, results = RecipeCLI(), ProgressLine(len(pairs)), []
     overrides = [*recipe_overrides(given), ("run.recipe", name)]

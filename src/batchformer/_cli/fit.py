@@ -9,6 +9,7 @@ from batchformer._cli.arguments import Option, read_arguments
 from batchformer._cli.shelf import find_recipe
 from batchformer._cli.training_options import (
     COMMON,
+    a_word_while_loading,
     method_override,
     recipe_overrides,
     refuse_both,
@@ -45,9 +46,10 @@ def run(args: list[str]) -> int:
     if (method := given.value("method")) is not None:
         overrides += method_override(method)
 
-    from batchformer._cli.recipe_cli import RecipeCLI
-    from batchformer.running.progress import ProgressLine
-    from batchformer.running.train import open_folder, prepare, train
+    with a_word_while_loading():
+        from batchformer._cli.recipe_cli import RecipeCLI
+        from batchformer.running.progress import ProgressLine
+        from batchformer.running.train import open_folder, prepare, train
 
     cli = RecipeCLI()
     config = cli.load(file, overrides)

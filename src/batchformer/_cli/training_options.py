@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from batchformer._cli.arguments import Arguments, Option
 from batchformer.errors import UserError
 
@@ -45,3 +49,16 @@ def method_override(method: str) -> list[tuple[str, str]]:
 def refuse_both(given: Arguments) -> None:
     if given.flag("resume") and given.flag("overwrite"):
         raise UserError("--resume goes on and --overwrite starts anew: give one of them.")
+
+
+@contextmanager
+def a_word_while_loading() -> Iterator[None]:
+    """Importing torch and Lightning takes seconds, on slow machines many; a terminal is not left blank meanwhile."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print("loading torch and Lightning ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)

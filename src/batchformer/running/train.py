@@ -26,7 +26,6 @@ _FREE_TO_CHANGE = ("run.checkpoint", "data.init_args.root", "data.init_args.work
 
 def prepare(task: Any, data: Any) -> None:
     """Read the data and make the network: what is wrong with them is said before anything is written."""
-    data.prepare_data()
     data.setup()
     task.build(data.num_classes, list(data.class_counts))
 
