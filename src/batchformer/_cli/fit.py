@@ -25,6 +25,7 @@ Train one recipe: a shipped name (batchformer recipes) or a YAML file of your ow
 
   --method baseline|batchformer   with or without BatchFormer (recipes say batchformer)
   --seed N                        weights, order of the data, augmentation and dropout (0)
+  --name NAME                     what result.json calls this variant of the recipe (the recipe's name)
   --out DIR                       run folder (runs/RECIPE/METHOD-seedN)
   --data-root DIR                 where the data is (data)
   --resume                        go on from the last checkpoint, to the same weights as without the stop
@@ -37,9 +38,10 @@ Any field of the recipe: --trainer.max_epochs 3 --trainer.precision bf16-mixed -
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [*COMMON, Option("seed"), Option("method")], recipe_keys=True)
+    given = read_arguments(args, [*COMMON, Option("seed"), Option("method"), Option("name")], recipe_keys=True)
     refuse_both(given)
     name, file = find_recipe(the_recipe(given, "fit"))
+    name = given.value("name") or name
     overrides = [*recipe_overrides(given), ("run.recipe", name)]
     if given.flag("seed"):
         overrides += seed_overrides(given.integer("seed", 0))
@@ -64,7 +66,7 @@ def run(args: list[str]) -> int:
     prepare(task, data)
     checkpoint = open_folder(folder, config, resume, given.flag("overwrite"))
     line = ProgressLine()
-    line.begin_run(0, f"{name} {method} seed {seed}")
+    line.begin_run(0, f"{method} seed {seed}")
     if checkpoint is not None and is_main_process():
         line.say(f"Going on from {checkpoint}.")
     try:

@@ -15,7 +15,7 @@ import lightning.pytorch as L
 from lightning.pytorch.callbacks import ProgressBar
 
 _SECONDS_BETWEEN_DRAWS = 0.25
-_BAR = 20
+_BAR = 12
 
 
 class ProgressLine:
@@ -70,7 +70,8 @@ class ProgressLine:
         filled = round(overall * _BAR)
         bar = "█" * filled + "░" * (_BAR - filled)
         run = f" run {self._run + 1}/{self.runs}" if self.runs > 1 else ""
-        line = f"{bar} {overall:4.0%}{run} {self._label}  {text}{self._time_left(overall, now)}"
+        # what matters most comes first: a narrow terminal cuts the end off
+        line = f"{bar} {overall:4.0%} {self._time_left(overall, now):>9}{run} {self._label}  {text}"
         if self.in_place:
             width = shutil.get_terminal_size().columns - 1
             self.stream.write("\r\x1b[2K" + line[:width])
@@ -85,7 +86,7 @@ class ProgressLine:
             return ""
         seconds = int((now - self._started) / done * (1 - overall))
         hours, minutes, seconds = seconds // 3600, seconds // 60 % 60, seconds % 60
-        return f"  {hours}:{minutes:02}:{seconds:02} left" if hours else f"  {minutes}:{seconds:02} left"
+        return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
 
 
 class RunProgress(ProgressBar):
