@@ -1,7 +1,13 @@
 """Learning from the relations between the samples of a mini-batch."""
 
-from batchformer.attach import Attachment, attach, attachment_of, detach, find_classifiers
-from batchformer.nn import BatchFormer, TwoStreamLoss, repeat_targets
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchformer.attach import Attachment, attach, attachment_of, detach, find_classifiers
+    from batchformer.nn import BatchFormer, TwoStreamLoss, repeat_targets
 
 __version__ = "0.1.0"
 
@@ -15,3 +21,29 @@ __all__ = [
     "find_classifiers",
     "repeat_targets",
 ]
+_HOME = dict.fromkeys(__all__, "batchformer.attach") | dict.fromkeys(
+    ("BatchFormer", "TwoStreamLoss", "repeat_targets"), "batchformer.nn"
+)
+
+
+class _Names(ModuleType):
+    """Public names are fetched when first used: the command line lists recipes and writes reports without torch."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_HOME[name]), name)
+        self.__dict__[name] = value
+        return value
+
+    @property
+    def attach(self) -> Any:
+        """The function; the room of the same name would otherwise take its place as soon as it is imported."""
+        return import_module("batchformer.attach").attach
+
+    @attach.setter
+    def attach(self, room: ModuleType) -> None:
+        """What the import system stores here is found in sys.modules all the same."""
+
+
+sys.modules[__name__].__class__ = _Names

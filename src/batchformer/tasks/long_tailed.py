@@ -50,7 +50,7 @@ class LongTailed(L.LightningModule):
         schedule: learning rate per epoch.
         seed: decides initial weights and dropout.
         channels_last: keep weights and images in channels-last layout.
-        compile: torch.compile the network for training.
+        compile: on a CUDA device, torch.compile the network for training; elsewhere no difference.
         cuda_graph: on a CUDA device, run each training step as one CUDA graph; elsewhere no difference.
     """
 
@@ -193,7 +193,7 @@ class LongTailed(L.LightningModule):
         return self.net(images)
 
     def on_fit_start(self) -> None:
-        if self.compile_net:
+        if self.compile_net and self.device.type == "cuda":
             self.net.compile(dynamic=False)  # in place: no key changes
 
     def on_train_start(self) -> None:

@@ -1,0 +1,48 @@
+"""What every benchmark shares: which machine this is, timing by events, writing the result file."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    names = ("torch", "torchvision", "timm", "lightning", "triton")
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"device": torch.cuda.get_device_name(), "versions": versions}
+
+
+def milliseconds(step: Callable[[], Any], repeats: int, rounds: int = 5) -> float:
+    """Time of one call: median over rounds of `repeats` calls each, between device events."""
+    times = []
+    for _ in range(rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(repeats):
+            step()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / repeats)
+    return sorted(times)[len(times) // 2]
+
+
+def write(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({**machine(), **result}, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+    return path

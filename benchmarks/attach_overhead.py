@@ -1,0 +1,75 @@
+"""What attaching BatchFormer costs: a training step and a forward pass of ResNet-50, with and without, side by side.
+
+    python benchmarks/attach_overhead.py [--batch 128] [--size 224] [--out benchmarks/results]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import timm
+import torch
+import torch.nn.functional as F
+from _common import milliseconds, write
+
+import batchformer as bf
+
+
+def operations(model: torch.nn.Module, images: torch.Tensor) -> list[str]:
+    program = torch.export.export(model, (images,), strict=False)
+    return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--out", type=Path, default=None)
+    args = parser.parse_args()
+    images = torch.randn(args.batch, 3, args.size, args.size, device="cuda").to(memory_format=torch.channels_last)
+    labels = torch.randint(1000, (args.batch,), device="cuda")
+    criterion = bf.TwoStreamLoss(F.cross_entropy)
+    models, steps = {}, {}
+    for name in ("plain", "attached"):
+        model = timm.create_model("resnet50", num_classes=1000).cuda().to(memory_format=torch.channels_last).train()
+        if name == "attached":
+            bf.attach(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+
+        def step(model: torch.nn.Module = model, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = criterion(model(images), labels)
+            loss.backward()
+            optimizer.step()
+
+        models[name], steps[name] = model, step
+        for _ in range(10):
+            step()
+    # in turns, so that the clock of the card treats both alike
+    training: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(5):
+        for name, step in steps.items():
+            training[name].append(milliseconds(step, repeats=10, rounds=1))
+    inference: dict[str, list[float]] = {name: [] for name in steps}
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        for name, model in models.items():
+            model.eval()
+        for _ in range(5):
+            for name, model in models.items():
+                inference[name].append(milliseconds(lambda model=model: model(images), repeats=10, rounds=1))
+    median = {k: {n: sorted(v)[len(v) // 2] for n, v in d.items()} for k, d in (("t", training), ("i", inference))}
+    same = operations(models["plain"], images[:2]) == operations(models["attached"], images[:2])
+    rows = [
+        {"pass": "training step", "plain_ms": median["t"]["plain"], "attached_ms": median["t"]["attached"]},
+        {"pass": "inference", "plain_ms": median["i"]["plain"], "attached_ms": median["i"]["attached"]},
+    ]
+    for row in rows:
+        row["overhead"] = row["attached_ms"] / row["plain_ms"] - 1
+    settings = {"model": "resnet50", "batch": args.batch, "size": args.size, "dtype": "bf16"}
+    write("attach_overhead", {"benchmark": "attach_overhead", **settings, "same_inference_graph": same, "rows": rows}, args.out)
+
+
+if __name__ == "__main__":
+    main()
