@@ -70,12 +70,22 @@ def test_benchmarks_are_listed_from_their_files(tmp_path):
     folder = tmp_path / "benchmarks" / "results"
     folder.mkdir(parents=True)
     (folder / "cifar-step.json").write_text(
-        json.dumps({"rates": {"ours": 71234.5, "bare loop": 80000.0}, "share": 0.89})
+        json.dumps({"versions": {"torch": "2.x"}, "batch": 512, "rows": [{"rate": 71234.5, "ratio": 0.89}, {"rate": 8.5}]})
     )
     assert main([str(tmp_path / "results"), str(tmp_path / "docs" / "results.md")]) == 0
     page = (tmp_path / "docs" / "results.md").read_text(encoding="utf-8")
-    assert "| `rates.ours` | 71,234 |" in page
-    assert "| `share` | 0.89 |" in page
+    assert "versions.torch 2.x, batch 512" in page
+    assert "| rate | ratio |" in page
+    assert "| 71,234 | 0.89 |" in page
+    assert "| 8.5 | – |" in page
+
+
+def test_an_ablation_stands_beside_what_it_varies(tmp_path):
+    short = comparison(seeds=2, recipe="cifar100-lt-100-short")
+    layers = [r for r in comparison(seeds=2, recipe="cifar100-lt-100-short-layers2") if r["method"] == "batchformer"]
+    page = results_page(put(tmp_path, comparison(seeds=2) + short + layers))
+    table = page[page.index("## Ablation: number of layers") :]
+    assert table.index("| `cifar100-lt-100-short` | batchformer") < table.index("| `cifar100-lt-100-short-layers2` |")
 
 
 def test_empty_results_are_one_sentence_and_write_nothing(tmp_path, capsys):

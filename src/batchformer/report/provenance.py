@@ -80,10 +80,33 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     prints = {str((run.raw.get("data") or {}).get("fingerprint")) for run in runs}
     if len(prints) > 1 or len({tuple(run.class_counts) for run in runs}) > 1:
         found.append("The training data are not the same in all runs (their fingerprints or class counts differ).")
+    if _loss_scales_differ(runs):
+        found.append(
+            "With BatchFormer the loss is three times the mean over the streams (stream_loss released), which trains like "
+            "a threefold learning rate, and the baseline's loss is not scaled: part of any difference may be that. "
+            "The control is --method baseline --model.loss_weight 3."
+        )
     odd = sorted({run.text("protocol") or "unknown" for run in runs} - {"last"})
     if odd:
         found.append(f"Not all numbers are those of the last epoch (protocol: {', '.join(odd)}).")
     return found
+
+
+def _loss_scales_differ(runs: Sequence[Run]) -> bool:
+    scales = {
+        method: {_loss_scale(flatten(run.raw.get("config"))) for run in runs if run.method == method}
+        for method in METHODS
+    }
+    return all(scales.values()) and scales[METHODS[0]] != scales[METHODS[1]]
+
+
+def _loss_scale(settings: Mapping[str, str]) -> float:
+    """By how much the loss of a run exceeds the mean over its rows."""
+    two_streams = settings.get("model.method") == "batchformer" and (
+        settings.get("model.batchformer.streams", "duplicate") == "duplicate"
+    )
+    released = 3.0 if two_streams and settings.get("model.stream_loss") == "released" else 1.0
+    return released * float(settings.get("model.loss_weight", 1.0))
 
 
 def command(runs: Sequence[Run]) -> str:

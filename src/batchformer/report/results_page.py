@@ -21,7 +21,7 @@ from batchformer.report.comparison import (
 )
 from batchformer.report.figures import influence_correlation
 from batchformer.report.paper import ABLATIONS, MAIN, Ablation, PaperResult, Row
-from batchformer.report.provenance import caveats, facts
+from batchformer.report.provenance import caveats, facts, flatten
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.verdict import verdict
 
@@ -44,6 +44,8 @@ interval of a Student t distribution. Many: more than 100 training images, Mediu
   one they use (`stream_loss: mean` or `released`); it stands under the table.
 - **Schedule.** The CIFAR recipes follow the released configuration (13,000 iterations at batch 512), not the 90 epochs
   of the appendix, which belong to ImageNet-LT.
+- **Time.** The wall time and throughput of a run are its own, and several runs may have shared the card; what one run
+  reaches alone is measured by `benchmarks/cifar_rate.py`.
 - **Seeds.** The paper gives one number per row and no deviation; the released code sets no seed.
 """
 
@@ -103,8 +105,10 @@ def _ablation_section(ablation: Ablation, mine: Mapping[str, Sequence[Run]], all
     lines = [f"## Ablation: {ablation.title.lower()}", "", f"Paper: {ablation.reference}, with BatchFormer.", ""]
     paper = [[name, *(_one_digit(row[metric]) for metric in METRICS)] for name, row in ablation.paper.items()]
     lines += [_markdown(["paper", *METRICS.values()], paper), "", "Ours:", ""]
+    anchors = sorted({anchor for name in mine if (anchor := _anchor(name, all_, mine)) is not None})
+    shown = [*((name, all_[name]) for name in anchors), *sorted(mine.items(), key=lambda item: _natural(item[0]))]
     table = []
-    for name, runs in sorted(mine.items(), key=lambda item: _natural(item[0])):
+    for name, runs in shown:
         rows = comparison_table([run.raw for run in runs])
         for method in METHODS:
             summaries = [getattr(row, method) for row in rows]
@@ -112,9 +116,9 @@ def _ablation_section(ablation: Ablation, mine: Mapping[str, Sequence[Run]], all
                 seeds = len(getattr(rows[0], f"{method}_seeds"))
                 table.append([f"`{name}`", method, str(seeds), *map(format_summary, summaries)])
     lines += [_markdown(["ours", "method", "seeds", *METRICS.values()], table), ""]
-    anchors = sorted({name for name in all_ for other in mine if other.startswith(name + "-") and name in MAIN})
     if anchors:
-        lines += [f"To be read beside {', '.join(f'`{name}`' for name in anchors)} above.", ""]
+        named = ", ".join(f"`{name}`" for name in anchors)
+        lines += [f"{named}: the same training with everything as in the recipe, to compare with.", ""]
     for name, runs in sorted(mine.items(), key=lambda item: _natural(item[0])):
         told = dict(facts(runs))
         lines.append(f"- `{name}`: {'; '.join(told[key] for key in ('Settings', 'Length', 'Device') if key in told)}")
@@ -123,30 +127,35 @@ def _ablation_section(ablation: Ablation, mine: Mapping[str, Sequence[Run]], all
 
 
 def _benchmark_section(folder: Path) -> str:
-    """Every number of the benchmark files, flat: names are the files' own."""
+    """Every number of the benchmark files: settings in a line, measurements in a table; names are the files' own."""
     parts = []
     for file in sorted(folder.rglob("*.json")):
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
             raise UserError(f"{file} is damaged ({error}): run that benchmark again") from None
-        lines = [[f"`{key}`", value] for key, value in _flat(data)]
-        parts.append(f"### {file.stem}\n\n{_markdown(['what', 'value'], lines)}\n")
+        rows = data.pop("rows", [])
+        settings = ", ".join(f"{key} {value}" for key, value in flatten(data).items())
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        table = [[_number(row.get(column, "–")) for column in columns] for row in rows]
+        parts.append(f"### {file.stem}\n\n{settings}\n\n{_markdown(columns, table) if rows else ''}\n")
     return "\n".join(["## Speed\n", "From the files in `benchmarks/results/`.\n", *parts]) if parts else ""
 
 
-def _flat(data: Any, prefix: str = "") -> list[tuple[str, str]]:
-    if isinstance(data, dict):
-        return [pair for key, value in data.items() for pair in _flat(value, f"{prefix}.{key}" if prefix else str(key))]
-    if isinstance(data, list) and any(isinstance(value, dict | list) for value in data):
-        return [pair for k, value in enumerate(data) for pair in _flat(value, f"{prefix}[{k}]")]
-    if isinstance(data, float):
-        return [(prefix, f"{data:,.0f}" if abs(data) >= 1000 else f"{data:.4g}")]
-    return [(prefix, f"{data:,}" if isinstance(data, int) and not isinstance(data, bool) else _cell(data))]
+def _number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return _cell(value)
 
 
 def _belongs(recipe: str, ablation: Ablation) -> bool:
     return any(re.fullmatch(rf"{re.escape(main)}-.*\b{ablation.suffix}\d*\b.*", recipe) for main in MAIN)
+
+
+def _anchor(name: str, all_: Mapping[str, Sequence[Run]], mine: Mapping[str, Sequence[Run]]) -> str | None:
+    """What an ablation varies: the recipe with the longest name that its own name goes on from."""
+    bases = [other for other in all_ if name.startswith(other + "-") and other not in mine]
+    return max(bases, key=len, default=None)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -46,6 +46,8 @@ class LongTailed(L.LightningModule):
         stream_loss: "mean" over the rows of both streams (Algorithm 1), or "released": 1.5 (L_plain + L_related), three
             times the mean, as the published code has it. With one stream (baseline, streams single or split) both are
             the loss itself.
+        loss_weight: the whole loss is multiplied by this; 3 gives the baseline the scale that "released" gives to two
+            streams, the control for it.
         optimizer: SGD and its learning rates.
         schedule: learning rate per epoch.
         seed: decides initial weights and dropout.
@@ -69,6 +71,7 @@ class LongTailed(L.LightningModule):
         batchformer: BatchFormerOptions = BatchFormerOptions(),
         loss: LossOptions = LossOptions(),
         stream_loss: Literal["mean", "released"] = "mean",
+        loss_weight: float = 1.0,
         optimizer: OptimizerOptions = OptimizerOptions(),
         schedule: ScheduleOptions = ScheduleOptions(),
         seed: int = 0,
@@ -85,6 +88,7 @@ class LongTailed(L.LightningModule):
         self.optimizer_options = as_options(OptimizerOptions, optimizer)
         self.schedule_options = as_options(ScheduleOptions, schedule)
         self.stream_loss: Literal["mean", "released"] = stream_loss
+        self.loss_weight = loss_weight
         self.seed = seed
         self.channels_last, self.compile_net, self.cuda_graph = channels_last, compile, cuda_graph
         # plain dicts: a checkpoint must load with weights_only=True
@@ -96,6 +100,7 @@ class LongTailed(L.LightningModule):
                 "batchformer": asdict(self.module_options),
                 "loss": asdict(self.loss_options),
                 "stream_loss": stream_loss,
+                "loss_weight": loss_weight,
                 "optimizer": asdict(self.optimizer_options),
                 "schedule": asdict(self.schedule_options),
                 "seed": seed,
@@ -231,7 +236,7 @@ class LongTailed(L.LightningModule):
 
     def _loss(self, images: Float[Tensor, "batch channels height width"], labels: Int[Tensor, " batch"]) -> Tensor:
         logits = self(images)
-        loss = self.stream_criterion(logits, labels)
+        loss = self.loss_weight * self.stream_criterion(logits, labels)
         with torch.no_grad():
             targets = bf.repeat_targets(labels, logits)
             if self.attachment is not None:

@@ -1,0 +1,65 @@
+"""The results in README.md: `python -m batchformer.report.readme_table results README.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from batchformer.errors import UserError
+from batchformer.report.comparison import METHODS, comparison_table, format_difference, format_summary
+from batchformer.report.paper import MAIN
+from batchformer.report.runs import by_recipe, load_runs
+from batchformer.report.verdict import verdict
+
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+HEADER = ("recipe", "accuracy, %", "paper: without", "paper: with", "ours: without", "ours: with", "ours: difference")
+RULE = ("---", "---", "---:", "---:", "---:", "---:", "---:")
+
+
+def readme_table(results: Path) -> str:
+    """The row pairs of the paper that were run with and without the method, and one sentence about each."""
+    recipes = by_recipe(load_runs([results]))
+    lines, sentences = [], []
+    for recipe, paper in MAIN.items():
+        runs = recipes.get(recipe, [])
+        if {run.method for run in runs} != set(METHODS):
+            continue
+        rows = comparison_table([run.raw for run in runs])
+        for row in rows:
+            theirs = [f"{side[row.metric]:.1f}" if side else "–" for side in (paper.baseline, paper.batchformer)]
+            ours = [format_summary(row.baseline), format_summary(row.batchformer), format_difference(row.difference)]
+            lines.append([f"`{recipe}`" if row is rows[0] else "", row.label, *theirs, *ours])
+        sentences.append(f"- `{recipe}` ({paper.setting}). {verdict(rows).sentence}")
+    if not lines:
+        raise UserError(f"{results} holds no recipe of the paper with both methods: there is nothing to show.")
+    table = "\n".join("| " + " | ".join(cells) + " |" for cells in (HEADER, RULE, *lines))
+    return table + "\n\n" + "\n".join(sentences)
+
+
+def with_table(text: str, table: str, name: str = "README.md") -> str:
+    """The text with the table between the markers; everything outside stays."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise UserError(f"{name} must have {BEGIN} and, after it, {END}, each once: the table goes between them.")
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 2:
+        print("usage: python -m batchformer.report.readme_table RESULTS_FOLDER README.md", file=sys.stderr)
+        return 2
+    results, target = map(Path, arguments)
+    try:
+        if not target.is_file():
+            raise UserError(f"there is no file {target}.")
+        text = with_table(target.read_text(encoding="utf-8"), readme_table(results), target.name)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    target.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
