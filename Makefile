@@ -1,4 +1,4 @@
-.PHONY: install demo test lint lock clean
+.PHONY: install demo test lint lock results clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -24,6 +24,12 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What is written from results/*.json: the numbers in the docs, the page, the table of the README.
+results: install
+	$(BIN)/python -m batchformer.report.results_page results docs/results.md
+	$(BIN)/batchformer report results/cifar100-lt-100 results/cifar100-lt-200 --out docs/report.html
+	$(BIN)/python -m batchformer.report.readme_table results README.md
 
 # The lock names versions only: no index addresses.
 lock: install

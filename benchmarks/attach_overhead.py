@@ -1,6 +1,6 @@
 """What attaching BatchFormer costs: a training step and a forward pass of ResNet-50, with and without, side by side.
 
-    python benchmarks/attach_overhead.py [--batch 128] [--size 224] [--out benchmarks/results]
+python benchmarks/attach_overhead.py [--batch 128] [--size 224] [--out benchmarks/results]
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
             training[name].append(milliseconds(step, repeats=10, rounds=1))
     inference: dict[str, list[float]] = {name: [] for name in steps}
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-        for name, model in models.items():
+        for model in models.values():
             model.eval()
         for _ in range(5):
             for name, model in models.items():
@@ -68,7 +68,11 @@ def main() -> None:
     for row in rows:
         row["overhead"] = row["attached_ms"] / row["plain_ms"] - 1
     settings = {"model": "resnet50", "batch": args.batch, "size": args.size, "dtype": "bf16"}
-    write("attach_overhead", {"benchmark": "attach_overhead", **settings, "same_inference_graph": same, "rows": rows}, args.out)
+    write(
+        "attach_overhead",
+        {"benchmark": "attach_overhead", **settings, "same_inference_graph": same, "rows": rows},
+        args.out,
+    )
 
 
 if __name__ == "__main__":

@@ -107,7 +107,9 @@ def main() -> None:
     for method in args.methods:
         bare = bare_rate(args.data_root, method, args.channels_last, not args.eager)
         recipe = recipe_rate(args.data_root, method, args.epochs, extra)
-        rows.append({"method": method, "bare_images_per_s": bare, "recipe_images_per_s": recipe, "ratio": recipe / bare})
+        rows.append(
+            {"method": method, "bare_images_per_s": bare, "recipe_images_per_s": recipe, "ratio": recipe / bare}
+        )
         print(rows[-1], flush=True)
     settings = {"batch": BATCH, "channels_last": args.channels_last, "compile": not args.eager, "epochs": args.epochs}
     write(args.name, {"benchmark": "cifar_rate", **settings, "rows": rows}, args.out)

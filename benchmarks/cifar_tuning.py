@@ -2,10 +2,10 @@
 
     python benchmarks/cifar_tuning.py --data-root DIR --runs runs/tuning [--epochs 260] [--jobs 4] [--only mean lr1]
 
-Every variant is the recipe `cifar100-lt-100` with a few fields changed, trained by `batchformer fit` in a process of its
-own, `--jobs` at a time: a ResNet-32 does not fill a large card (four at a time, under NVIDIA's MPS, train 1.3 times the
-images of one). Finished runs are kept, stopped ones go on. The result files are copied to `results/`, and the table of
-paired differences to the baseline is printed.
+Every variant is the recipe `cifar100-lt-100` with a few fields changed, trained by `batchformer fit` in a process of
+its own, `--jobs` at a time: a ResNet-32 does not fill a large card (start NVIDIA's MPS for it to run them side by
+side). Finished runs are kept, stopped ones go on. The result files are copied to `results/`, and the table of paired
+differences to the baseline is printed.
 """
 
 from __future__ import annotations

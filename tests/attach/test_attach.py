@@ -89,7 +89,15 @@ def test_a_module_without_a_width_of_its_own_is_seen_by_a_dry_run_that_leaves_no
 
 
 def test_every_keyword_of_the_module_passes_through() -> None:
-    keywords = {"heads": 2, "hidden_dim": 5, "dropout": 0.1, "layers": 2, "norm": "pre", "group_size": 3, "streams": "split"}
+    keywords = {
+        "heads": 2,
+        "hidden_dim": 5,
+        "dropout": 0.1,
+        "layers": 2,
+        "norm": "pre",
+        "group_size": 3,
+        "streams": "split",
+    }
     module = bf.attach(small(), **keywords).points[0].module
     layer = module.layers[1]
     assert (layer.self_attn.heads, layer.linear1.out_features, layer.dropout) == (2, 5, 0.1)
@@ -203,8 +211,13 @@ def test_the_callback_attaches_for_fit_and_leaves_the_plain_model() -> None:
     data = torch.utils.data.DataLoader([(torch.randn(6), i % 3) for i in range(8)], batch_size=4)
     callback = BatchFormerCallback(heads=2)
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[callback],
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[callback],
     )
     trainer.fit(task, data)
     assert task.rows == [8, 8]

@@ -1,6 +1,7 @@
 """Promise 5 where a compiler looks at the model: torch.compile, torch.export, ONNX.
 
-Dynamo's own `eager` backend is enough here: what can go wrong is which code is traced and guarded, not how it is compiled.
+Dynamo's own `eager` backend is enough here: what can go wrong is which code is traced and guarded, not how it is
+compiled.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import batchformer as bf
 from batchformer.nn.streams import count_rows
 
 from .cases import CASES, Case, without_randomness
-
 
 SMALL = [c for c in CASES if c.name in ("timm-vit_tiny_patch16_224", "resnet32-cifar", "sequential")]
 

@@ -46,8 +46,8 @@ def attach(
         raise UserError("attach before wrapping the model in DistributedDataParallel: it has counted the parameters.")
     if (existing := attachment_of(model)) is not None:
         raise UserError(
-            f"a BatchFormer is already attached before {', '.join(map(repr, existing.paths))}: detach it first, or name "
-            f"all places in one call, before=[...]."
+            f"a BatchFormer is already attached before {', '.join(map(repr, existing.paths))}: detach it first, or "
+            f"name all places in one call, before=[...]."
         )
     paths = [before] if isinstance(before, str) else list(before) if before else find_classifiers(model)
     for path in paths:
@@ -65,7 +65,9 @@ def detach(model: nn.Module) -> nn.Module:
         plain = _unwrap(plain.module)
     attachment = attachment_of(plain)
     if attachment is None:
-        raise UserError(f"nothing is attached to this {type(plain).__name__}: call detach on the model given to attach.")
+        raise UserError(
+            f"nothing is attached to this {type(plain).__name__}: call detach on the model given to attach."
+        )
     attachment.detach()
     return model
 
@@ -78,7 +80,9 @@ def attachment_of(model: nn.Module) -> Attachment | None:
 class Point:
     """One place of insertion: the module, and the layers that read what it gives."""
 
-    def __init__(self, paths: tuple[str, ...], module: BatchFormer, layers: list[nn.Module], channels: Channels) -> None:
+    def __init__(
+        self, paths: tuple[str, ...], module: BatchFormer, layers: list[nn.Module], channels: Channels
+    ) -> None:
         self.paths, self.module, self.channels = paths, module, channels
         feature = Once(module, channels)
         final = len(layers) - 1
@@ -99,7 +103,9 @@ class Attachment:
         contained = isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict)
         owner = points[0].insertions[0].layer if contained else model
         if hasattr(owner, PREFIX):
-            raise UserError(f"{type(owner).__name__} already has an attribute {PREFIX!r}, which attach needs: rename it.")
+            raise UserError(
+                f"{type(owner).__name__} already has an attribute {PREFIX!r}, which attach needs: rename it."
+            )
         self._owner = owner
         owner.add_module(PREFIX, self.modules)
         for point in points:

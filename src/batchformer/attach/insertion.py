@@ -1,8 +1,8 @@
 """What attach really puts into a model: one object as the instance `forward` of the layer it stands before.
 
 Why an instance `forward` and neither a hook nor a wrapper: keys stay, `deepcopy` and pickling give a copy that drives
-itself, and `torch.compile` guards on it, whereas it skips guards on hooks (an attached model compiled after a plain twin
-would silently run plain).
+itself, and `torch.compile` guards on it, whereas it skips guards on hooks (an attached model compiled after a plain
+twin would silently run plain).
 """
 
 from __future__ import annotations

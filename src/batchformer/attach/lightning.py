@@ -15,12 +15,12 @@ class BatchFormerCallback(L.Callback):
     """Attaches at the start of `fit`, before the optimizers are made, and detaches at its end.
 
     Args:
-        model: name of the attribute of the LightningModule that holds the network; None takes the LightningModule itself.
+        model: name of the LightningModule's attribute that holds the network; None takes the LightningModule itself.
         keywords: what `batchformer.attach` takes: before, dim, heads, dropout, ...
 
     The loss in `training_step` must see both streams: `bf.TwoStreamLoss(criterion)(logits, y)`. The network must exist
-    when `fit` begins (built in `__init__`). A checkpoint written meanwhile holds the module's weights too, so `fit` with
-    `ckpt_path=` needs the callback again.
+    when `fit` begins (built in `__init__`). A checkpoint written meanwhile holds the module's weights too, so `fit`
+    with `ckpt_path=` needs the callback again.
     """
 
     def __init__(self, model: str | None = "model", **keywords: Any) -> None:

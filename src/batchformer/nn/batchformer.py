@@ -19,8 +19,8 @@ class BatchFormer(nn.Module):
 
     Algorithm 1 of the paper: in training `x` becomes `cat([x, encoder(x)])` along the batch axis and `y` becomes
     `cat([y, y])`; one classifier sees both. In eval mode `x` and `y` pass unchanged, so the module can be dropped.
-    The released code is the stock `TransformerEncoderLayer(dim, 4, dim, 0.5)`; BalancedSoftmax's copy stacks the streams
-    the other way round, which no mean over rows can tell.
+    The released code is the stock `TransformerEncoderLayer(dim, 4, dim, 0.5)`; BalancedSoftmax's copy stacks the
+    streams the other way round, which no mean over rows can tell.
 
     Args:
         dim: width of a feature.
@@ -80,9 +80,8 @@ class BatchFormer(nn.Module):
                 f"(batch, positions, {self.dim})."
             )
         rows = x.reshape(x.shape[0], -1, self.dim)
-        weight = self.layers[0].linear1.weight
         if not torch.is_autocast_enabled(x.device.type):
-            rows = rows.to(weight.dtype)  # half-precision features with a full-precision module
+            rows = rows.to(next(self.parameters()).dtype)  # half-precision features with a full-precision module
         for layer in self.layers:
             rows = layer(rows)
         return rows.to(x.dtype).reshape(x.shape)

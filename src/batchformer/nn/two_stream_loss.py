@@ -21,9 +21,7 @@ class TwoStreamLoss(nn.Module):
     criterion itself.
     """
 
-    def __init__(
-        self, criterion: Callable[[Any, Any], Tensor], scale: Literal["mean", "released"] = "mean"
-    ) -> None:
+    def __init__(self, criterion: Callable[[Any, Any], Tensor], scale: Literal["mean", "released"] = "mean") -> None:
         super().__init__()
         if scale not in ("mean", "released"):
             raise UserError(f'scale={scale!r} must be "mean" (Algorithm 1) or "released" (the published code).')

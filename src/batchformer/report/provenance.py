@@ -82,8 +82,8 @@ def caveats(runs: Sequence[Run]) -> list[str]:
         found.append("The training data are not the same in all runs (their fingerprints or class counts differ).")
     if _loss_scales_differ(runs):
         found.append(
-            "With BatchFormer the loss is three times the mean over the streams (stream_loss released), which trains like "
-            "a threefold learning rate, and the baseline's loss is not scaled: part of any difference may be that. "
+            "With BatchFormer the loss is three times the mean over the streams (stream_loss released), which trains "
+            "like a threefold learning rate, and the baseline's loss is not scaled: part of a difference may be that. "
             "The control is --method baseline --model.loss_weight 3."
         )
     odd = sorted({run.text("protocol") or "unknown" for run in runs} - {"last"})
