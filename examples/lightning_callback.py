@@ -44,7 +44,9 @@ class Classifier(L.LightningModule):
 def make_loader(count: int, seed: int) -> DataLoader[tuple[Tensor, ...]]:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % CLASSES
-    images = torch.randn(count, 3, 32, 32, generator=generator) + torch.linspace(-1, 1, CLASSES)[labels].view(-1, 1, 1, 1)
+    images = torch.randn(count, 3, 32, 32, generator=generator) + torch.linspace(-1, 1, CLASSES)[labels].view(
+        -1, 1, 1, 1
+    )
     return DataLoader(TensorDataset(images, labels), batch_size=20, shuffle=seed == 0)
 
 
@@ -63,7 +65,9 @@ def main() -> None:
     )
     trainer.fit(task, make_loader(100, seed=0), make_loader(50, seed=1))
     assert list(task.state_dict()) == keys
-    print(f"accuracy {trainer.callback_metrics['accuracy']:.0%}; the task has the {len(keys)} tensors it had before fit")
+    print(
+        f"accuracy {trainer.callback_metrics['accuracy']:.0%}; the task has the {len(keys)} tensors it had before fit"
+    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from batchformer.errors import UserError
 from batchformer.report.comparison import METHODS, comparison_table, format_difference, format_summary
 from batchformer.report.paper import MAIN
+from batchformer.report.provenance import caveats
 from batchformer.report.runs import by_recipe, load_runs
 from batchformer.report.verdict import verdict
 
@@ -20,7 +21,9 @@ RULE = ("---", "---", "---:", "---:", "---:", "---:", "---:")
 def readme_table(results: Path) -> str:
     """The row pairs of the paper that were run with and without the method, and one sentence about each."""
     recipes = by_recipe(load_runs([results]))
-    lines, sentences = [], []
+    lines: list[list[str]] = []
+    sentences: list[str] = []
+    warnings: list[str] = []
     for recipe, paper in MAIN.items():
         runs = recipes.get(recipe, [])
         if {run.method for run in runs} != set(METHODS):
@@ -31,9 +34,11 @@ def readme_table(results: Path) -> str:
             ours = [format_summary(row.baseline), format_summary(row.batchformer), format_difference(row.difference)]
             lines.append([f"`{recipe}`" if row is rows[0] else "", row.label, *theirs, *ours])
         sentences.append(f"- `{recipe}` ({paper.setting}). {verdict(rows).sentence}")
+        warnings += caveats(runs)
     if not lines:
         raise UserError(f"{results} holds no recipe of the paper with both methods: there is nothing to show.")
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in (HEADER, RULE, *lines))
+    sentences += [f"- Read with care: {text}" for text in dict.fromkeys(warnings)]
     return table + "\n\n" + "\n".join(sentences)
 
 

@@ -1,0 +1,30 @@
+"""The line of docs/recipes.md about a recipe, made from its YAML file."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+
+import yaml
+
+from batchformer._cli.shelf import recipe_text
+
+HEADER = "| recipe | backbone | loss over the streams | epochs | batch | learning rate | weight decay | augmentation |"
+
+
+def recipe_row(name: str) -> str:
+    recipe = yaml.safe_load(recipe_text(name))
+    model, data = recipe["model"], recipe["data"]["init_args"]
+    room, _, kind = recipe["data"]["class_path"].rpartition(".")
+    keywords = inspect.signature(getattr(import_module(room), kind)).parameters
+    cells = [
+        f"[`{name}`](#{name})",
+        model["backbone"],
+        model["stream_loss"],
+        recipe["trainer"]["max_epochs"],
+        data["batch_size"],
+        model["optimizer"]["lr"],
+        f"{model['optimizer']['weight_decay']:.0e}".replace("e-0", "e-"),
+        data.get("augment", keywords["augment"].default),
+    ]
+    return "| " + " | ".join(map(str, cells)) + " |"

@@ -1,0 +1,149 @@
+"""The documentation keeps its word: code runs and prints what it says, paths and links exist, no recipe is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import yaml
+
+from batchformer._cli.shelf import recipe_names
+from batchformer.cli import COMMANDS, main
+from batchformer.report.readme_table import readme_table, with_table
+
+from .pages import PAGES, REPOSITORY, blocks, python_blocks
+from .recipe_rows import HEADER, recipe_row
+
+DOCS = REPOSITORY / "docs"
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+# Commands whose output depends on nothing but the code: cheap, without training.
+_QUICK = ("help", "recipes", "data", "data digits-lt", "data miniature cifar100 mini", "data miniature folder photos",
+          "data folder-lt --data-root photos", "fit cifar100-lt-10", "fit digits-lt --trainer.max_epoch 3",
+          "fit digits-lt --trainer.max_epochs three", "test runs/nothing")  # fmt: skip
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(REPOSITORY).as_posix()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
+def test_every_python_block_runs_and_prints_what_the_page_says(page, monkeypatch, tmp_path):
+    # Dynamo traces and guards as ever; the real compiler, half a minute here, has its test in tests/behaviour.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "page"}
+    for block in python_blocks(page):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block.code, f"{name_of(page)}, block at line {block.line}", "exec"), namespace)
+        if block.output is not None:
+            assert printed.getvalue() == block.output, f"{name_of(page)}, line {block.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_inside_the_repository_leads_somewhere(page):
+    for target in _LINK.findall(page.read_text(encoding="utf-8")):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{name_of(page)} links to {target}"
+        assert file.is_relative_to(REPOSITORY), f"{name_of(page)} links out of the repository: {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{name_of(page)} links to {target}, which has no such heading"
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_what_how_it_works_names_is_in_the_file_it_names():
+    text = (DOCS / "how-it-works.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\|[^|]+\| `(src/[^`]+)` \| `(\w+)` \|$", text, re.MULTILINE)
+    assert len(rows) > 15
+    for path, name in rows:
+        source = (REPOSITORY / path).read_text(encoding="utf-8")
+        assert re.search(rf"^(class|def) {name}\b", source, re.MULTILINE), f"{name} is not in {path}"
+    for path in re.findall(r"`(src/[^`]+)`", text):
+        assert (REPOSITORY / path).exists(), path
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_has_its_entry_with_the_settings_of_its_file(name):
+    text = (DOCS / "recipes.md").read_text(encoding="utf-8")
+    assert HEADER in text
+    assert recipe_row(name) in text
+    entry = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
+    assert f"`batchformer fit {name}" in entry
+    assert "- Data:" in entry
+
+
+def test_no_page_speaks_of_a_recipe_that_is_not_shipped():
+    for page in PAGES:
+        for name in re.findall(
+            r"batchformer (?:fit|compare) ([a-z][a-z0-9-]*-(?:lt\S*|r10|r50)|inat\w+)", page.read_text()
+        ):
+            assert name.strip("`") in [*recipe_names(), "cifar100-lt-10"], f"{name} in {name_of(page)}"
+
+
+def test_every_command_is_described():
+    text = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    for command in COMMANDS:
+        assert f"\n## {command}\n" in text
+
+
+def test_shown_output_of_quick_commands_is_what_they_print(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    shown = {}
+    for page in PAGES:
+        for block in blocks(page.read_text(encoding="utf-8")):
+            if block.language == "console":
+                command, _, output = block.code.partition("\n")
+                shown[command.removeprefix("$ batchformer ")] = output
+    assert set(_QUICK) <= set(shown)
+    for command in _QUICK:
+        main(command.split())
+        out, err = capsys.readouterr()
+        assert (out + err).strip() == shown[command].strip(), command
+
+
+def test_the_readme_shows_what_the_result_files_hold():
+    readme = REPOSITORY / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    assert text == with_table(text, readme_table(REPOSITORY / "results")), (
+        "README.md is stale: python -m batchformer.report.readme_table results README.md"
+    )
+
+
+@pytest.mark.parametrize("example", sorted((REPOSITORY / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(example, tmp_path):
+    done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+
+
+def test_the_picture_is_well_formed_and_loads_nothing():
+    picture = (DOCS / "method.svg").read_text(encoding="utf-8")
+    ElementTree.fromstring(picture)
+    assert "href" not in picture
+    assert "url(http" not in picture
+
+
+def test_citation_names_the_three_papers_and_the_version():
+    import batchformer
+
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == batchformer.__version__
+    assert citation["license"] == "Apache-2.0"
+    titles = [reference["title"].split(":")[0] for reference in citation["references"]]
+    assert titles == ["BatchFormer", "BatchFormerV2", "TransMix"]
