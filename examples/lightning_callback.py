@@ -20,7 +20,7 @@ CLASSES = 5
 
 
 class Classifier(L.LightningModule):
-    """An ordinary task; the only new thing in it is TwoStreamLoss, which without the callback is the criterion itself."""
+    """An ordinary task; new in it is only TwoStreamLoss, which without the callback is the criterion itself."""
 
     def __init__(self) -> None:
         super().__init__()

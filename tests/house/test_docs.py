@@ -89,11 +89,10 @@ def test_every_recipe_has_its_entry_with_the_settings_of_its_file(name):
 
 
 def test_no_page_speaks_of_a_recipe_that_is_not_shipped():
+    known = {*recipe_names(), "cifar100-lt-10"}  # the last one is the page's example of a mistake
     for page in PAGES:
-        for name in re.findall(
-            r"batchformer (?:fit|compare) ([a-z][a-z0-9-]*-(?:lt\S*|r10|r50)|inat\w+)", page.read_text()
-        ):
-            assert name.strip("`") in [*recipe_names(), "cifar100-lt-10"], f"{name} in {name_of(page)}"
+        named = re.findall(r"batchformer (?:fit|compare) ([a-z][a-z0-9-]*)[`\s]", page.read_text(encoding="utf-8"))
+        assert {name for name in named if name != "mine"} <= known, name_of(page)
 
 
 def test_every_command_is_described():

@@ -56,19 +56,8 @@ def wheel(tmp_path_factory):
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     target = tmp_path_factory.mktemp("installed")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(target),
-        str(wheel),
-    ]
-    done = subprocess.run(pip, capture_output=True, text=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    done = subprocess.run([*pip, "--target", str(target), str(wheel)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return target
 
