@@ -36,6 +36,9 @@ class _Names(ModuleType):
         self.__dict__[name] = value
         return value
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
     @property
     def attach(self) -> Any:
         """The function; the room of the same name would otherwise take its place as soon as it is imported."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import lightning as L
 import pytest
 import timm
@@ -137,8 +139,125 @@ def test_a_model_that_loses_the_second_stream_is_told() -> None:
 
     model = Keeps().train()
     bf.attach(model, heads=2)
-    with pytest.raises(UserError, match=r"4 rows entered Keeps in training and 4 left it"):
+    with pytest.raises(UserError, match=r"8 rows left the module in training and 4 left Keeps"):
         model(torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_model_that_never_calls_the_layer_is_told(by_name: bool) -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.fc.weight)
+
+    model, x = Functional().train(), torch.randn(4, 6)
+    attachment = bf.attach(model, heads=2)
+    with pytest.raises(UserError, match="without calling the layer"):
+        model(x=x) if by_name else model(x)
+    with attachment.disabled():
+        assert len(model(x)) == 4
+
+
+def test_two_places_on_one_way_are_told() -> None:
+    model = small().train()
+    bf.attach(model, before=["0", "2"], heads=2)
+    with pytest.raises(UserError, match="opened twice on one way"):
+        model(torch.randn(4, 6))
+
+
+def test_inputs_that_are_lists_of_images_work() -> None:
+    class Lists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, images: list[Tensor]) -> Tensor:
+            return self.fc(input=torch.stack(images))  # by name: the insertion must find it
+
+    model = Lists().train()
+    bf.attach(model, heads=2)
+    assert len(model([torch.randn(6) for _ in range(5)])) == 10
+    assert len(model.eval()([torch.randn(6) for _ in range(5)])) == 5
+
+
+def test_an_auxiliary_head_that_branches_off_earlier_stays_plain() -> None:
+    import torchvision
+
+    model = torchvision.models.googlenet(num_classes=3, aux_logits=True, init_weights=False).train()
+    attachment = bf.attach(model)
+    outputs = model(torch.randn(2, 3, 64, 64))
+    assert [len(t) for t in outputs] == [4, 2, 2]
+    plain = attachment.plain(outputs)
+    assert type(plain) is type(outputs)
+    assert [len(t) for t in plain] == [2, 2, 2]
+
+
+def test_after_detach_plain_changes_nothing() -> None:
+    attachment = bf.attach(small().train(), heads=2)
+    model = attachment.detach()
+    outputs = model(torch.randn(4, 6))
+    assert attachment.plain(outputs) is outputs
+
+
+def test_a_forward_wrapped_by_somebody_after_attach_runs_plain_after_detach() -> None:
+    model = small().train()
+    attachment = bf.attach(model, heads=2)
+    ours = model[2].forward
+    model[2].forward = lambda x: ours(x) + 0.0
+    assert len(model(torch.randn(4, 6))) == 8
+    attachment.detach()
+    assert len(model(torch.randn(4, 6))) == 4
+
+
+def test_a_container_before_which_the_module_stands_still_runs() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 3))), torch.randn(4, 6)
+    expected = model.eval()(x)
+    attachment = bf.attach(model, before="1", dim=8, heads=2)
+    assert torch.equal(model(x), expected)
+    assert len(model.train()(x)) == 8
+    attachment.detach()
+    assert [name for name, _ in model.named_modules()] == ["", "0", "1", "1.0", "1.1"]
+
+
+def test_several_usual_names_are_not_guessed_between() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.classifier = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    with pytest.raises(UserError, match="'fc' and 'classifier'"):
+        bf.attach(Both())
+
+
+def test_a_head_of_several_layers_ends_in_the_classifier() -> None:
+    model = timm.create_model("resnet18", num_classes=3)
+    model.fc = nn.Sequential(nn.Linear(512, 16), nn.ReLU(), nn.Linear(16, 3))
+    assert bf.attach(model).paths == ("fc.2",)
+
+
+def test_a_layer_with_two_names_is_found_by_either() -> None:
+    model = nn.Module()
+    model.one = model.two = nn.Linear(4, 2)
+    assert bf.attach(model, before="two", heads=2).paths == ("two",)
+
+
+def test_the_module_has_the_precision_of_its_layer() -> None:
+    model = nn.Sequential(nn.Linear(6, 8).bfloat16(), nn.ReLU(), nn.Linear(8, 3))
+    assert next(bf.attach(model, heads=2).parameters()).dtype == torch.float32
+
+
+def test_a_lazy_layer_is_asked_to_be_filled_first() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    with pytest.raises(UserError, match="LazyLinear has no weights yet"):
+        bf.attach(model, before="1", heads=2)
+
+
+def test_an_unknown_option_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="no option 'head': did you mean 'heads'"):
+        bf.attach(small(), head=2)
 
 
 def test_an_unknown_path_is_answered_with_the_nearest_names() -> None:
@@ -205,10 +324,43 @@ class Task(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+def images() -> torch.utils.data.DataLoader:
+    generator = torch.Generator().manual_seed(0)
+    return torch.utils.data.DataLoader([(torch.randn(6, generator=generator), i % 3) for i in range(8)], batch_size=4)
+
+
+def quiet_trainer(folder: Path, epochs: int) -> L.Trainer:
+    return L.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[BatchFormerCallback(heads=2)],
+    )
+
+
+def test_checkpoints_of_the_callback_hold_the_plain_model_and_go_on_with_the_module(tmp_path: Path) -> None:
+    task, trainer = Task(), quiet_trainer(tmp_path, 1)
+    trainer.fit(task, images())
+    file = trainer.checkpoint_callback.best_model_path
+    trained = trainer.callbacks[0].attachment.state_dict()
+    loaded = Task.load_from_checkpoint(file)  # strict, without the callback
+    assert all(torch.equal(loaded.state_dict()[key], value) for key, value in task.state_dict().items())
+    again = quiet_trainer(tmp_path, 1)  # nothing left to train: what is there was loaded
+    again.fit(Task(), images(), ckpt_path=file)
+    restored = again.callbacks[0].attachment.state_dict()
+    assert all(torch.equal(restored[key], value) for key, value in trained.items())
+    longer = quiet_trainer(tmp_path, 2)
+    longer.fit(Task(), images(), ckpt_path=file)
+    assert longer.global_step == 4
+
+
 def test_the_callback_attaches_for_fit_and_leaves_the_plain_model() -> None:
     task = Task()
     keys = list(task.state_dict())
-    data = torch.utils.data.DataLoader([(torch.randn(6), i % 3) for i in range(8)], batch_size=4)
+    data = images()
     callback = BatchFormerCallback(heads=2)
     trainer = L.Trainer(
         max_epochs=1,

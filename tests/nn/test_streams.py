@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,20 @@ def test_dicts_are_repeated_inside_and_what_has_no_rows_stays() -> None:
     assert repeated["boxes"] == [1, 2, 3, 1, 2, 3]
     assert repeated["weight"] == 0.5
     assert repeated["name"] == "x"
+
+
+def test_the_kind_of_a_dict_is_kept() -> None:
+    targets = defaultdict(list, ids=torch.arange(3))
+    repeated = bf.repeat_targets(targets, LOGITS)
+    assert isinstance(repeated, defaultdict)
+    assert repeated["ids"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert len(targets["ids"]) == 3
+
+
+@pytest.mark.parametrize("targets", [np.array([1, 2, 3]), "abc", {"ids": np.array([1, 2, 3])}, 3])
+def test_what_cannot_be_repeated_is_refused(targets: object) -> None:
+    with pytest.raises(UserError, match="cannot be repeated"):
+        bf.repeat_targets(targets, LOGITS)
 
 
 def test_targets_for_every_row_come_back_untouched() -> None:

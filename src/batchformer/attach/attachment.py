@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.attach.classifiers import find_classifiers, get_submodule
-from batchformer.attach.insertion import Before, Once, RowCheck
+from batchformer.attach.insertion import Before, Held, Once, RowCheck
 from batchformer.attach.probe import Channels, feature_from_layer, feature_from_tensor, run_dry
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
@@ -49,7 +51,10 @@ def attach(
             f"a BatchFormer is already attached before {', '.join(map(repr, existing.paths))}: detach it first, or "
             f"name all places in one call, before=[...]."
         )
-    paths = [before] if isinstance(before, str) else list(before) if before else find_classifiers(model)
+    _refuse_unknown(module_keywords)
+    paths = [before] if isinstance(before, str) else find_classifiers(model) if before is None else list(before)
+    if not paths:
+        raise UserError("before=[] names no place: leave it out to find the classifier, or name a submodule.")
     for path in paths:
         if isinstance(get_submodule(model, path), nn.ModuleList | nn.ModuleDict):
             raise UserError(f"{path!r} is a list of layers, which is never called itself: name one of its layers.")
@@ -84,9 +89,9 @@ class Point:
         self, paths: tuple[str, ...], module: BatchFormer, layers: list[nn.Module], channels: Channels
     ) -> None:
         self.paths, self.module, self.channels = paths, module, channels
-        feature = Once(module, channels)
+        self.feature = Once(module, channels)
         final = len(layers) - 1
-        self.insertions = [Before(layer, feature, i == 0, i == final) for i, layer in enumerate(layers)]
+        self.insertions = [Before(layer, self.feature, i == 0, i == final) for i, layer in enumerate(layers)]
 
     def __repr__(self) -> str:
         return f"Point(before={' and '.join(self.paths)}, dim={self.module.dim})"
@@ -97,7 +102,7 @@ class Attachment:
 
     def __init__(self, model: nn.Module, points: list[Point]) -> None:
         self.model, self.points = model, points
-        self.modules = nn.ModuleList(point.module for point in points)
+        self.modules = Held(point.module for point in points)
         self.modules.train(model.training)
         # A container calls or counts its children, so there the module lives on the layer it stands before.
         contained = isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict)
@@ -107,11 +112,13 @@ class Attachment:
                 f"{type(owner).__name__} already has an attribute {PREFIX!r}, which attach needs: rename it."
             )
         self._owner = owner
+        #: what the keys of the module's own parameters in the model's state dict begin with
+        self.prefix = f"{points[0].paths[0]}.{PREFIX}." if contained else f"{PREFIX}."
         owner.add_module(PREFIX, self.modules)
         for point in points:
             for insertion in point.insertions:
                 insertion.put()
-        model.register_forward_hook(RowCheck([point.module for point in points]))
+        model.register_forward_hook(RowCheck([point.feature for point in points]), with_kwargs=True)
         model.__dict__[_HANDLE] = self
 
     @property
@@ -149,9 +156,13 @@ class Attachment:
                 point.module.enabled = enabled
 
     def plain(self, outputs: T) -> T:
-        """The rows of the plain stream, for metrics in training; outputs of eval mode pass as they are."""
+        """The rows of the plain stream, for metrics in training; outputs of eval mode pass as they are.
+
+        To be asked in the mode the outputs were made in: what tells is whether the module is active now. Outputs with
+        half the rows of the first one (an auxiliary head that branches off before the module) are plain already.
+        """
         module = self.points[0].module
-        return plain_rows(outputs, module.streams) if module.active else outputs
+        return plain_rows(outputs, module.streams) if self.attached and module.active else outputs
 
     def detach(self) -> nn.Module:
         """The very same model, without a trace: keys, hooks and forwards as they were before attach."""
@@ -206,8 +217,19 @@ def _make_point(
     if dim is None:
         raise UserError(f"the width of what enters {paths[0]!r} is not known: say dim=.")
     module = BatchFormer(dim, **module_keywords)
-    weight = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    # Where the layer is, the module must be: the parts of a model may differ in device and precision.
+    weights = (p for part in (*layers, model) for p in part.parameters() if p.is_floating_point())
+    weight = next(weights, torch.empty(0))
     return Point(tuple(paths), module.to(device=weight.device, dtype=weight.dtype), layers, channels)
+
+
+def _refuse_unknown(keywords: Mapping[str, Any]) -> None:
+    known = [name for name in inspect.signature(BatchFormer.__init__).parameters if name not in ("self", "dim")]
+    for name in keywords:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}" if near else f"there are {', '.join(known)}"
+            raise UserError(f"attach has no option {name!r}: {hint}.")
 
 
 def _remove_row_check(model: nn.Module) -> None:
@@ -215,3 +237,4 @@ def _remove_row_check(model: nn.Module) -> None:
     for key, hook in list(model._forward_hooks.items()):
         if isinstance(hook, RowCheck):
             del model._forward_hooks[key]
+            model._forward_hooks_with_kwargs.pop(key, None)

@@ -21,6 +21,7 @@ def find_classifiers(model: nn.Module) -> list[str]:
     `nn.Sequential` it is the last Linear.
     """
     named = _named_by_timm(model) or _found_by_getter(model) or _usually_named(model) or _last_of_sequential(model)
+    named = [_last_of_container(model, path) for path in named]
     paths = [path for path in named if _scores(model.get_submodule(path))]
     if paths:
         return paths
@@ -34,7 +35,7 @@ def find_classifiers(model: nn.Module) -> list[str]:
 
 def get_submodule(model: nn.Module, path: str) -> nn.Module:
     """`model.get_submodule(path)`; an unknown path is answered with the nearest names."""
-    names = [name for name, _ in model.named_modules() if name]
+    names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     if path not in names:
         near = difflib.get_close_matches(path, names, n=3, cutoff=0.3) or names[-3:]
         raise UserError(
@@ -68,12 +69,21 @@ def _found_by_getter(model: nn.Module) -> list[str]:
 
 
 def _usually_named(model: nn.Module) -> list[str]:
-    for name in _USUAL_NAMES:
-        child = model._modules.get(name)
-        if child is not None:
-            inner = _last_scoring_layer(child)
-            return [] if inner is None else [f"{name}.{inner}" if inner else name]
-    return []
+    children = ((name, model._modules.get(name)) for name in _USUAL_NAMES)
+    found = [name for name, child in children if child is not None and _last_scoring_layer(child) is not None]
+    if len(found) > 1:
+        raise UserError(
+            f"{type(model).__name__} has several layers that may be its classifier, {' and '.join(map(repr, found))}: "
+            f"name the one that turns features into scores with before=."
+        )
+    return found
+
+
+def _last_of_container(model: nn.Module, path: str) -> str:
+    """A head of several layers ends in the one that scores: the features are what enters that one."""
+    module = model.get_submodule(path)
+    inner = None if isinstance(module, nn.Linear | nn.Conv2d) else _last_scoring_layer(module)
+    return f"{path}.{inner}" if inner else path
 
 
 def _last_of_sequential(model: nn.Module) -> list[str]:

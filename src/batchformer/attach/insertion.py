@@ -27,6 +27,7 @@ class Once:
 
     def __init__(self, module: BatchFormer, channels: Channels) -> None:
         self.module, self.channels = module, channels
+        self.rows: int | None = None  # that left the module in the forward under way, for `RowCheck`
         self.read: Tensor | None = None
         self.streams: Tensor | None = None
 
@@ -34,6 +35,7 @@ class Once:
         if first or self.streams is None or self.read is not x:
             self.read, self.streams = x, self._relate(x)
         out = self.streams
+        self.rows = out.shape[0]
         if last:
             self.read = self.streams = None
         return out
@@ -45,7 +47,7 @@ class Once:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made between two heads must not carry half a forward.
-        return {**self.__dict__, "read": None, "streams": None}
+        return {**self.__dict__, "rows": None, "read": None, "streams": None}
 
 
 class Before:
@@ -54,37 +56,65 @@ class Before:
     def __init__(self, layer: nn.Module, feature: Once, first: bool = True, last: bool = True) -> None:
         self.layer, self.feature, self.first, self.last = layer, feature, first, last
         self.previous: Callable[..., Any] | None = layer.__dict__.get("forward")
+        self.removed = False
 
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self.feature.module.active:
-            x = self.feature(x, self.first, self.last)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.removed and self.feature.module.active:
+            if args:
+                args = (self.feature(args[0], self.first, self.last), *args[1:])
+            else:  # the layer's input by name, whatever that is
+                name = next(iter(kwargs))
+                kwargs = {**kwargs, name: self.feature(kwargs[name], self.first, self.last)}
         if self.previous is not None:
-            return self.previous(x, *args, **kwargs)
-        return type(self.layer).forward(self.layer, x, *args, **kwargs)
+            return self.previous(*args, **kwargs)
+        return type(self.layer).forward(self.layer, *args, **kwargs)
 
     def put(self) -> None:
         self.layer.__dict__["forward"] = self
 
     def remove(self) -> None:
+        self.removed = True  # somebody may have wrapped this `forward` in another since: then it only passes through
         if self.layer.__dict__.get("forward") is self:
             del self.layer.__dict__["forward"]
             if self.previous is not None:
                 self.layer.__dict__["forward"] = self.previous
 
 
+class Held(nn.ModuleList):
+    """Holds the modules on the model. A container that calls all its children finds one that changes nothing."""
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
 class RowCheck:
-    """A forward hook of the whole model: in training with doubled streams, twice the rows must leave it."""
+    """A forward hook of the whole model: the rows that left the module must be the rows that leave the model."""
 
-    def __init__(self, modules: list[BatchFormer]) -> None:
-        self.modules = modules
+    def __init__(self, features: list[Once]) -> None:
+        self.features = features
 
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
-        if not any(module.active and module.streams == "duplicate" for module in self.modules):
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        if not any(feature.module.active for feature in self.features):
             return
-        entered, left = count_rows(args), count_rows(outputs)
-        if entered is not None and left is not None and left != 2 * entered:
+        expected = [feature.rows for feature in self.features if feature.rows is not None]
+        for feature in self.features:
+            feature.rows = None
+        left = count_rows(outputs)
+        if not expected:
             raise UserError(
-                f"{entered} rows entered {type(model).__name__} in training and {left} left it, where two streams must "
-                f"give {2 * entered}: the model does not pass the second stream on from where it was attached; attach "
-                f"before another layer."
+                f"{type(model).__name__} went through a forward in training without calling the layer it was attached "
+                f"before, so nothing was related: attach before a layer that is called (not one whose weights are read "
+                f"directly), or use `with attachment.disabled():` for this forward."
+            )
+        if left is not None and left != expected[0]:
+            twice = left == 2 * expected[0] or len(set(expected)) > 1
+            cure = (
+                "the streams were opened twice on one way: name one place of it"
+                if twice
+                else (
+                    "the model does not pass the second stream on from where it was attached: attach before another layer"
+                )
+            )
+            raise UserError(
+                f"{expected[0]} rows left the module in training and {left} left {type(model).__name__}; {cure}."
             )

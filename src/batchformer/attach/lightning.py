@@ -10,6 +10,8 @@ from torch import nn
 from batchformer.attach.attachment import Attachment, attach
 from batchformer.attach.classifiers import get_submodule
 
+_CHECKPOINT_KEY = "batchformer"
+
 
 class BatchFormerCallback(L.Callback):
     """Attaches at the start of `fit`, before the optimizers are made, and detaches at its end.
@@ -19,8 +21,8 @@ class BatchFormerCallback(L.Callback):
         keywords: what `batchformer.attach` takes: before, dim, heads, dropout, ...
 
     The loss in `training_step` must see both streams: `bf.TwoStreamLoss(criterion)(logits, y)`. The network must exist
-    when `fit` begins (built in `__init__`). A checkpoint written meanwhile holds the module's weights too, so `fit`
-    with `ckpt_path=` needs the callback again.
+    when `fit` begins (built in `__init__`). Checkpoints hold the plain model, so they load without the callback too;
+    the module's own weights stand beside it and come back when `fit` goes on from such a checkpoint.
     """
 
     def __init__(self, model: str | None = "model", **keywords: Any) -> None:
@@ -31,6 +33,18 @@ class BatchFormerCallback(L.Callback):
         if stage == "fit":
             network: nn.Module = pl_module if self.model is None else get_submodule(pl_module, self.model)
             self.attachment = attach(network, **self.keywords)
+            self.attachment.modules.register_load_state_dict_post_hook(_own_weights_come_separately)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.attachment is not None and self.attachment.attached:
+            prefix = ("" if self.model is None else f"{self.model}.") + self.attachment.prefix
+            weights = checkpoint["state_dict"]
+            own = [key for key in weights if key.startswith(prefix)]
+            checkpoint[_CHECKPOINT_KEY] = {key.removeprefix(prefix): weights.pop(key) for key in own}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.attachment is not None and self.attachment.attached and _CHECKPOINT_KEY in checkpoint:
+            self.attachment.load_state_dict(checkpoint[_CHECKPOINT_KEY])
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self.attachment is not None and self.attachment.attached:
@@ -38,3 +52,9 @@ class BatchFormerCallback(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "fit")
+
+
+def _own_weights_come_separately(module: nn.Module, incompatible: Any) -> None:
+    """A plain checkpoint is complete for an attached model: what it lacks is loaded by the callback."""
+    missing = incompatible.missing_keys
+    missing[:] = [key for key in missing if f"{_CHECKPOINT_KEY}." not in key]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from batchformer.errors import UserError
 
@@ -26,6 +27,8 @@ class Feature:
 
 def feature_from_layer(layer: nn.Module) -> Feature | None:
     """The feature a layer reads, where the layer itself tells."""
+    if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+        raise UserError(f"{type(layer).__name__} has no weights yet: run one batch through the model, then attach.")
     if isinstance(layer, nn.Linear):
         return Feature(layer.in_features, "last")
     if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):

@@ -11,6 +11,7 @@ each target twice, metrics count the plain rows. At test time there is one strea
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -42,24 +43,29 @@ def plain_count(rows: int, streams: Streams) -> int:
 
 
 def plain_rows(outputs: T, streams: Streams = "duplicate") -> T:
-    """The plain rows of every tensor in a tensor, tuple, list or dict; 0-d tensors and the rest pass as they are.
+    """The plain rows of every tensor in a tensor, tuple, list or dict.
 
-    With `streams="single"` there is no plain stream: the outputs come back as they are.
+    The first tensor tells how many rows there are; tensors with another number of rows (an auxiliary head that branched
+    off before the streams opened), 0-d tensors and the rest pass as they are. With `streams="single"` there is no plain
+    stream: the outputs come back as they are.
     """
-    if streams == "single":
+    rows = count_rows(outputs)
+    if streams == "single" or rows is None:
         return outputs
-    return _map_rows(outputs, lambda t: t[: plain_count(len(t), streams)])
+    return _map_rows(outputs, lambda t: t[: plain_count(rows, streams)] if len(t) == rows else t)
 
 
 def related_rows(outputs: T) -> T:
     """The other half: the related rows of outputs whose batch was doubled."""
-    return _map_rows(outputs, lambda t: t[len(t) // 2 :])
+    rows = count_rows(outputs)
+    return outputs if rows is None else _map_rows(outputs, lambda t: t[rows // 2 :] if len(t) == rows else t)
 
 
 def repeat_targets(targets: T, outputs: Any) -> T:
     """The targets, repeated where the outputs carry two streams.
 
-    Targets may be class ids (B,), soft labels (B, K), a list with one entry per image, or a dict (or tuple) of these.
+    Targets may be class ids (B,), soft labels (B, K), a list with one entry per image, or a dict (or tuple) of these;
+    what has no batch axis inside a dict (a number, a name) stays as it is.
     The very same object comes back when there are as many as output rows, twice over when there are half as many.
     """
     rows = count_rows(outputs)
@@ -72,10 +78,15 @@ def _repeat(targets: Any, rows: int) -> Any:
     if isinstance(targets, Mapping):
         repeated = {k: _repeat(v, rows) if _has_rows(v) else v for k, v in targets.items()}
         unchanged = all(repeated[k] is v for k, v in targets.items())
-        return targets if unchanged else type(targets)(repeated)  # type: ignore[call-arg]
+        return targets if unchanged else _same_kind(targets, repeated)
     if isinstance(targets, tuple):
         items = [_repeat(v, rows) if _has_rows(v) else v for v in targets]
         return targets if all(a is b for a, b in zip(items, targets, strict=True)) else _like(targets, items)
+    if not isinstance(targets, Tensor | list):
+        raise UserError(
+            f"targets of the type {type(targets).__name__} cannot be repeated for the second stream: pass a tensor, a "
+            f"list with one entry per image, or a dict or tuple of these."
+        )
     count = len(targets)
     if count == rows:
         return targets
@@ -99,17 +110,28 @@ def count_rows(outputs: Any) -> int | None:
 
 
 def _has_rows(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple) or (isinstance(value, Tensor) and value.ndim > 0)
+    """Whether a value inside a dict or tuple has a batch axis; arrays of other libraries are refused, not passed by."""
+    if isinstance(value, Tensor) or hasattr(value, "__array__"):
+        return value.ndim > 0
+    return isinstance(value, Mapping | list | tuple)
 
 
 def _map_rows(outputs: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(outputs, Tensor):
         return change(outputs) if outputs.ndim else outputs
     if isinstance(outputs, Mapping):
-        return type(outputs)({k: _map_rows(v, change) for k, v in outputs.items()})  # type: ignore[call-arg]
+        return _same_kind(outputs, {k: _map_rows(v, change) for k, v in outputs.items()})
     if isinstance(outputs, tuple | list):
         return _like(outputs, [_map_rows(v, change) for v in outputs])
     return outputs
+
+
+def _same_kind(template: Mapping[str, Any], items: dict[str, Any]) -> Any:
+    """A mapping of the template's kind (an ordered or default dict, the output class of a library)."""
+    made = copy.copy(template)
+    for key, value in items.items():
+        made[key] = value  # type: ignore[index]
+    return made
 
 
 def _like(template: Any, items: list[Any]) -> Any:
