@@ -2,7 +2,7 @@
 
     python examples/lightning_callback.py
 
-Needs lightning and timm (pip install "batchformer[train]"); a few seconds on a CPU.
+Needs lightning and timm (the extra `train` of this package); a few seconds on a CPU.
 """
 
 from __future__ import annotations

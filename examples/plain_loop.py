@@ -2,7 +2,7 @@
 
     python examples/plain_loop.py [FILE]        saves the plain weights to FILE (plain_loop.pt)
 
-Needs timm (pip install "batchformer[train]").
+Needs timm (the extra `train` of this package).
 """
 
 from __future__ import annotations
