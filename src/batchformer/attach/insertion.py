@@ -107,14 +107,10 @@ class RowCheck:
                 f"directly), or use `with attachment.disabled():` for this forward."
             )
         if left is not None and left != expected[0]:
-            twice = left == 2 * expected[0] or len(set(expected)) > 1
-            cure = (
-                "the streams were opened twice on one way: name one place of it"
-                if twice
-                else (
-                    "the model does not pass the second stream on from where it was attached: attach before another layer"
-                )
-            )
+            if left == 2 * expected[0] or len(set(expected)) > 1:
+                cure = "the streams were opened twice on one way: name one place of it"
+            else:
+                cure = "the model does not pass the second stream on from there: attach before another layer"
             raise UserError(
                 f"{expected[0]} rows left the module in training and {left} left {type(model).__name__}; {cure}."
             )

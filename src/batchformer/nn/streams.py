@@ -105,7 +105,10 @@ def count_rows(outputs: Any) -> int | None:
     if isinstance(outputs, Mapping):
         outputs = list(outputs.values())
     if isinstance(outputs, tuple | list):
-        return next((rows for item in outputs if (rows := count_rows(item)) is not None), None)
+        for item in outputs:  # a plain loop: torch 2.11 compiles no generator with an assignment in it
+            rows = count_rows(item)
+            if rows is not None:
+                return rows
     return None
 
 

@@ -88,7 +88,9 @@ def _main_section(recipe: str, runs: Sequence[Run], paper: PaperResult | None, l
         paper_cells = [_one_digit(before), _one_digit(after), gain] if paper else []
         ours = [format_summary(row.baseline), format_summary(row.batchformer), format_difference(row.difference)]
         table.append([row.label, *paper_cells, *ours])
-    lines += [_markdown(header, table), "", verdict(rows).sentence + _seed_counts(rows[0]), ""]
+    doubts = caveats(runs)
+    careful = " **Not a clean comparison: read the caveats below first.**" if doubts else ""
+    lines += [_markdown(header, table), "", verdict(rows).sentence + careful + _seed_counts(rows[0]), ""]
     correlation = influence_correlation(runs)
     if correlation is not None:
         lines += [
@@ -97,7 +99,7 @@ def _main_section(recipe: str, runs: Sequence[Run], paper: PaperResult | None, l
             "",
         ]
     lines += [f"- {question}: {answer}" for question, answer in facts(runs) if question != "Recipe"]
-    lines += [f"- Read with care: {text}" for text in caveats(runs)]
+    lines += [f"- Read with care: {text}" for text in doubts]
     return "\n".join(lines) + "\n"
 
 
