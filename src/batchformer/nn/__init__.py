@@ -2,6 +2,7 @@
 
 from batchformer.nn.attention import BatchAttention, batch_attention, reference_batch_attention
 from batchformer.nn.batchformer import BatchFormer
+from batchformer.nn.batchformer_v2 import BatchFormerV2
 from batchformer.nn.encoder import BatchEncoderLayer
 from batchformer.nn.streams import plain_rows, repeat_targets
 from batchformer.nn.two_stream_loss import TwoStreamLoss
@@ -10,6 +11,7 @@ __all__ = [
     "BatchAttention",
     "BatchEncoderLayer",
     "BatchFormer",
+    "BatchFormerV2",
     "TwoStreamLoss",
     "batch_attention",
     "plain_rows",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
@@ -18,17 +18,22 @@ def reference_batch_attention(
     key: Float[Tensor, "batch position heads width"],
     value: Float[Tensor, "batch position heads width"],
     group_size: int | None = None,
+    valid: Bool[Tensor, "batch position"] | None = None,
 ) -> Float[Tensor, "batch position heads width"]:
-    """The definition, slow and obvious: softmax(q_i . k_j / sqrt(width)) over the samples j of i's group."""
+    """The definition, slow and obvious: softmax(q_i . k_j / sqrt(width)) over the samples j of i's group.
+
+    With `valid`, only over the samples j that are valid at the position, and i itself.
+    """
     batch, positions, heads, width = query.shape
     size = group_size or batch
     out = torch.empty_like(value)
     for n in range(positions):
         for h in range(heads):
-            for start in range(0, batch, size):
-                rows = slice(start, min(start + size, batch))
-                scores = query[rows, n, h] @ key[rows, n, h].T / width**0.5
-                out[rows, n, h] = scores.softmax(dim=-1) @ value[rows, n, h]
+            for i in range(batch):
+                group = range(i - i % size, min(i - i % size + size, batch))
+                seen = [j for j in group if valid is None or j == i or valid[j, n]]
+                scores = key[seen, n, h] @ query[i, n, h] / width**0.5
+                out[i, n, h] = scores.softmax(dim=0) @ value[seen, n, h]
     return out
 
 
@@ -38,42 +43,52 @@ def batch_attention(
     value: Float[Tensor, "batch position heads width"],
     dropout: float = 0.0,
     group_size: int | None = None,
+    valid: Bool[Tensor, "batch position"] | None = None,
 ) -> Float[Tensor, "batch position heads width"]:
     """`reference_batch_attention` by torch's fused kernels, with dropout on the attention weights."""
     batch = query.shape[0]
     if group_size is None or group_size >= batch:
-        return _attend(query, key, value, dropout)
+        return _attend(query, key, value, valid, dropout)
     # Whole groups first, in one call; the last, smaller one by itself.
     whole = batch - batch % group_size
-    parts = [_attend_in_groups(query[:whole], key[:whole], value[:whole], dropout, group_size)]
+    grouped = [_into_groups(t, group_size) for t in (query[:whole], key[:whole], value[:whole])]
+    mask = None if valid is None else _into_groups(valid[:whole], group_size)
+    parts = [_out_of_groups(_attend(grouped[0], grouped[1], grouped[2], mask, dropout), whole)]
     if whole < batch:
-        parts.append(_attend(query[whole:], key[whole:], value[whole:], dropout))
+        rest = None if valid is None else valid[whole:]
+        parts.append(_attend(query[whole:], key[whole:], value[whole:], rest, dropout))
     return torch.cat(parts)
 
 
-def _attend_in_groups(query: Tensor, key: Tensor, value: Tensor, dropout: float, size: int) -> Tensor:
-    batch, positions, heads, width = query.shape
-    # Samples of one group become the sequence; the groups become further positions.
-    q, k, v = (
-        t.reshape(batch // size, size, positions, heads, width)
-        .transpose(0, 1)
-        .reshape(size, batch // size * positions, heads, width)
-        for t in (query, key, value)
-    )
-    out = _attend(q, k, v, dropout).reshape(size, batch // size, positions, heads, width)
-    return out.transpose(0, 1).reshape(batch, positions, heads, width)
+def _into_groups(x: Tensor, size: int) -> Tensor:
+    """(groups x size, position, ...) -> (size, groups x position, ...): each group a batch at positions of its own."""
+    groups, rest = x.shape[0] // size, x.shape[2:]
+    return x.reshape(groups, size, x.shape[1], *rest).transpose(0, 1).reshape(size, groups * x.shape[1], *rest)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+def _out_of_groups(x: Tensor, batch: int) -> Tensor:
+    size, rest = x.shape[0], x.shape[2:]
+    positions = x.shape[1] * size // batch
+    return x.reshape(size, batch // size, positions, *rest).transpose(0, 1).reshape(batch, positions, *rest)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None, dropout: float) -> Tensor:
     # (batch, position, heads, width) -> (position, heads, batch, width): what SDPA calls (N, H, L, E).
     q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
+    mask = None if valid is None else _mask(valid)
     per_call = max(1, _SEQUENCES_PER_CALL // q.shape[1])
-    if q.shape[0] <= per_call:
-        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-    else:
-        pieces = zip(q.split(per_call), k.split(per_call), v.split(per_call), strict=True)
-        out = torch.cat([F.scaled_dot_product_attention(*piece, dropout_p=dropout) for piece in pieces])
-    return out.permute(2, 0, 1, 3)
+    pieces = []
+    for start in range(0, q.shape[0], per_call):
+        part = slice(start, start + per_call)
+        allowed = None if mask is None else mask[part]
+        pieces.append(F.scaled_dot_product_attention(q[part], k[part], v[part], allowed, dropout))
+    return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).permute(2, 0, 1, 3)
+
+
+def _mask(valid: Bool[Tensor, "batch position"]) -> Bool[Tensor, "position 1 batch batch"]:
+    """Who may look at whom: at everything valid, and at oneself, so that no softmax is over nothing."""
+    itself = torch.eye(valid.shape[0], dtype=torch.bool, device=valid.device)
+    return (valid.T[:, None, :] | itself)[:, None]
 
 
 class BatchAttention(nn.Module):
@@ -98,11 +113,13 @@ class BatchAttention(nn.Module):
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
 
-    def forward(self, x: Float[Tensor, "batch position dim"]) -> Float[Tensor, "batch position dim"]:
+    def forward(
+        self, x: Float[Tensor, "batch position dim"], valid: Bool[Tensor, "batch position"] | None = None
+    ) -> Float[Tensor, "batch position dim"]:
         batch, positions, dim = x.shape
         qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
         query, key, value = (t.reshape(batch, positions, self.heads, -1) for t in qkv.chunk(3, dim=-1))
-        out = batch_attention(query, key, value, self.dropout if self.training else 0.0, self.group_size)
+        out = batch_attention(query, key, value, self.dropout if self.training else 0.0, self.group_size, valid)
         return self.out_proj(out.reshape(batch, positions, dim))
 
     def extra_repr(self) -> str:

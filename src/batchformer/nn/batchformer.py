@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, overload
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
@@ -31,6 +31,7 @@ class BatchFormer(nn.Module):
         norm: "post" as published, or "pre".
         group_size: attend inside groups of so many samples (the papers' per-GPU batches on one device).
         streams: "duplicate" as published, "split" or "single"; see `batchformer.nn.streams`.
+        layer_scale: start of a learnt factor on both branches of each layer; None, as published, has no factor.
 
     Its state dict is that of `torch.nn.TransformerEncoder`; one of a bare `TransformerEncoderLayer` loads as well.
     """
@@ -45,6 +46,7 @@ class BatchFormer(nn.Module):
         norm: Literal["post", "pre"] = "post",
         group_size: int | None = None,
         streams: Streams = "duplicate",
+        layer_scale: float | None = None,
     ) -> None:
         super().__init__()
         if layers < 1:
@@ -54,7 +56,7 @@ class BatchFormer(nn.Module):
         self.dim, self.streams = dim, streams
         self.enabled = True
         self.layers = nn.ModuleList(
-            BatchEncoderLayer(dim, heads, hidden_dim, dropout, norm, group_size) for _ in range(layers)
+            BatchEncoderLayer(dim, heads, hidden_dim, dropout, norm, group_size, layer_scale) for _ in range(layers)
         )
 
     @overload
@@ -72,8 +74,13 @@ class BatchFormer(nn.Module):
         """Whether rows are related: in training mode, unless disabled."""
         return self.training and self.enabled
 
-    def relate(self, x: Float[Tensor, "batch *position dim"]) -> Float[Tensor, "batch *position dim"]:
-        """Only the related rows: the encoder over the batch axis, at each position by itself; any mode."""
+    def relate(
+        self, x: Float[Tensor, "batch *position dim"], valid: Bool[Tensor, batch * position] | None = None
+    ) -> Float[Tensor, "batch *position dim"]:
+        """Only the related rows: the encoder over the batch axis, at each position by itself; any mode.
+
+        Where `valid` is False the input passes unchanged, and nothing looks at it.
+        """
         if x.ndim < 2 or x.shape[-1] != self.dim:
             raise UserError(
                 f"BatchFormer(dim={self.dim}) got an input of shape {tuple(x.shape)}: it needs (batch, {self.dim}) or "
@@ -82,9 +89,25 @@ class BatchFormer(nn.Module):
         rows = x.reshape(x.shape[0], -1, self.dim)
         if not torch.is_autocast_enabled(x.device.type):
             rows = rows.to(next(self.parameters()).dtype)  # half-precision features with a full-precision module
+        if valid is None:
+            for layer in self.layers:
+                rows = layer(rows)
+            return rows.to(x.dtype).reshape(x.shape)
+        valid = self._check_valid(valid, x).reshape(rows.shape[:2])
+        # Zeros in place of padding: whatever stands there, NaN too, reaches nothing, and no gradient reaches it.
+        related = torch.where(valid[..., None], rows, 0.0)
         for layer in self.layers:
-            rows = layer(rows)
-        return rows.to(x.dtype).reshape(x.shape)
+            related = layer(related, valid)
+        return torch.where(valid[..., None], related.to(x.dtype), x.reshape(rows.shape)).reshape(x.shape)
+
+    @staticmethod
+    def _check_valid(valid: Tensor, x: Tensor) -> Tensor:
+        if valid.shape != x.shape[:-1] or valid.dtype != torch.bool:
+            raise UserError(
+                f"valid must be a boolean tensor of the shape {tuple(x.shape[:-1])}, one value per position; got "
+                f"{valid.dtype} {tuple(valid.shape)}."
+            )
+        return valid
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         bare = [k for k in state_dict if k.startswith(f"{prefix}self_attn.")]

@@ -35,6 +35,12 @@ def open_streams(x: Tensor, relate: Callable[[Tensor], Tensor], streams: Streams
     return torch.cat([x, relate(x)])
 
 
+def carry_streams(x: Tensor, relate: Callable[[Tensor], Tensor], streams: Streams) -> Tensor:
+    """A later insertion: plain rows stay, related rows are related once more."""
+    plain = plain_count(x.shape[0], streams)
+    return torch.cat([x[:plain], relate(x[plain:])]) if 0 < plain < x.shape[0] else relate(x) if plain == 0 else x
+
+
 def plain_count(rows: int, streams: Streams) -> int:
     """How many of `rows` rows that left the module's side of the model are plain (the first ones)."""
     if streams == "single":

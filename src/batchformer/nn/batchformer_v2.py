@@ -1,0 +1,70 @@
+"""BatchFormerV2: batch attention at every token or pixel, inside the network (V2, section 3)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from batchformer.errors import UserError
+from batchformer.nn.batchformer import BatchFormer
+from batchformer.nn.streams import carry_streams, open_streams
+
+
+class BatchFormerV2(BatchFormer):
+    """Tokens (B, N, C) or maps (B, C, H, W) in; in training plain rows, then related rows; in eval the input itself.
+
+    V2, eq. 2 and Fig. 3: at each of the N positions the B samples are a sequence of the same encoder that BatchFormer
+    has at the end of the network; the positions share its weights. The first insertion doubles the batch, later ones
+    (`opens=False`) act on the related rows alone. The released detection code does so; its DeiT code never doubles the
+    batch and relates half of it (here `streams="split"`), which is not what the paper describes.
+
+    Args:
+        opens: whether this insertion opens the streams, or carries on those that an earlier one has opened.
+        channels: where the channels of a four-dimensional input are, "first" (B, C, H, W) or "last" (B, H, W, C).
+        keywords: those of `BatchFormer`. The papers take 4 heads for detection and the backbone's number for ViTs.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int = 4,
+        *,
+        opens: bool = True,
+        channels: Literal["first", "last"] = "first",
+        **keywords: Any,
+    ) -> None:
+        super().__init__(dim, heads, **keywords)
+        if channels not in ("first", "last"):
+            raise UserError(f'channels={channels!r} must be "first" (B, C, H, W) or "last" (B, H, W, C).')
+        self.opens, self.channels = opens, channels
+
+    def forward(  # type: ignore[override]
+        self, x: Float[Tensor, "batch ..."], valid: Bool[Tensor, "batch ..."] | None = None
+    ) -> Float[Tensor, "rows ..."]:
+        """`valid` (B, N), or (B, H, W) for maps, is False at padded positions: they pass unchanged, unseen by others.
+
+        A position that is valid in one sample only attends to itself alone. Default: no mask, as published.
+        """
+        if not self.active:
+            return x
+        moved = x.movedim(1, -1) if x.ndim == 4 and self.channels == "first" else x
+        related = self._related_part(moved, valid)
+        out = (open_streams if self.opens else carry_streams)(moved, related, self.streams)
+        return out.movedim(-1, 1) if moved is not x else out
+
+    def _related_part(self, x: Tensor, valid: Tensor | None) -> Any:
+        """`relate`, for whichever of the rows the streams will ask for: the last ones, with their part of the mask."""
+        if valid is None:
+            return self.relate
+        self._check_valid(valid, x)
+        return partial(_relate_last_rows, self, valid)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, opens={self.opens}"
+
+
+def _relate_last_rows(module: BatchFormerV2, valid: Tensor, rows: Tensor) -> Tensor:
+    return module.relate(rows, valid[valid.shape[0] - rows.shape[0] :])
