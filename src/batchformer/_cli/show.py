@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from batchformer.metrics.shots import count_shots
+
 SPLITS = {"all": "All", "many": "Many (> 100 images)", "medium": "Medium (20 to 100)", "few": "Few (< 20)"}
 
 
 def metrics_table(result: dict[str, Any]) -> str:
     """Accuracy over all classes and over those with many, medium and few training images."""
     counts = result.get("class_counts", [])
-    classes = {
-        "all": len(counts),
-        "many": sum(count > 100 for count in counts),
-        "medium": sum(20 <= count <= 100 for count in counts),
-        "few": sum(count < 20 for count in counts),
-    }
+    classes: dict[str, int] = {"all": len(counts), **count_shots(counts)}
     lines = [f"{result['recipe']}, {result['method']}, seed {result['seed']}: test accuracy after the last epoch, %"]
     for split, label in SPLITS.items():
         value = result["metrics"].get(split)
         number = "–" if value is None else f"{value:.2f}"
-        lines.append(f"  {label:<20} {number:>6}   {classes[split]} classes")
+        lines.append(f"  {label:<20} {number:>6}   {classes[split]} {'class' if classes[split] == 1 else 'classes'}")
     if result.get("images_per_s"):
         lines.append(
             f"  trained in {result['wall_s']:.0f} s at {result['images_per_s']:,.0f} images/s ({result['device']})"

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from batchformer.data.epochs import EpochLoader
 from batchformer.errors import UserError
-
-MANY_ABOVE, FEW_BELOW = 100, 20
+from batchformer.metrics.shots import count_shots
 
 
 class LongTailedData(L.LightningDataModule):
@@ -119,9 +118,7 @@ class LongTailedData(L.LightningDataModule):
             "train_images": self.train_images,
             "test_images": self.test_images,
             "image_size": self.image_size,
-            "many": sum(n > MANY_ABOVE for n in counts),
-            "medium": sum(FEW_BELOW <= n <= MANY_ABOVE for n in counts),
-            "few": sum(n < FEW_BELOW for n in counts),
+            **count_shots(counts),
             "head": {"label": head, "name": self.class_names[head], "images": counts[head]},
             "tail": {"label": tail, "name": self.class_names[tail], "images": counts[tail]},
             "imbalance": counts[head] / counts[tail],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -11,16 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from batchformer.errors import UserError
-
-Shot = Literal["many", "medium", "few"]
-SHOTS: tuple[Shot, ...] = ("many", "medium", "few")
-
-
-def shot_of(training_images: int) -> Shot:
-    """Many: more than 100 training images; medium: 20 to 100, both included; few: less than 20."""
-    if training_images > 100:
-        return "many"
-    return "medium" if training_images >= 20 else "few"
+from batchformer.metrics.shots import SHOTS, shot_of
 
 
 class ShotAccuracy(Metric):

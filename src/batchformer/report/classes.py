@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from batchformer.metrics.shots import FEW_BELOW, MANY_ABOVE
 from batchformer.report.runs import Run
 from batchformer.report.statistics import PairedDifference, paired_difference
 
-MANY_ABOVE, FEW_BELOW = 100, 20
 MOST_POINTS = 400
 
 

@@ -6,10 +6,9 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from batchformer.metrics.shots import FEW_BELOW, MANY_ABOVE
 from batchformer.report.charts import Chart
 from batchformer.report.classes import (
-    FEW_BELOW,
-    MANY_ABOVE,
     ClassGroup,
     difference_per_group,
     mean_per_group,
