@@ -28,7 +28,6 @@ class _CIFAR(ArrayData):
     names_file: ClassVar[str]
     label_key: ClassVar[str]
     names_key: ClassVar[str]
-    official_count: ClassVar[int]
     torchvision_name: ClassVar[str]
 
     def __init__(
@@ -89,9 +88,8 @@ class _CIFAR(ArrayData):
         names = self._class_names()
         train = self._join([self._read_file(name, len(names)) for name in self.train_files])
         counts = np.bincount(train.labels, minlength=len(names))
-        # a miniature has smaller classes than the official files; a file cut to the tail still has the whole head
-        largest = self.official_count if counts.max() == self.official_count else int(counts.max())
-        kept = tail_subset(train.labels, names, largest, self.imbalance)
+        # 500 (CIFAR-10: 5000) in the official files, less in a miniature; files cut to the tail have the whole head
+        kept = tail_subset(train.labels, names, int(counts.max()), self.imbalance)
         return Split(train.images[kept], train.labels[kept]), self._read_file(self.test_file, len(names)), names
 
     def _class_names(self) -> list[str]:
@@ -129,7 +127,6 @@ class CIFAR100LT(_CIFAR):
     train_files = ("train",)
     test_file, names_file = "test", "meta"
     label_key, names_key = "fine_labels", "fine_label_names"
-    official_count = 500
     torchvision_name = "CIFAR100"
 
 
@@ -140,5 +137,4 @@ class CIFAR10LT(_CIFAR):
     train_files = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")
     test_file, names_file = "test_batch", "batches.meta"
     label_key, names_key = "labels", "label_names"
-    official_count = 5000
     torchvision_name = "CIFAR10"
