@@ -37,8 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as problem:
         if debug:
             raise
+        from batchformer.running.folder import is_main_process
+
         code, sentence = _explain(problem)
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if is_main_process():
             print(f"batchformer: {sentence}", file=sys.stderr)
         return code
 

@@ -3,7 +3,7 @@
 import pytest
 
 from batchformer.errors import UserError
-from batchformer.running.folder import RunFolder
+from batchformer.running.folder import RunFolder, is_main_process
 
 
 def _used(path):
@@ -52,3 +52,24 @@ def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(UserError, match="is a file"):
         RunFolder(tmp_path / "run").open_new(overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "main"),
+    [
+        ({}, True),
+        ({"LOCAL_RANK": "0", "NODE_RANK": "0"}, True),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"LOCAL_RANK": "0", "NODE_RANK": "1"}, False),
+        ({"SLURM_PROCID": "3"}, False),
+        ({"RANK": "8", "LOCAL_RANK": "0", "GROUP_RANK": "1"}, False),  # torchrun, first process of the second machine
+        ({"RANK": "0", "LOCAL_RANK": "0", "SLURM_PROCID": "1"}, True),  # torchrun inside a job step
+        ({"RANK": "0", "LOCAL_RANK": "1"}, False),  # started by Lightning where RANK is the number of the machine
+    ],
+)
+def test_one_process_of_all_machines_writes(environment, main, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_main_process() is main

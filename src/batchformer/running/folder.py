@@ -14,8 +14,13 @@ from batchformer.running.atomic import remove_stale_temporaries, write_json, wri
 
 
 def is_main_process() -> bool:
-    """Under DDP Lightning starts the same command once per device; only the first one may make and check folders."""
-    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+    """Under DDP the same command runs once per device; only the first one may make and check folders.
+
+    torchrun numbers the processes of all machines by RANK. Lightning's own launcher sets NODE_RANK and LOCAL_RANK,
+    the latter also where a cluster has set RANK to the number of the machine.
+    """
+    names = ("RANK", "LOCAL_RANK") if "RANK" in os.environ else ("NODE_RANK", "LOCAL_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in names)
 
 
 @dataclass(frozen=True)
