@@ -59,3 +59,24 @@ def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     write_json(tmp_path / "x.json", {"a": float("nan"), "b": [1.5, float("inf")], "c": {"d": 2}})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "b": [1.5, None], "c": {"d": 2}}
+
+
+def test_a_place_that_cannot_be_written_is_named_as_it_was_given(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    for place, reason in ((tmp_path / "folder", "it is a folder"), (tmp_path / "file/model", "")):
+        with pytest.raises(UserError, match=f"^{place} could not be written: {reason}") as caught:
+            write_text(place, "x")
+        assert "partial" not in str(caught.value)
+        assert "--resume" not in str(caught.value)
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_where_writing_is_not_permitted_nobody_is_told_to_make_room(tmp_path):
+    def forbidden(file):
+        raise PermissionError(errno.EACCES, "Permission denied", file.name)
+
+    with pytest.raises(UserError, match=r"model could not be written: writing there is not permitted") as caught:
+        write_atomically(tmp_path / "model", forbidden)
+    assert "make room" not in str(caught.value)
+    assert "partial" not in str(caught.value)

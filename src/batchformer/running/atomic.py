@@ -10,13 +10,15 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from batchformer.errors import UserError
 
 TEMPORARY_SUFFIX = ".partial"
-_DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+DISK_IS_FULL = "the disk is full"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -31,9 +33,14 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except BaseException as problem:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         if (reason := disk_problem(problem)) is not None:
-            raise UserError(f"{path} could not be written: {reason}; make room and go on with --resume.") from problem
+            what_to_do = "make room and go on with --resume" if reason == DISK_IS_FULL else "choose another place"
+            raise UserError(f"{path} could not be written: {reason}; {what_to_do}.") from problem
+        if isinstance(problem, OSError):  # its own words name the temporary file
+            reason = "it is a folder" if path.is_dir() else (problem.strerror or str(problem))
+            raise UserError(f"{path} could not be written: {reason}; choose another place.") from problem
         raise
 
 
@@ -59,12 +66,12 @@ def disk_problem(problem: BaseException | None) -> str | None:
     """
     while problem is not None:
         if isinstance(problem, OSError):
-            if problem.errno in _DISK_IS_FULL:
-                return "the disk is full"
+            if problem.errno in _FULL:
+                return DISK_IS_FULL
             if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 return "writing there is not permitted"
         if isinstance(problem, RuntimeError) and "PytorchStreamWriter" in str(problem):
-            return "the disk is full"
+            return DISK_IS_FULL
         problem = problem.__cause__ or problem.__context__
     return None
 
