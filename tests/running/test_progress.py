@@ -2,7 +2,11 @@
 
 import io
 
-from batchformer.running.progress import ProgressLine
+import lightning.pytorch as L
+import pytest
+import torch
+
+from batchformer.running.progress import ProgressLine, RunProgress
 
 
 class Terminal(io.StringIO):
@@ -40,3 +44,46 @@ def test_a_terminal_is_not_redrawn_at_every_step():
     for step in range(1000):
         line.update(step / 1000, "")
     assert stream.getvalue().count("\r") < 100
+
+
+class Counting(L.LightningModule):
+    """Its accuracy is the number of steps made, so a number on the line says when it was measured."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        return self.weight * batch.sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/all", float(self.trainer.global_step))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def _last_line(**keywords):
+    stream = io.StringIO()
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False,
+        num_sanity_val_steps=0, callbacks=[RunProgress(ProgressLine(stream=stream))], **keywords,
+    )  # fmt: skip
+    trainer.fit(Counting(), torch.ones(5, 1), torch.ones(2, 1))
+    lines = stream.getvalue().splitlines()
+    assert sum("100%" in line for line in lines) == 1
+    return lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "expected"),
+    [
+        ({"max_epochs": 3}, "epoch 3/3  all 15.0"),
+        ({"max_epochs": 3, "check_val_every_n_epoch": 2}, "epoch 3/3"),  # what epoch 2 had is not shown for epoch 3
+        ({"max_epochs": -1, "max_steps": 10}, "step 10/10  all 10.0"),
+        ({"max_epochs": -1, "max_steps": 12}, "step 12/12"),
+        ({"max_epochs": 9, "max_steps": 10}, "epoch 2/9  all 10.0"),
+    ],
+)
+def test_the_last_line_is_of_the_last_weights(keywords, expected):
+    assert _last_line(**keywords).endswith(f"  {expected}")

@@ -6,6 +6,7 @@ every tenth of the work, so logs stay short.
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -16,6 +17,7 @@ from lightning.pytorch.callbacks import ProgressBar
 
 _SECONDS_BETWEEN_DRAWS = 0.25
 _BAR = 12
+_JUST_BEFORE_THE_END = 0.999
 
 
 class ProgressLine:
@@ -97,6 +99,7 @@ class RunProgress(ProgressBar):
         self.line = line
         self._on = True
         self._accuracy = ""
+        self._validated_step = -1
 
     def disable(self) -> None:
         self._on = False
@@ -116,8 +119,13 @@ class RunProgress(ProgressBar):
         seen = trainer.callback_metrics
         shown = [f"{name} {float(seen[f'val/{name}']):.1f}" for name in ("all", "few") if f"val/{name}" in seen]
         self._accuracy = "  " + " ".join(shown) if shown else ""
+        self._validated_step = trainer.global_step
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if self._validated_step != trainer.global_step:
+            self._accuracy = ""  # of other weights than the last ones
+        if self._on:
+            self.line.update(1.0, self._where(trainer, max(1, trainer.current_epoch)) + self._accuracy)
         self.line.clear()
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
@@ -126,9 +134,23 @@ class RunProgress(ProgressBar):
     def _fraction(self, trainer: L.Trainer, batches: int) -> float:
         per_epoch = trainer.num_training_batches
         inside = batches / per_epoch if isinstance(per_epoch, int) and per_epoch else 0.0
-        return (trainer.current_epoch + inside) / max(1, trainer.max_epochs or 1)
+        by_epochs = (trainer.current_epoch + inside) / _or_endless(trainer.max_epochs)
+        return max(by_epochs, trainer.global_step / _or_endless(trainer.max_steps))
 
     def _show(self, trainer: L.Trainer, batches: int) -> None:
         if self._on:
-            epoch = min(trainer.current_epoch + 1, trainer.max_epochs or 1)
-            self.line.update(self._fraction(trainer, batches), f"epoch {epoch}/{trainer.max_epochs}{self._accuracy}")
+            # the last tenth waits for the end of training, and with it for the validation of the last weights
+            fraction = min(self._fraction(trainer, batches), _JUST_BEFORE_THE_END)
+            self.line.update(fraction, self._where(trainer, trainer.current_epoch + 1) + self._accuracy)
+
+    @staticmethod
+    def _where(trainer: L.Trainer, epoch: int) -> str:
+        if math.isfinite(last := _or_endless(trainer.max_epochs)):
+            return f"epoch {min(epoch, int(last))}/{int(last)}"
+        end = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
+        return f"step {trainer.global_step}{end}"
+
+
+def _or_endless(limit: int | None) -> float:
+    """Lightning writes -1 for no limit."""
+    return math.inf if limit is None or limit < 0 else max(1, limit)
