@@ -60,4 +60,5 @@ def test_the_nearest_name_is_found_by_its_last_part_too():
     known = ["trainer.max_epochs", "model.batchformer.heads", "data.init_args.imbalance"]
     assert nearest("trainer.max_epoch", known) == ["trainer.max_epochs"]
     assert nearest("heads", known) == ["model.batchformer.heads"]
+    assert nearest("epochs", [*known, "trainer.min_epochs"]) == ["trainer.max_epochs"]
     assert nearest("zzz", known) == []

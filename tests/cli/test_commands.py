@@ -62,7 +62,8 @@ def test_seed_and_method_reach_every_part(say, tmp_path):
     code, _, err = say("fit", "digits-lt", *TINY, "--seed", 7, "--method", "baseline", "--out", tmp_path / "run")
     assert code == 0, err
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert (config["model"]["seed"], config["data"]["init_args"]["seed"], config["seed_everything"]) == (7, 7, 7)
+    assert (config["model"]["seed"], config["data"]["init_args"]["seed"]) == (7, 7)
+    assert "seed_everything" not in config
     assert config["model"]["method"] == "baseline"
     assert "gradient_influence" not in json.loads((tmp_path / "run/result.json").read_text())
 

@@ -5,6 +5,7 @@ import resource
 import signal
 
 import pytest
+import torch
 
 OUT = ["--out", "run"]
 DATA = "data: {class_path: batchformer.data.DigitsLT}\n"
@@ -37,6 +38,14 @@ def _complaint(answer):
         (["fit", "digits-lt", "--seed", "x"], "--seed x: expected a whole number"),
         (["fit", "digits-lt", "--method", "best"], "expected baseline or batchformer"),
         (["fit", "digits-lt", "--resume", "--overwrite"], "give one of them"),
+        (["fit", "digits-lt", "--epochs", "3"], "Unknown option --epochs. Did you mean --trainer.max_epochs?"),
+        (["compare", "digits-lt", "--batch-size", "3"], "Did you mean --data.batch_size?"),
+        (["fit", "digits-lt", "--trainer.max_epochs", "0"], "trainer.max_epochs 0 trains nothing"),
+        (["compare", "digits-lt", "--trainer.max_steps", "0"], "trainer.max_steps 0 trains nothing"),
+        (["fit", "digits-lt", "--trainer.max_epochs", "-1"], "needs an end"),
+        (["fit", "digits-lt", "--trainer.max_epochs", "-5"], "Lightning refuses the trainer settings"),
+        (["fit", "digits-lt", "--trainer.accelerator", "tpu"], "trainer.accelerator tpu: this machine has none"),
+        (["fit", "digits-lt", "--trainer.strategy", "ddp_spawn", "--trainer.devices", "2"], "use ddp"),
         (["fit", "digits-lt", "--trainer.max_epoch", "3"], "Did you mean trainer.max_epochs?"),
         (["fit", "digits-lt", "--model.batchformer.head", "3"], "Did you mean model.batchformer.heads?"),
         (["fit", "digits-lt", "--data.imbalanc", "3"], "Did you mean data.init_args.imbalance?"),
@@ -50,6 +59,7 @@ def _complaint(answer):
         (["fit", "folder-lt", "--data-root", "nowhere"], "nowhere"),
         (["compare", "digits-lt", "--seeds", "x"], "--seeds x"),
         (["compare", "digits-lt", "--model.seed", "3"], "leave out --model.method and --model.seed"),
+        (["compare", "digits-lt", "--seed_everything", "3"], "give --seeds instead"),
         (["test", "nowhere"], "no run folder nowhere"),
         (["export", "nowhere"], "no run folder nowhere"),
         (["predict", "nowhere"], "needs a run folder and images"),
@@ -126,13 +136,48 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(say, tmp_
     )  # fmt: skip
     assert (code, err.count("\n")) == (2, 1)
     assert "not finite" in err
-    assert "optimizer.lr" in err
+    assert "model.optimizer.lr" in err
+    assert "the checkpoint from before it is kept (hot/checkpoints/last.ckpt)" in err
     assert not (tmp_path / "hot/result.json").exists()
-
-    import torch
 
     saved = torch.load(tmp_path / "hot/checkpoints/last.ckpt", weights_only=True)
     assert saved["global_step"] >= 1
+
+
+def test_a_loss_that_is_not_finite_promises_no_checkpoint_where_there_is_none(say, tmp_path):
+    code, _, err = say(
+        "fit", "digits-lt", "--trainer.max_epochs", "3", "--trainer.enable_progress_bar", "false", "--out", "hot",
+        "--model.optimizer.lr", "1e20", "--model.schedule.warmup_epochs", "0",
+    )  # fmt: skip
+    assert (code, err.count("\n")) == (2, 1)
+    assert "there is no checkpoint from before it" in err
+    assert "kept" not in err
+    assert not list((tmp_path / "hot").rglob("*.ckpt"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_one_sentence(say):
+    complaint = _complaint(say("fit", "digits-lt", "--trainer.accelerator", "gpu", *OUT))
+    assert "trainer.accelerator gpu: this machine has none" in complaint
+
+
+def test_export_names_the_place_it_was_given(say, tiny_run, tmp_path):
+    (tmp_path / "folder").mkdir()
+    assert "folder could not be written: it is a folder" in _complaint(say("export", tiny_run, "--out", "folder"))
+    (tmp_path / "file").write_text("")
+    complaint = _complaint(say("export", tiny_run, "--out", "file/model.safetensors"))
+    assert "file/model.safetensors could not be written" in complaint
+    assert "partial" not in complaint
+
+
+def test_a_wrong_call_with_overwrite_keeps_the_old_comparison(say, tmp_path):
+    old = tmp_path / "cmp/baseline-seed0/config.yaml"
+    old.parent.mkdir(parents=True)
+    old.write_text("a: 1\n")
+    (tmp_path / "cmp/compare.json").write_text("{}")
+    _complaint(say("compare", "digits-lt", "--trainer.max_epochs", "0", "--overwrite", "--out", "cmp"))
+    assert old.exists()
+    assert (tmp_path / "cmp/compare.json").exists()
 
 
 def test_a_full_disk_leaves_nothing_half_written_and_the_run_can_go_on(say, tmp_path):

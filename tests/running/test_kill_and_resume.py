@@ -16,6 +16,7 @@ from batchformer.cli import main
 RUN = ["fit", "digits-lt", "--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2", "--no-analysis"]
 EACH_EPOCH = ["--run.checkpoint_every_epochs", "1"]
 INSIDE_EPOCHS = ["--run.checkpoint_every_steps", "3"]
+ENDS_BY_STEPS = ["--trainer.max_steps", "18"]
 # What the run keeps, where it dies, and the step of the checkpoint that must be there then.
 KILLS = {
     "in the middle of an epoch, checkpoint inside it": (INSIDE_EPOCHS, "step", 13, 12),
@@ -23,6 +24,7 @@ KILLS = {
     "in the middle of writing a checkpoint inside an epoch": (INSIDE_EPOCHS, "write", 4, 9),
     "in the middle of writing the checkpoint of the last epoch": (EACH_EPOCH, "write", 3, 14),
     "before the first checkpoint": (EACH_EPOCH, "step", 5, None),
+    "in a run that ends by its steps": ([*EACH_EPOCH, *ENDS_BY_STEPS], "step", 10, 7),
 }
 
 
@@ -40,15 +42,23 @@ def killed(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    out = tmp_path_factory.mktemp("unbroken") / "run"
-    assert main([*RUN, *EACH_EPOCH, "--out", str(out)]) == 0
-    return out
+def never_killed(tmp_path_factory):
+    made = {}
+
+    def run(end):
+        if end not in made:
+            made[end] = tmp_path_factory.mktemp("unbroken") / "run"
+            assert main([*RUN, *EACH_EPOCH, *end, "--out", str(made[end])]) == 0
+        return made[end]
+
+    return run
 
 
 @pytest.mark.parametrize("name", KILLS)
-def test_resumed_run_has_the_bits_of_one_never_killed(name, killed, unbroken):
+def test_resumed_run_has_the_bits_of_one_never_killed(name, killed, never_killed):
     options, where, _, step = KILLS[name]
+    by_steps = ENDS_BY_STEPS[0] in options
+    unbroken = never_killed(tuple(ENDS_BY_STEPS if by_steps else ()))
     out = killed[name]
     checkpoint = out / "checkpoints/last.ckpt"
     assert not (out / "result.json").exists()
@@ -60,7 +70,7 @@ def test_resumed_run_has_the_bits_of_one_never_killed(name, killed, unbroken):
     assert main([*RUN, *options, "--out", str(out), "--resume"]) == 0
 
     expected, found = (torch.load(p / "checkpoints/last.ckpt", weights_only=True) for p in (unbroken, out))
-    assert found["global_step"] == expected["global_step"] == 21
+    assert found["global_step"] == expected["global_step"] == (18 if by_steps else 21)
     _assert_same(found["state_dict"], expected["state_dict"])
     _assert_same(found["optimizer_states"], expected["optimizer_states"])
     results = [json.loads((p / "result.json").read_text()) for p in (unbroken, out)]

@@ -64,10 +64,13 @@ def read_arguments(args: Sequence[str], options: Sequence[Option], recipe_keys: 
         name, equals, given = word[2:].partition("=")
         option = known.get(name)
         if option is None:
-            if recipe_keys and ("." in name or name in ("seed_everything", "config")):
+            if recipe_keys and ("." in name or name == "config"):
                 found.recipe_keys.append((name, given if equals else _take_one(name, rest)))
                 continue
-            raise UserError(f"Unknown option --{name}.{did_you_mean(name, known, prefix='--')}")
+            hint = did_you_mean(name, known, prefix="--")
+            if recipe_keys and not hint:
+                hint = did_you_mean(name.replace("-", "_"), _keys_of(found.positional), prefix="--")
+            raise UserError(f"Unknown option --{name}.{hint}")
         if option.takes == "nothing":
             if equals:
                 raise UserError(f"--{name} takes no value.")
@@ -82,6 +85,19 @@ def read_arguments(args: Sequence[str], options: Sequence[Option], recipe_keys: 
                 raise UserError(f"--{name} needs a value.")
             found.values[name] = values
     return found
+
+
+def _keys_of(recipe: list[str]) -> set[str]:
+    """The keys of a recipe as the command line takes them; none where it cannot be read, for that is told later."""
+    from batchformer._cli.shelf import find_recipe
+
+    try:
+        file = find_recipe(recipe[0] if recipe else "digits-lt")[1]
+        from batchformer._cli.recipe_cli import RecipeCLI
+
+        return {key.replace("data.init_args.", "data.") for key in RecipeCLI().keys_of(file)}
+    except (UserError, ImportError):
+        return set()
 
 
 def _take_one(name: str, rest: list[str]) -> str:

@@ -11,8 +11,10 @@ from batchformer._cli.shelf import find_recipe
 from batchformer._cli.training_options import (
     COMMON,
     METHODS,
+    SEED_OF_LIGHTNING,
     a_word_while_loading,
     method_override,
+    name_of_recipe,
     recipe_overrides,
     refuse_both,
     seed_overrides,
@@ -29,6 +31,7 @@ Train a recipe with and without BatchFormer over several seeds, on the same batc
 mean and deviation of both, and their paired difference with its 95 % interval.
 
   --seeds 3          that many seeds: 0, 1, 2;   --seeds 5 6 7: these ones (3)
+  --name NAME        what the results call this variant of the recipe (the recipe's name)
   --out DIR          folder of the comparison (runs/RECIPE-compare): a run folder each, compare.json, report.html
   --data-root DIR    where the data is (data)
   --resume           go on; runs that are finished are kept
@@ -40,22 +43,26 @@ Any field of the recipe can be changed for both sides: --trainer.max_epochs 3 --
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [*COMMON, Option("seeds", "many")], recipe_keys=True)
+    given = read_arguments(args, [*COMMON, Option("seeds", "many"), Option(SEED_OF_LIGHTNING)], recipe_keys=True)
     refuse_both(given)
+    if given.flag(SEED_OF_LIGHTNING):
+        raise UserError(f"compare trains over several seeds: give --seeds instead of --{SEED_OF_LIGHTNING}.")
     if any(key in ("model.method", "model.seed") for key, _ in given.recipe_keys):
         raise UserError("compare trains both methods over --seeds: leave out --model.method and --model.seed.")
     name, file = find_recipe(the_recipe(given, "compare"))
+    name = name_of_recipe(given, name, file)
     seeds = read_seeds(given.values.get("seeds", ["3"]))
     out = Path(given.value("out") or f"runs/{name}-compare")
     resume = given.flag("resume")
     pairs = [(seed, method) for seed in seeds for method in METHODS]
     folders = [RunFolder(out / f"{method}-seed{seed}") for seed, method in pairs]
     if is_main_process():
-        _open(out, folders, resume, given.flag("overwrite"))
+        _refuse_what_exists(out, folders, resume or given.flag("overwrite"))
 
     with a_word_while_loading():
         from batchformer._cli.recipe_cli import RecipeCLI
         from batchformer.running.progress import ProgressLine
+        from batchformer.running.train import open_folder, prepare, train
 
     cli, line, results = RecipeCLI(), ProgressLine(len(pairs)), []
     overrides = [*recipe_overrides(given), ("run.recipe", name)]
@@ -63,7 +70,15 @@ def run(args: list[str]) -> int:
         for index, ((seed, method), folder) in enumerate(zip(pairs, folders, strict=True)):
             line.begin_run(index, f"{method} seed {seed}")
             config = cli.load(file, [*overrides, *seed_overrides(seed), *method_override(method)])
-            results.append(_one_run(cli, config, folder, line, resume, not given.flag("no-analysis")))
+            if resume and folder.finished:
+                results.append(_kept(folder, config, line))
+                continue
+            prepared = prepare(folder, cli.build(), line, resume)
+            if index == 0 and given.flag("overwrite") and is_main_process():
+                _clear(out, folders)  # as late as this: a wrong call must not cost the old comparison
+            checkpoint = open_folder(folder, config, resume, overwrite=False)
+            results.append(train(prepared, config, checkpoint, not given.flag("no-analysis")))
+            del prepared
             _free_memory()
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
@@ -89,36 +104,30 @@ def read_seeds(words: list[str]) -> list[int]:
     return numbers
 
 
-def _open(out: Path, folders: list[RunFolder], resume: bool, overwrite: bool) -> None:
-    page, table = out / "report.html", out / "compare.json"
-    started = [folder for folder in folders if folder.started]
+def _refuse_what_exists(out: Path, folders: list[RunFolder], allowed: bool) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file, not a folder; choose another --out.")
-    if started or table.exists():
-        if not resume and not overwrite:
-            raise UserError(f"{out} exists already: add --resume to go on, --overwrite to start anew, or --out DIR.")
-        for file in (page, table):
-            file.unlink(missing_ok=True)
-        if overwrite:
-            for folder in started:
-                folder.clear()
+    if not allowed and ((out / "compare.json").exists() or any(folder.started for folder in folders)):
+        raise UserError(f"{out} exists already: add --resume to go on, --overwrite to start anew, or --out DIR.")
 
 
-def _one_run(
-    cli: Any, config: dict[str, Any], folder: RunFolder, line: Any, resume: bool, analysis: bool
-) -> dict[str, Any]:
-    from batchformer.running.train import open_folder, prepare, refuse_other_settings, train
+def _clear(out: Path, folders: list[RunFolder]) -> None:
+    for name in ("report.html", "compare.json"):
+        (out / name).unlink(missing_ok=True)
+    for folder in folders:
+        if folder.started:
+            folder.clear()
 
-    if resume and folder.finished:
-        refuse_other_settings(folder, config)
-        result = folder.read_result()
-        assert result is not None
-        line.skip_to(1.0)
-        return result
-    task, data, trainer_keywords, options = cli.build()
-    prepare(task, data)
-    checkpoint = open_folder(folder, config, resume, overwrite=False)
-    return train(folder, task, data, trainer_keywords, options, config, checkpoint, line, analysis)
+
+def _kept(folder: RunFolder, config: dict[str, Any], line: Any) -> dict[str, Any]:
+    """The result of a run that an earlier call has finished."""
+    from batchformer.running.train import refuse_other_settings
+
+    refuse_other_settings(folder, config)
+    result = folder.read_result()
+    assert result is not None
+    line.skip_to(1.0)
+    return result
 
 
 def _conclude(name: str, out: Path, seeds: list[int], results: list[dict[str, Any]]) -> None:

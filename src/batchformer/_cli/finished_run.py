@@ -32,6 +32,12 @@ def load_run(path: str, overrides: list[tuple[str, str]] | None = None) -> Finis
     from batchformer.running.checkpoint_io import read_checkpoint
 
     checkpoint = read_checkpoint(folder.checkpoint)
+    result = folder.read_result()
+    if result is not None and checkpoint["global_step"] != result["steps"]:
+        raise UserError(
+            f"{folder.checkpoint} is of step {checkpoint['global_step']}, {folder.result} of step {result['steps']}: "
+            "they are not the same network; restore the one that belongs to the other, or train again with --overwrite."
+        )
     cli = RecipeCLI()
     # Weights come from the checkpoint: nothing is to be fetched, compiled or captured.
     plain = [("model.compile", "false"), ("model.cuda_graph", "false"), ("trainer.logger", "false")]

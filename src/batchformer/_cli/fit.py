@@ -9,8 +9,10 @@ from batchformer._cli.arguments import Option, read_arguments
 from batchformer._cli.shelf import find_recipe
 from batchformer._cli.training_options import (
     COMMON,
+    SEED_OF_LIGHTNING,
     a_word_while_loading,
     method_override,
+    name_of_recipe,
     recipe_overrides,
     refuse_both,
     seed_overrides,
@@ -38,13 +40,16 @@ Any field of the recipe: --trainer.max_epochs 3 --trainer.precision bf16-mixed -
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [*COMMON, Option("seed"), Option("method"), Option("name")], recipe_keys=True)
+    given = read_arguments(
+        args, [*COMMON, Option("seed"), Option(SEED_OF_LIGHTNING), Option("method")], recipe_keys=True
+    )
     refuse_both(given)
     name, file = find_recipe(the_recipe(given, "fit"))
-    name = given.value("name") or name
+    name = name_of_recipe(given, name, file)
     overrides = [*recipe_overrides(given), ("run.recipe", name)]
-    if given.flag("seed"):
-        overrides += seed_overrides(given.integer("seed", 0))
+    for option in (SEED_OF_LIGHTNING, "seed"):
+        if given.flag(option):
+            overrides += seed_overrides(given.integer(option, 0))
     if (method := given.value("method")) is not None:
         overrides += method_override(method)
 
@@ -62,15 +67,14 @@ def run(args: list[str]) -> int:
         print(f"{folder.path} is finished already; nothing to do.")
         _show(folder)
         return 0
-    task, data, trainer_keywords, options = cli.build()
-    prepare(task, data)
-    checkpoint = open_folder(folder, config, resume, given.flag("overwrite"))
     line = ProgressLine()
     line.begin_run(0, f"{method} seed {seed}")
+    prepared = prepare(folder, cli.build(), line, resume)
+    checkpoint = open_folder(folder, config, resume, given.flag("overwrite"))
     if checkpoint is not None and is_main_process():
         line.say(f"Going on from {checkpoint}.")
     try:
-        train(folder, task, data, trainer_keywords, options, config, checkpoint, line, not given.flag("no-analysis"))
+        train(prepared, config, checkpoint, not given.flag("no-analysis"))
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
         raise KeyboardInterrupt(f"stopped; go on with: batchformer fit {shlex.join(words)} --resume") from None

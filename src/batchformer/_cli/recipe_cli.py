@@ -62,7 +62,8 @@ class RecipeCLI(LightningCLI):
         """Parse a recipe file with overrides; returns the resolved recipe as plain values."""
         words = [word for key, value in overrides for word in (f"--{self._full_key(key)}", value)]
         known: set[str] = self._keys_of_parser()
-        _check_sections(file)
+        content = _read_sections(file)
+        words = [*_seeds_in(content, file), *words]
         try:
             recipe = self.parser.parse_args(["--config", str(file)])
             known |= _flat_keys(self._as_dict(recipe))
@@ -70,9 +71,14 @@ class RecipeCLI(LightningCLI):
         except argparse.ArgumentError as problem:
             raise in_one_line(str(problem), known) from problem
         self.config.pop("config", None)
+        self.config.pop("seed_everything", None)  # the seeds themselves are there
         if hasattr(self, "config_dump"):
             del self.config_dump
         return self._as_dict(self.config)
+
+    def keys_of(self, file: Path) -> set[str]:
+        """Every key that can be given for this recipe."""
+        return self._keys_of_parser() | _flat_keys(self.load(file))
 
     def build(self) -> tuple[LongTailed, LongTailedData, dict[str, Any], RunOptions]:
         """Task, data module, keywords of the Trainer and run options of what was parsed last."""
@@ -95,8 +101,20 @@ class RecipeCLI(LightningCLI):
         return yaml.safe_load(self.parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml"))
 
 
-def _check_sections(file: Path) -> None:
-    """What jsonargparse would say less clearly about the outermost level."""
+def _seeds_in(content: dict[str, Any], file: Path) -> list[str]:
+    """``seed_everything`` of a file gives the seeds that the file does not give itself."""
+    seed = content.get("seed_everything")
+    if seed is None:
+        return []
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UserError(f"seed_everything in {file}: expected a whole number, got {seed}.")
+    given = {"model": content.get("model"), "data.init_args": content["data"].get("init_args")}
+    missing = [part for part, values in given.items() if not (isinstance(values, dict) and "seed" in values)]
+    return [word for part in missing for word in (f"--{part}.seed", str(seed))]
+
+
+def _read_sections(file: Path) -> dict[str, Any]:
+    """The file as it is, after what jsonargparse would say less clearly about its outermost level."""
     try:
         content = yaml.safe_load(file.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
@@ -108,6 +126,7 @@ def _check_sections(file: Path) -> None:
             raise UserError(f"Unknown key {name}.{did_you_mean(str(name), _SECTIONS)}")
     if not isinstance(content.get("data"), dict) or "class_path" not in content["data"]:
         raise UserError(f"{file} has no data: section with a class_path (and init_args).")
+    return content
 
 
 def _flat_keys(values: Any, prefix: str = "") -> set[str]:

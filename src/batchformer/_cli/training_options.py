@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from batchformer._cli.arguments import Arguments, Option
 from batchformer.errors import UserError
 
 COMMON = (
     Option("out"),
+    Option("name"),
     Option("data-root"),
     Option("resume", "nothing"),
     Option("overwrite", "nothing"),
     Option("no-analysis", "nothing"),
 )
 METHODS = ("baseline", "batchformer")
+SEED_OF_LIGHTNING = "seed_everything"  # what people know from Lightning; here another word for --seed
 
 
 def the_recipe(given: Arguments, command: str) -> str:
@@ -25,6 +28,24 @@ def the_recipe(given: Arguments, command: str) -> str:
     if len(given.positional) > 1:
         raise UserError(f"Unexpected argument {given.positional[1]}: {command} takes one recipe, then --key value.")
     return given.positional[0]
+
+
+def name_of_recipe(given: Arguments, found: str, file: Path) -> str:
+    """``--name``, else ``--run.recipe``, else what the file says under ``run: recipe:``, else the name of the file."""
+    on_the_line = [value for key, value in given.recipe_keys if key == "run.recipe"]
+    return given.value("name") or (on_the_line[-1] if on_the_line else "") or _name_in(file) or found
+
+
+def _name_in(file: Path) -> str:
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError):  # told when the recipe is parsed
+        return ""
+    run = content.get("run") if isinstance(content, dict) else None
+    name = run.get("recipe") if isinstance(run, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 def recipe_overrides(given: Arguments) -> list[tuple[str, str]]:
@@ -37,7 +58,7 @@ def recipe_overrides(given: Arguments) -> list[tuple[str, str]]:
 
 def seed_overrides(seed: int) -> list[tuple[str, str]]:
     """One seed for the weights, the order of the data, augmentation and dropout."""
-    return [("seed_everything", str(seed)), ("model.seed", str(seed)), ("data.init_args.seed", str(seed))]
+    return [("model.seed", str(seed)), ("data.init_args.seed", str(seed))]
 
 
 def method_override(method: str) -> list[tuple[str, str]]:

@@ -23,7 +23,8 @@ class RunRecorder(Checkpoint):
     def __init__(self) -> None:
         self.history: list[dict[str, float]] = []
         self.per_class: list[float] = []
-        self.validated_epoch = -1
+        self.validated_step = -1
+        self.ended = False
         self.class_names: list[str] = []
         self._wall_before = 0.0
         self._train_s = 0.0
@@ -33,6 +34,7 @@ class RunRecorder(Checkpoint):
         self._segment_images = 0
         self._epochs_here = 0
         self._staged: dict[str, float] | None = None
+        self._train_loss: float | None = None
 
     # -- what the result needs -------------------------------------------------------------------------------------
 
@@ -56,7 +58,8 @@ class RunRecorder(Checkpoint):
         return {
             "history": self.history,
             "per_class": self.per_class,
-            "validated_epoch": self.validated_epoch,
+            "validated_step": self.validated_step,
+            "ended": self.ended,
             "class_names": self.class_names,
             "wall_s": self.wall_s,
             "train_s": self._train_s,
@@ -66,7 +69,8 @@ class RunRecorder(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history = list(state_dict["history"])
         self.per_class = list(state_dict["per_class"])
-        self.validated_epoch = state_dict["validated_epoch"]
+        self.validated_step = state_dict.get("validated_step", -1)
+        self.ended = state_dict.get("ended", False)
         self._wall_before = state_dict["wall_s"]
         self._train_s = state_dict["train_s"]
         self._images = state_dict["images"]
@@ -76,6 +80,8 @@ class RunRecorder(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.class_names = list(trainer.datamodule.class_names)  # type: ignore[attr-defined]
         self._validate_after_the_last_epoch(trainer)
+        if self.ended:  # killed between the last checkpoint and result.json
+            trainer.should_stop = True
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._validate_after_the_last_epoch(trainer)
@@ -94,8 +100,11 @@ class RunRecorder(Checkpoint):
         seen = trainer.callback_metrics
         self._staged = {split: float(seen[f"val/{split}"]) for split in SPLITS if f"val/{split}" in seen}
         self.per_class = [float(value) for value in pl_module.per_class_accuracy]
+        self.validated_step = trainer.global_step
         if trainer.state.fn != "fit":
-            self._add(trainer.max_epochs or 1)
+            if self._train_loss is not None:
+                self._staged["train_loss"] = self._train_loss
+            self._add(max(1, epochs_done(trainer)))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._epochs_here += 1
@@ -103,20 +112,22 @@ class RunRecorder(Checkpoint):
             # Read only in epochs that validated: reading a number waits for the device.
             if (loss := trainer.callback_metrics.get("train/loss")) is not None:
                 self._staged["train_loss"] = float(loss)
-            self._add(trainer.current_epoch + 1)
+            self._add(epochs_done(trainer))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._close_segment()
+        self.ended = True
+        if (loss := trainer.callback_metrics.get("train/loss")) is not None:
+            self._train_loss = float(loss)
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
-    def _add(self, epochs_done: int) -> None:
+    def _add(self, epochs: int) -> None:
         assert self._staged is not None
-        entry = {"epoch": epochs_done - 1, **self._staged}
+        entry = {"epoch": epochs - 1, **self._staged}
         if self.history and self.history[-1]["epoch"] == entry["epoch"]:
             entry = {**self.history.pop(), **entry}
         self.history.append(entry)
-        self.validated_epoch = epochs_done - 1
         self._staged = None
 
     def _close_segment(self) -> None:
@@ -131,6 +142,12 @@ class RunRecorder(Checkpoint):
         """Results are those of the last epoch, also where its number is no multiple of ``check_val_every_n_epoch``."""
         if trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1:
             trainer.check_val_every_n_epoch = 1
+
+
+def epochs_done(trainer: L.Trainer) -> int:
+    """Begun and trained, the last one perhaps in part; unlike ``current_epoch`` the same inside the end of an epoch,
+    after it, and when its checkpoint is read again."""
+    return trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
 
 
 def _wait_for_the_device() -> None:

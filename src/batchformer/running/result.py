@@ -38,6 +38,8 @@ def device_name(device: Any) -> str:
 
 def build_result(*, recipe: str, data: Any, trainer: Any, recorder: Any, config: dict[str, Any]) -> dict[str, Any]:
     """Everything but the gradient influence, which costs a pass over the test set and is added by the caller."""
+    from batchformer.running.recorder import epochs_done
+
     return {
         "recipe": recipe,
         "method": config["model"]["method"],
@@ -48,7 +50,7 @@ def build_result(*, recipe: str, data: Any, trainer: Any, recorder: Any, config:
         "class_counts": [int(count) for count in data.class_counts],
         "class_names": [str(name) for name in data.class_names],
         "history": recorder.history,
-        "epochs": trainer.current_epoch,
+        "epochs": epochs_done(trainer),
         "steps": trainer.global_step,
         "images_per_s": round(recorder.images_per_s, 1),
         "data": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import lightning.pytorch as L
 import torch
 import yaml
 
-from batchformer.errors import UserError
+from batchformer.errors import NonFiniteLoss, UserError
 from batchformer.running.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from batchformer.running.checkpointer import LastCheckpoint
 from batchformer.running.folder import RunFolder, is_main_process
@@ -19,15 +20,40 @@ from batchformer.running.options import RunOptions
 from batchformer.running.progress import ProgressLine, RunProgress
 from batchformer.running.recorder import RunRecorder
 from batchformer.running.result import build_result
+from batchformer.running.trainer_mistakes import refuse_to_train_nothing, trainer_or_sentence
 
 # What may differ between a run and its continuation: it does not touch the numbers.
-_FREE_TO_CHANGE = ("run.checkpoint", "data.init_args.root", "data.init_args.workers", "trainer.enable_progress_bar")
+_FREE_TO_CHANGE = ("run.checkpoint", "data.init_args.root", "data.init_args.workers", "trainer.enable_progress_bar",
+                   "seed_everything")  # fmt: skip
 
 
-def prepare(task: Any, data: Any) -> None:
-    """Read the data and make the network: what is wrong with them is said before anything is written."""
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can start: nothing of it is on the disk yet."""
+
+    folder: RunFolder
+    task: Any
+    data: Any
+    trainer: L.Trainer
+    recorder: RunRecorder
+
+
+def prepare(
+    folder: RunFolder, parts: tuple[Any, Any, dict[str, Any], RunOptions], line: ProgressLine, resume: bool
+) -> Prepared:
+    """Read the data, make the network and the Trainer: what is wrong with them is said before anything is written."""
+    task, data, trainer_keywords, options = parts
     data.setup()
     task.build(data.num_classes, list(data.class_counts))
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    step = read_checkpoint(folder.checkpoint)["global_step"] if resume and folder.checkpoint.is_file() else 0
+    recorder = RunRecorder()
+    trainer = make_trainer(folder, trainer_keywords, [recorder, LastCheckpoint(folder.checkpoint, options)], line, step)
+    refuse_to_train_nothing(trainer)
+    task.trainer = trainer
+    task.setup("fit")  # Lightning calls it again; here it refuses schedules without an end before there is a folder
+    return Prepared(folder, task, data, trainer, recorder)
 
 
 def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwrite: bool) -> Path | None:
@@ -48,36 +74,24 @@ def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwri
     return folder.checkpoint
 
 
-def train(
-    folder: RunFolder,
-    task: Any,
-    data: Any,
-    trainer_keywords: dict[str, Any],
-    options: RunOptions,
-    config: dict[str, Any],
-    checkpoint: Path | None,
-    line: ProgressLine,
-    analysis: bool = True,
-) -> dict[str, Any]:
-    """Train (or go on), evaluate the last epoch, write result.json; returns what it holds."""
-    recorder = RunRecorder()
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    step = read_checkpoint(checkpoint)["global_step"] if checkpoint else 0
-    trainer = make_trainer(folder, trainer_keywords, [recorder, LastCheckpoint(folder.checkpoint, options)], line, step)
+def train(run: Prepared, config: dict[str, Any], checkpoint: Path | None, analysis: bool = True) -> dict[str, Any]:
+    """Train (or go on), evaluate the last weights, write result.json; returns what it holds."""
+    folder, task, data, trainer, recorder = run.folder, run.task, run.data, run.trainer, run.recorder
+    # With max_steps Lightning would go through the end of the checkpoint's epoch a second time, and count it twice.
+    trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
     try:
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
     except SystemExit:  # what Lightning makes of Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
         raise KeyboardInterrupt from None
-    if recorder.validated_epoch != trainer.current_epoch - 1:
+    except NonFiniteLoss as problem:
+        raise NonFiniteLoss(f"{str(problem).rstrip('.')}; {_what_is_left(folder)}.") from problem
+    if recorder.validated_step != trainer.global_step:
         trainer.validate(task, datamodule=data, verbose=False)
-    result = build_result(recipe=options.recipe, data=data, trainer=trainer, recorder=recorder, config=config)
-    if (
-        analysis
-        and trainer.is_global_zero
-        and (influence := _gradient_influence(task, data, trainer, line)) is not None
-    ):
+        trainer.save_checkpoint(folder.checkpoint)  # with these numbers in it
+    recipe = config["run"]["recipe"]
+    result = build_result(recipe=recipe, data=data, trainer=trainer, recorder=recorder, config=config)
+    if analysis and trainer.is_global_zero and (influence := _gradient_influence(task, data, trainer)) is not None:
         result["gradient_influence"] = influence
     if trainer.is_global_zero:
         folder.write_result(result)
@@ -102,7 +116,13 @@ def make_trainer(
     plugins = keywords.get("plugins") or []
     keywords["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
     keywords["default_root_dir"] = str(folder.path)
-    return L.Trainer(**keywords)
+    return trainer_or_sentence(keywords)
+
+
+def _what_is_left(folder: RunFolder) -> str:
+    if folder.checkpoint.is_file():
+        return f"the checkpoint from before it is kept ({folder.checkpoint})"
+    return "there is no checkpoint from before it"
 
 
 def config_text(config: dict[str, Any]) -> str:
@@ -130,7 +150,7 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _gradient_influence(task: Any, data: Any, trainer: L.Trainer, line: ProgressLine) -> dict[str, Any] | None:
+def _gradient_influence(task: Any, data: Any, trainer: L.Trainer) -> dict[str, Any] | None:
     """The paper's Fig. 6 for this run: how much each class's loss moves the other images of its batch."""
     if task.attachment is None:
         return None

@@ -51,8 +51,8 @@ class TrainMeter:
         if bad >= 0:
             raise NonFiniteLoss(
                 f"the training loss is not finite since step {self.first_step + bad // self.batches_per_step} (epoch "
-                f"{epoch}); checkpoints from before it are kept: try a lower optimizer.lr, more "
-                f"schedule.warmup_epochs, or trainer.precision=32-true."
+                f"{epoch}): try a lower model.optimizer.lr, more model.schedule.warmup_epochs, or "
+                f"trainer.precision=32-true."
             )
 
     def state_dict(self) -> dict[str, float]:

@@ -1,0 +1,38 @@
+"""Trainer settings that cannot work, told in one sentence and before a run folder is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from batchformer.errors import UserError
+
+_NEEDS_OTHER_HARDWARE = ("backend found", "not available", "can not run on your system", "torch_xla")
+_RETURN_NOTHING = ("_spawn", "_fork", "_notebook")
+
+
+def trainer_or_sentence(keywords: dict[str, Any]) -> L.Trainer:
+    """``L.Trainer(**keywords)``; what it refuses is a :class:`UserError` that names the setting."""
+    strategy = keywords.get("strategy")
+    if isinstance(strategy, str) and strategy.endswith(_RETURN_NOTHING):
+        # Lightning copies into such processes what cannot be copied, and brings back the weights but no history.
+        raise UserError(f"trainer.strategy {strategy} keeps the numbers of a run in its processes: use ddp.")
+    try:
+        return L.Trainer(**keywords)
+    except (MisconfigurationException, ValueError, TypeError, RuntimeError, ModuleNotFoundError) as problem:
+        reason = " ".join(str(problem).split()).rstrip(".!")
+        accelerator = keywords.get("accelerator")
+        if isinstance(accelerator, str) and any(words in reason for words in _NEEDS_OTHER_HARDWARE):
+            raise UserError(
+                f"trainer.accelerator {accelerator}: this machine has none that torch can use; "
+                "leave it out, or give cpu."
+            ) from problem
+        raise UserError(f"Lightning refuses the trainer settings: {reason}.") from problem
+
+
+def refuse_to_train_nothing(trainer: L.Trainer) -> None:
+    for name in ("max_epochs", "max_steps", "limit_train_batches"):
+        if getattr(trainer, name) == 0:
+            raise UserError(f"trainer.{name} 0 trains nothing: give 1 or more.")
