@@ -8,6 +8,7 @@ from typing import Any
 
 from batchformer._cli.arguments import Option, read_arguments
 from batchformer._cli.shelf import find_recipe
+from batchformer._cli.show import program
 from batchformer._cli.training_options import (
     COMMON,
     METHODS,
@@ -82,7 +83,7 @@ def run(args: list[str]) -> int:
             _free_memory()
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
-        raise KeyboardInterrupt(f"stopped; go on with: batchformer compare {shlex.join(words)} --resume") from None
+        raise KeyboardInterrupt(f"stopped; go on with: {program()} compare {shlex.join(words)} --resume") from None
     line.clear()
     if is_main_process():
         _conclude(name, out, seeds, results)
@@ -143,9 +144,9 @@ def _conclude(name: str, out: Path, seeds: list[int], results: list[dict[str, An
     print(format_table(rows))
     print(f"\n{verdict(rows).sentence}\n")
     print(f"Look at:  {page}   (open it in a browser: curves, accuracy per class, gradient influence)")
-    print(f"Next:     batchformer export {out}/batchformer-seed{seeds[0]}     the plain weights, without BatchFormer")
-    print(f"          batchformer compare {name} --seeds 5 --out DIR   more seeds, a narrower interval")
-    print("          batchformer recipes   the other data sets, and folder-lt for your own images")
+    print(f"Next:     {program()} export {out}/batchformer-seed{seeds[0]}     the plain weights, without BatchFormer")
+    print(f"          {program()} compare {name} --seeds 5 --out DIR   more seeds, a narrower interval")
+    print(f"          {program()} recipes   the other data sets, and folder-lt for your own images")
 
 
 def as_plain(row: Any) -> dict[str, Any]:

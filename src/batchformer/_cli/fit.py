@@ -7,6 +7,7 @@ from pathlib import Path
 
 from batchformer._cli.arguments import Option, read_arguments
 from batchformer._cli.shelf import find_recipe
+from batchformer._cli.show import metrics_table, program
 from batchformer._cli.training_options import (
     COMMON,
     SEED_OF_LIGHTNING,
@@ -77,18 +78,16 @@ def run(args: list[str]) -> int:
         train(prepared, config, checkpoint, not given.flag("no-analysis"))
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
-        raise KeyboardInterrupt(f"stopped; go on with: batchformer fit {shlex.join(words)} --resume") from None
+        raise KeyboardInterrupt(f"stopped; go on with: {program()} fit {shlex.join(words)} --resume") from None
     if is_main_process():
         _show(folder)
     return 0
 
 
 def _show(folder: RunFolder) -> None:
-    from batchformer._cli.show import metrics_table
-
     result = folder.read_result()
     assert result is not None
     print(metrics_table(result))
     print(f"\nRun folder: {folder.path} (result.json, metrics.csv, checkpoints/, tensorboard/)")
-    print(f"Next: batchformer report {folder.path}   |   batchformer export {folder.path}   |   "
-          f"batchformer predict {folder.path} IMAGES")  # fmt: skip
+    commands = (f"report {folder.path}", f"export {folder.path}", f"predict {folder.path} IMAGES")
+    print("Next: " + "   |   ".join(f"{program()} {command}" for command in commands))

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
 from batchformer.metrics.shots import count_shots
 
 SPLITS = {"all": "All", "many": "Many (> 100 images)", "medium": "Medium (20 to 100)", "few": "Few (< 20)"}
+
+
+def program() -> str:
+    """How to call this program again from here: by its name where the shell finds it, else by the way it was called."""
+    called = Path(sys.argv[0])
+    return str(called) if called.name == "batchformer" and shutil.which("batchformer") is None else "batchformer"
 
 
 def metrics_table(result: dict[str, Any]) -> str:
