@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import batchformer as bf
+
 CLASSES = 7
 
 
@@ -18,15 +20,23 @@ class Case:
     build: Callable[[], nn.Module]
     size: int = 224
     channels: int = 3
+    places: tuple[tuple[str, Any], ...] = ()  # what attach is told; nothing: before the classifier it finds
+
+    def attach(self, model: nn.Module, **keywords: Any) -> bf.Attachment:
+        return bf.attach(model, **dict(self.places), **keywords)
 
     def model(self) -> nn.Module:
         """The same weights each time, so that a model and its twin agree."""
         with torch.random.fork_rng():
             torch.manual_seed(0)
             model = self.build()
+            # some classifiers and branches start at (almost) zero, which would hide what reaches them
             for module in model.modules():
-                if isinstance(module, nn.Linear) and not module.weight.any():  # some classifiers start at zero
+                if isinstance(module, nn.Linear) and module.weight.abs().max() < 1e-2:
                     nn.init.normal_(module.weight, std=0.1)
+            for name, parameter in model.named_parameters():
+                if "gamma" in name and parameter.abs().max() < 1e-2:
+                    nn.init.constant_(parameter, 0.5)
             return model
 
     def images(self, count: int = 3) -> Tensor:
@@ -34,13 +44,14 @@ class Case:
         return torch.randn(count, self.channels, self.size, self.size, generator=generator)
 
 
-def _timm(name: str, size: int = 224, **arguments: Any) -> Case:
+def _timm(name: str, size: int = 224, places: dict[str, Any] | None = None, **arguments: Any) -> Case:
     def build() -> nn.Module:
         import timm
 
         return timm.create_model(name, num_classes=CLASSES, **arguments)
 
-    return Case(f"timm-{name}", build, size)
+    said = "".join(f"-{key}-{'+'.join(map(str, value))}" for key, value in (places or {}).items() if key != "heads")
+    return Case(f"timm-{name}{said}", build, size, places=tuple((places or {}).items()))
 
 
 def _torchvision(name: str, size: int = 224, **arguments: Any) -> Case:
@@ -93,6 +104,22 @@ CASES = [
     _torchvision("vit_b_16", 64, image_size=64),
     Case("resnet32-cifar", _resnet32, 32),
     Case("sequential", _sequential, 16),
+]
+
+# BatchFormerV2 at every token or pixel. XCiT and the inner blocks of PVT noted the batch size before: they run wide.
+TOKEN_CASES = [
+    _timm("vit_tiny_patch16_224", 64, {"blocks": [8]}, img_size=64),
+    _timm("deit_tiny_distilled_patch16_224", 64, {"after": ["blocks.2", "blocks.5"]}, img_size=64),
+    _timm("cait_xxs24_224", 64, {"after": ["blocks.3"]}, img_size=64),
+    _timm("xcit_nano_12_p16_224", 64, {"after": ["blocks.3", "blocks.5"]}, img_size=64),
+    _timm("pvt_v2_b0", 64, {"after": ["stages.1.blocks.0"]}),
+    _timm("swin_tiny_patch4_window7_224", 112, {"after": ["layers.1"]}, img_size=112),
+    _timm("mvitv2_tiny", 64, {"after": ["stages.1.blocks.0"], "heads": 2}, img_size=64),
+    _timm("beit_base_patch16_224", 64, {"after": ["blocks.1"]}, img_size=64, depth=3),
+    _timm("eva02_tiny_patch14_224", 56, {"after": ["blocks.4"]}, img_size=56),
+    _timm("vit_small_patch14_reg4_dinov2", 28, {"after": ["blocks.4"]}, img_size=28),
+    _timm("convnext_atto", 64, {"after": ["stages.1"]}),
+    _timm("resnet18", 64, {"after": ["layer2", "layer3"]}),
 ]
 
 

@@ -38,13 +38,13 @@ def test_attach_and_detach_are_seen_by_compiled_code_before_and_after(case: Case
     without_randomness(twin).train(), without_randomness(model).train()
     fast_twin, fast = compiled(twin), compiled(model)
     assert count_rows(fast_twin(images)) == len(images)
-    bf.attach(model, dropout=0.0)
+    case.attach(model, dropout=0.0)
     expected = model(images)
     assert count_rows(expected) == 2 * len(images)
     # compiled for the first time after its plain twin was
     torch.testing.assert_close(fast(images), expected, atol=1e-5, rtol=1e-4)
     # attached after its first compiled call
-    bf.attach(fast_twin)
+    case.attach(fast_twin)
     assert count_rows(fast_twin(images)) == 2 * len(images)
     # detached after a compiled call
     assert bf.detach(fast) is fast
@@ -54,7 +54,7 @@ def test_attach_and_detach_are_seen_by_compiled_code_before_and_after(case: Case
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
 def test_disabled_is_seen_by_compiled_code(case: Case) -> None:
     model, images = case.model().train(), case.images()
-    attachment = bf.attach(model)
+    attachment = case.attach(model)
     fast = compiled(model)
     assert count_rows(fast(images)) == 2 * len(images)
     with attachment.disabled():
@@ -65,7 +65,7 @@ def test_disabled_is_seen_by_compiled_code(case: Case) -> None:
 @pytest.mark.parametrize("case", SMALL[-1:], ids=lambda c: c.name)
 def test_the_real_compiler_gives_the_eager_gradients(case: Case) -> None:
     model, images = case.model().train(), case.images()
-    attachment = bf.attach(model, dropout=0.0)
+    attachment = case.attach(model, dropout=0.0)
     gradients = []
     for forward in (model, torch.compile(model, fullgraph=True)):
         model.zero_grad()
@@ -80,7 +80,7 @@ def test_export_in_eval_gives_the_plain_model(case: Case) -> None:
     with torch.no_grad():
         expected = model(images)
     plain = torch.export.export(model, (images,), strict=False)
-    bf.attach(model)
+    case.attach(model)
     exported = torch.export.export(model, (images,), strict=False)
     # Parameters that no operation reads are still listed; the operations are those of the plain model.
     assert operations(exported) == operations(plain)
@@ -94,7 +94,7 @@ def test_onnx_of_the_attached_model_gives_the_plain_outputs(case: Case, tmp_path
     model, images = case.model().eval(), case.images()
     with torch.no_grad():
         expected = model(images)
-    bf.attach(model)
+    case.attach(model)
     file = tmp_path / "model.onnx"
     torch.onnx.export(model, (images,), file, dynamo=True, verbose=False)
     names = [tensor.name for tensor in onnx.load(file).graph.initializer]

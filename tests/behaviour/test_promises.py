@@ -28,7 +28,7 @@ def traces(model: nn.Module) -> dict[str, tuple]:
 
 
 def features_of(model: nn.Module, attachment: bf.Attachment, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs in training, and the features that enter the first module, as leaves of their own."""
+    """Outputs in training, and what enters the layer that the first module stands at, as leaves of their own."""
     seen: list[Tensor] = []
 
     def cut(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -45,7 +45,7 @@ def test_eval_is_bit_identical_after_attach(case: Case) -> None:
     model, images = case.model().eval(), case.images()
     with torch.no_grad():
         expected = model(images)
-        attachment = bf.attach(model)
+        attachment = case.attach(model)
         assert torch.equal(model(images), expected)
         assert torch.equal(attachment.plain(model(images)), expected)
 
@@ -53,7 +53,7 @@ def test_eval_is_bit_identical_after_attach(case: Case) -> None:
 def test_detach_leaves_the_same_object_without_a_trace(case: Case) -> None:
     model = case.model()
     keys, parameters, before = list(model.state_dict()), list(model.parameters()), traces(model)
-    attachment = bf.attach(model)
+    attachment = case.attach(model)
     assert set(keys) < set(model.state_dict())
     assert attachment.detach() is model
     assert list(model.state_dict()) == keys
@@ -65,7 +65,7 @@ def test_detach_leaves_the_same_object_without_a_trace(case: Case) -> None:
 def test_other_keys_stay_while_attached_and_the_own_ones_are_registered(case: Case) -> None:
     model = case.model()
     keys = set(model.state_dict())
-    attachment = bf.attach(model)
+    attachment = case.attach(model)
     added = [key for key in model.state_dict() if key not in keys]
     assert keys <= set(model.state_dict())
     assert len({key.split("batchformer.")[0] for key in added}) == 1
@@ -76,7 +76,7 @@ def test_other_keys_stay_while_attached_and_the_own_ones_are_registered(case: Ca
 
 def test_plain_rows_are_the_plain_model_and_related_rows_differ(case: Case) -> None:
     model, twin, images = without_randomness(case.model()), without_randomness(case.model()), case.images()
-    attachment = bf.attach(model, dropout=0.0)
+    attachment = case.attach(model, dropout=0.0)
     outputs, expected = model.train()(images), twin.train()(images)
     assert count_rows(outputs) == 2 * len(images)
     plain = attachment.plain(outputs)
@@ -89,7 +89,10 @@ def test_plain_rows_are_the_plain_model_and_related_rows_differ(case: Case) -> N
 
 def test_the_loss_of_one_sample_reaches_the_others_through_the_module_only(case: Case) -> None:
     model, images = without_randomness(case.model()).train(), case.images()
-    attachment = bf.attach(model, dropout=0.0)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()  # batch statistics relate the samples too, with or without us
+    attachment = case.attach(model, dropout=0.0)
     outputs, features = features_of(model, attachment, images)
     related_zero = outputs[len(images)].square().sum()
     (gradient,) = torch.autograd.grad(related_zero, features, retain_graph=True)
@@ -106,7 +109,7 @@ def test_the_loss_of_one_sample_reaches_the_others_through_the_module_only(case:
 
 def test_a_deep_copy_drives_itself(case: Case) -> None:
     model, images = without_randomness(case.model()).train(), case.images()
-    attachment = bf.attach(model, dropout=0.0)
+    attachment = case.attach(model, dropout=0.0)
     copied = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in attachment.parameters():
@@ -121,7 +124,7 @@ def test_a_deep_copy_drives_itself(case: Case) -> None:
 
 def test_a_pickled_model_comes_back_attached(case: Case) -> None:
     model, images = without_randomness(case.model()).train(), case.images()
-    bf.attach(model, dropout=0.0)
+    case.attach(model, dropout=0.0)
     loaded = pickle.loads(pickle.dumps(model))
     torch.testing.assert_close(loaded(images), model(images))
     assert list(bf.detach(loaded).state_dict()) == list(case.model().state_dict())
@@ -130,7 +133,7 @@ def test_a_pickled_model_comes_back_attached(case: Case) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_autocast_trains_both_streams(case: Case, dtype: torch.dtype) -> None:
     model, images = case.model().train(), case.images()
-    attachment = bf.attach(model)
+    attachment = case.attach(model)
     with torch.autocast("cpu", dtype):
         outputs = model(images)
         loss = bf.TwoStreamLoss(nn.functional.cross_entropy)(_as_tuple(outputs)[0], torch.arange(len(images)))
@@ -144,7 +147,7 @@ def test_a_batch_of_one_works(case: Case) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()  # one value has no variance, with or without us
-    bf.attach(model)
+    case.attach(model)
     assert count_rows(model(images)) == 2
 
 
@@ -155,7 +158,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(case: Case) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()  # recomputation moves running statistics twice, with or without us
-    bf.attach(model, dropout=0.0)
+    case.attach(model, dropout=0.0)
     gradients = []
     for on in (False, True):
         try:
@@ -173,7 +176,7 @@ def test_averages_of_the_weights_follow_the_attached_model(case: Case) -> None:
     from timm.utils import ModelEmaV3
 
     model, images = case.model(), case.images()
-    attachment = bf.attach(model)
+    attachment = case.attach(model)
     averages = (ModelEmaV3(model, decay=0.5), torch.optim.swa_utils.AveragedModel(model))
     averages[1].update_parameters(model)  # the first call copies
     with torch.no_grad():

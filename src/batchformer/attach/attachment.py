@@ -6,13 +6,15 @@ import difflib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from batchformer.attach.after import After, Double, InstanceForward
 from batchformer.attach.classifiers import find_classifiers, get_submodule
 from batchformer.attach.insertion import Before, Held, Once, RowCheck
+from batchformer.attach.plan_after import BatchNormMode, block_paths, plan_after
 from batchformer.attach.probe import Channels, feature_from_layer, feature_from_tensor, run_dry
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
@@ -27,15 +29,28 @@ def attach(
     model: nn.Module,
     before: str | Sequence[str] | None = None,
     *,
+    after: str | Sequence[str] | None = None,
+    blocks: Sequence[int] | Literal["all"] | None = None,
+    share: bool = False,
+    batch_norm: BatchNormMode = "separate",
     dim: int | None = None,
     channels: Channels | None = None,
     **module_keywords: Any,
 ) -> Attachment:
     """Put a BatchFormer before the classifier of `model` (in place) and return the handle that takes it out again.
 
+    With `after=` or `blocks=` it is BatchFormerV2 instead, at every token or pixel of what the named submodules give.
+
     Args:
         model: any `nn.Module`.
         before: path of the submodule (or several) whose input is related over the batch; None finds the classifier(s).
+        after: path of the submodule (or several) whose output is related over the batch at every position. The first
+            one the model calls opens the second stream, later ones act on it.
+        blocks: the same by number, counted from 0, or "all", where the blocks have a well-known place. The papers
+            count from 1 and insert after: their "first layer" is block 0.
+        share: with after= or blocks=: one module at all places instead of one each.
+        batch_norm: with after= or blocks=: BatchNorm behind the insertion normalises each stream by itself and only
+            plain rows move its running statistics ("separate"), or both together ("joint", as published).
         dim, channels: width and layout of that input, where neither the layer nor a dry run tells.
         module_keywords: every keyword of `BatchFormer`: heads, hidden_dim, dropout, layers, norm, group_size, streams.
 
@@ -52,6 +67,11 @@ def attach(
             f"name all places in one call, before=[...]."
         )
     _refuse_unknown(module_keywords)
+    if after is not None or blocks is not None:
+        if before is not None or (after is not None and blocks is not None):
+            raise UserError("attach takes one of before=, after= and blocks=: choose one.")
+        places = block_paths(model, blocks) if blocks is not None else [after] if isinstance(after, str) else after
+        return _attach_after(model, list(places or ()), share, batch_norm, dim, channels, module_keywords)
     paths = [before] if isinstance(before, str) else find_classifiers(model) if before is None else list(before)
     if not paths:
         raise UserError("before=[] names no place: leave it out to find the classifier, or name a submodule.")
@@ -83,26 +103,31 @@ def attachment_of(model: nn.Module) -> Attachment | None:
 
 
 class Point:
-    """One place of insertion: the module, and the layers that read what it gives."""
+    """One place of insertion: the module, what was put on the submodules of `paths`, and what counts its rows."""
 
     def __init__(
-        self, paths: tuple[str, ...], module: BatchFormer, layers: list[nn.Module], channels: Channels
+        self, paths: tuple[str, ...], module: BatchFormer, insertions: Sequence[InstanceForward], feature: Once | After
     ) -> None:
-        self.paths, self.module, self.channels = paths, module, channels
-        self.feature = Once(module, channels)
-        final = len(layers) - 1
-        self.insertions = [Before(layer, self.feature, i == 0, i == final) for i, layer in enumerate(layers)]
+        self.paths, self.module, self.insertions, self.feature = paths, module, list(insertions), feature
 
     def __repr__(self) -> str:
-        return f"Point(before={' and '.join(self.paths)}, dim={self.module.dim})"
+        side = "after" if isinstance(self.feature, After) else "before"
+        return f"Point({side}={' and '.join(self.paths)}, dim={self.module.dim})"
 
 
 class Attachment:
     """The handle of an attached model."""
 
-    def __init__(self, model: nn.Module, points: list[Point]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        points: list[Point],
+        supports: Sequence[InstanceForward] = (),
+        double: Double | None = None,
+    ) -> None:
         self.model, self.points = model, points
-        self.modules = Held(point.module for point in points)
+        self._pieces = [*(piece for point in points for piece in point.insertions), *supports]
+        self.modules = Held(dict.fromkeys(point.module for point in points))  # a shared one is held once
         self.modules.train(model.training)
         # A container calls or counts its children, so there the module lives on the layer it stands before.
         contained = isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict)
@@ -115,9 +140,10 @@ class Attachment:
         #: what the keys of the module's own parameters in the model's state dict begin with
         self.prefix = f"{points[0].paths[0]}.{PREFIX}." if contained else f"{PREFIX}."
         owner.add_module(PREFIX, self.modules)
-        for point in points:
-            for insertion in point.insertions:
-                insertion.put()
+        for piece in self._pieces:
+            piece.put()
+        if double is not None:
+            model.register_forward_pre_hook(double, with_kwargs=True)
         model.register_forward_hook(RowCheck([point.feature for point in points]), with_kwargs=True)
         model.__dict__[_HANDLE] = self
 
@@ -168,10 +194,9 @@ class Attachment:
         """The very same model, without a trace: keys, hooks and forwards as they were before attach."""
         if not self.attached:
             raise UserError("this attachment was detached before: attach again to get a new one.")
-        for point in self.points:
-            for insertion in point.insertions:
-                insertion.remove()
-        _remove_row_check(self.model)
+        for piece in self._pieces:
+            piece.remove()
+        _remove_hooks(self.model)
         del self._owner._modules[PREFIX]
         del self.model.__dict__[_HANDLE]
         return self.model
@@ -209,18 +234,43 @@ def _make_point(
     seen: Tensor | None,
 ) -> Point:
     layers = [model.get_submodule(path) for path in paths]
-    feature = feature_from_layer(layers[0])
-    if feature is None and (dim is None or channels is None) and seen is not None:
-        feature = feature_from_tensor(seen, paths[0])
-    dim = dim if dim is not None else feature.dim if feature else None
-    channels = channels or (feature.channels if feature else "last")
+    known = feature_from_layer(layers[0])
+    if known is None and (dim is None or channels is None) and seen is not None:
+        known = feature_from_tensor(seen, paths[0])
+    dim = dim if dim is not None else known.dim if known else None
+    channels = channels or (known.channels if known else "last")
     if dim is None:
         raise UserError(f"the width of what enters {paths[0]!r} is not known: say dim=.")
     module = BatchFormer(dim, **module_keywords)
-    # Where the layer is, the module must be: the parts of a model may differ in device and precision.
-    weights = (p for part in (*layers, model) for p in part.parameters() if p.is_floating_point())
+    _move_beside(module, [*layers, model])
+    feature, final = Once(module, channels), len(layers) - 1
+    insertions = [Before(layer, feature, i == 0, i == final) for i, layer in enumerate(layers)]
+    return Point(tuple(paths), module, insertions, feature)
+
+
+def _attach_after(
+    model: nn.Module,
+    places: list[str],
+    share: bool,
+    batch_norm: BatchNormMode,
+    dim: int | None,
+    channels: Channels | None,
+    keywords: Mapping[str, Any],
+) -> Attachment:
+    if not places:
+        raise UserError("after=[] names no place: name a submodule.")
+    plan = plan_after(model, places, share=share, batch_norm=batch_norm, dim=dim, channels=channels, keywords=keywords)
+    points = [Point((path,), one.module, [one], one) for path, one in zip(plan.paths, plan.insertions, strict=True)]
+    for point in points:
+        _move_beside(point.module, [point.insertions[0].layer, model])
+    return Attachment(model, points, plan.supports, plan.double)
+
+
+def _move_beside(module: nn.Module, parts: Sequence[nn.Module]) -> None:
+    """To the device and precision of the first of the parts that has weights: those of one model may differ."""
+    weights = (p for part in parts for p in part.parameters() if p.is_floating_point())
     weight = next(weights, torch.empty(0))
-    return Point(tuple(paths), module.to(device=weight.device, dtype=weight.dtype), layers, channels)
+    module.to(device=weight.device, dtype=weight.dtype)
 
 
 def _refuse_unknown(keywords: Mapping[str, Any]) -> None:
@@ -232,9 +282,13 @@ def _refuse_unknown(keywords: Mapping[str, Any]) -> None:
             raise UserError(f"attach has no option {name!r}: {hint}.")
 
 
-def _remove_row_check(model: nn.Module) -> None:
+def _remove_hooks(model: nn.Module) -> None:
     # By kind, not by handle: the handle of a copied model's hook points to the original.
     for key, hook in list(model._forward_hooks.items()):
         if isinstance(hook, RowCheck):
             del model._forward_hooks[key]
             model._forward_hooks_with_kwargs.pop(key, None)
+    for key, pre_hook in list(model._forward_pre_hooks.items()):
+        if isinstance(pre_hook, Double):
+            del model._forward_pre_hooks[key]
+            model._forward_pre_hooks_with_kwargs.pop(key, None)

@@ -7,11 +7,11 @@ twin would silently run plain).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
+from batchformer.attach.after import InstanceForward
 from batchformer.attach.probe import Channels
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
@@ -50,13 +50,12 @@ class Once:
         return {**self.__dict__, "rows": None, "read": None, "streams": None}
 
 
-class Before:
+class Before(InstanceForward):
     """The instance `forward` of a layer: relate its input, then do what the layer does."""
 
     def __init__(self, layer: nn.Module, feature: Once, first: bool = True, last: bool = True) -> None:
-        self.layer, self.feature, self.first, self.last = layer, feature, first, last
-        self.previous: Callable[..., Any] | None = layer.__dict__.get("forward")
-        self.removed = False
+        super().__init__(layer)
+        self.feature, self.first, self.last = feature, first, last
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.removed and self.feature.module.active:
@@ -65,19 +64,7 @@ class Before:
             else:  # the layer's input by name, whatever that is
                 name = next(iter(kwargs))
                 kwargs = {**kwargs, name: self.feature(kwargs[name], self.first, self.last)}
-        if self.previous is not None:
-            return self.previous(*args, **kwargs)
-        return type(self.layer).forward(self.layer, *args, **kwargs)
-
-    def put(self) -> None:
-        self.layer.__dict__["forward"] = self
-
-    def remove(self) -> None:
-        self.removed = True  # somebody may have wrapped this `forward` in another since: then it only passes through
-        if self.layer.__dict__.get("forward") is self:
-            del self.layer.__dict__["forward"]
-            if self.previous is not None:
-                self.layer.__dict__["forward"] = self.previous
+        return self.original(*args, **kwargs)
 
 
 class Held(nn.ModuleList):
@@ -90,7 +77,7 @@ class Held(nn.ModuleList):
 class RowCheck:
     """A forward hook of the whole model: the rows that left the module must be the rows that leave the model."""
 
-    def __init__(self, features: list[Once]) -> None:
+    def __init__(self, features: list[Any]) -> None:  # each with a module and the rows that left it
         self.features = features
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
@@ -102,15 +89,15 @@ class RowCheck:
         left = count_rows(outputs)
         if not expected:
             raise UserError(
-                f"{type(model).__name__} went through a forward in training without calling the layer it was attached "
-                f"before, so nothing was related: attach before a layer that is called (not one whose weights are read "
+                f"{type(model).__name__} went through a forward in training without calling the layer the module was "
+                f"attached at, so nothing was related: attach at a layer that is called (not one whose weights are read "
                 f"directly), or use `with attachment.disabled():` for this forward."
             )
         if left is not None and left != expected[0]:
             if left == 2 * expected[0] or len(set(expected)) > 1:
                 cure = "the streams were opened twice on one way: name one place of it"
             else:
-                cure = "the model does not pass the second stream on from there: attach before another layer"
+                cure = "the model does not pass the second stream on from there: attach at another layer"
             raise UserError(
                 f"{expected[0]} rows left the module in training and {left} left {type(model).__name__}; {cure}."
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -69,13 +69,7 @@ def run_dry(model: nn.Module, paths: list[str]) -> dict[str, Tensor]:
     handles = [model.get_submodule(path).register_forward_pre_hook(watch(path)) for path in paths]
     problem: Exception | None = None
     try:
-        with _without_state(model):
-            for shape in _input_shapes(model):
-                try:
-                    model(_blank(model, shape))
-                    break
-                except Exception as error:  # whatever a stranger's forward raises for a wrong size
-                    problem = problem or error
+        problem = call_blank(model)[1]
     finally:
         for handle in handles:
             handle.remove()
@@ -89,10 +83,30 @@ def run_dry(model: nn.Module, paths: list[str]) -> dict[str, Tensor]:
     return seen
 
 
+def call_blank(
+    model: nn.Module, images: int = 2, before_each: Callable[[], Any] | None = None
+) -> tuple[Any, Exception | None]:
+    """What the model returns for blank images of the first size it takes; else None and the first complaint."""
+    problem: Exception | None = None
+    with _without_state(model):
+        for shape in _input_shapes(model):
+            if before_each is not None:
+                before_each()
+            try:
+                return model(_blank(model, shape, images)), None
+            except Exception as error:  # whatever a stranger's forward raises for a wrong size
+                problem = problem or error
+    return None, problem
+
+
 def _input_shapes(model: nn.Module) -> list[tuple[int, ...]]:
     config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     size = config.get("input_size") if isinstance(config, dict) else getattr(config, "input_size", None)
-    shapes = [tuple(size)] if size else []
+    built = getattr(
+        getattr(model, "patch_embed", None), "img_size", None
+    )  # a ViT made for another size than its weights
+    shapes = [(3, *built)] if isinstance(built, tuple) else []
+    shapes += [tuple(size)] if size else []
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)), None)
     if isinstance(first, nn.Linear):
         shapes.append((first.in_features,))
@@ -100,9 +114,9 @@ def _input_shapes(model: nn.Module) -> list[tuple[int, ...]]:
     return shapes + [(channels, s, s) for s in _SIZES if (channels, s, s) not in shapes]
 
 
-def _blank(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+def _blank(model: nn.Module, shape: tuple[int, ...], images: int) -> Tensor:
     weight = next(model.parameters(), torch.empty(0))
-    return torch.zeros(2, *shape, device=weight.device, dtype=weight.dtype)
+    return torch.zeros(images, *shape, device=weight.device, dtype=weight.dtype)
 
 
 @contextmanager

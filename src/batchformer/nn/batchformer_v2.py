@@ -42,17 +42,20 @@ class BatchFormerV2(BatchFormer):
         self.opens, self.channels = opens, channels
 
     def forward(  # type: ignore[override]
-        self, x: Float[Tensor, "batch ..."], valid: Bool[Tensor, "batch ..."] | None = None
+        self, x: Float[Tensor, "batch ..."], valid: Bool[Tensor, "batch ..."] | None = None, opens: bool | None = None
     ) -> Float[Tensor, "rows ..."]:
         """`valid` (B, N), or (B, H, W) for maps, is False at padded positions: they pass unchanged, unseen by others.
 
-        A position that is valid in one sample only attends to itself alone. Default: no mask, as published.
+        A position that is valid in one sample only attends to itself alone. Default: no mask, as published. `opens`
+        stands in for that of the constructor where one module serves several insertions.
         """
         if not self.active:
             return x
         moved = x.movedim(1, -1) if x.ndim == 4 and self.channels == "first" else x
         related = self._related_part(moved, valid)
-        out = (open_streams if self.opens else carry_streams)(moved, related, self.streams)
+        out = (open_streams if (self.opens if opens is None else opens) else carry_streams)(
+            moved, related, self.streams
+        )
         return out.movedim(-1, 1) if moved is not x else out
 
     def _related_part(self, x: Tensor, valid: Tensor | None) -> Any:

@@ -1,0 +1,154 @@
+"""BatchFormerV2 after named submodules: what is put on them, and on what runs before and behind.
+
+Mostly the insertion simply returns twice the rows and everything behind it follows. Where a parent has noted the batch
+size before the insertion (XCiT's class token), the whole model runs *wide*: `Double` hands it every image twice, the
+submodules before the insertion run *thin* on the first half and repeat what they give, so nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchformer.nn.batchformer_v2 import BatchFormerV2
+from batchformer.nn.streams import count_rows
+
+
+class InstanceForward:
+    """An object that stands in for the `forward` of one submodule, and can be taken away again."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+        self.previous: Callable[..., Any] | None = layer.__dict__.get("forward")
+        self.removed = False
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        if self.previous is not None:
+            return self.previous(*args, **kwargs)
+        return type(self.layer).forward(self.layer, *args, **kwargs)
+
+    def put(self) -> None:
+        self.layer.__dict__["forward"] = self
+
+    def remove(self) -> None:
+        self.removed = True  # somebody may have wrapped this `forward` in another since: then it only passes through
+        self.take_away()
+
+    def take_away(self) -> None:
+        if self.layer.__dict__.get("forward") is self:
+            del self.layer.__dict__["forward"]
+            if self.previous is not None:
+                self.layer.__dict__["forward"] = self.previous
+
+
+class After(InstanceForward):
+    """Do what the layer does, then relate its output (of a tuple, the first tensor) over the batch.
+
+    Whether it opens the streams is decided once, at attach: a flag that is set while running would be read again, and
+    wrongly, when gradient checkpointing computes the forward anew.
+    """
+
+    def __init__(self, layer: nn.Module, module: BatchFormerV2, opens: bool, thin: Thin | None = None) -> None:
+        super().__init__(layer)
+        self.module, self.opens, self.thin = module, opens, thin
+        self.rows: int | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.removed or not self.module.active:
+            return self.original(*args, **kwargs)
+        if self.thin is not None:
+            args, kwargs = self.thin.halved(args, kwargs)
+        return self.related(self.original(*args, **kwargs))
+
+    def related(self, out: Any) -> Any:
+        if isinstance(out, Tensor):
+            out = self.module(out, opens=self.opens)
+            self.rows = out.shape[0]
+            return out
+        rows, first, items = count_rows(out), True, []
+        for item in out:
+            if isinstance(item, Tensor) and first:
+                item, first = self.related(item), False
+            elif isinstance(item, Tensor) and item.ndim and item.shape[0] == rows and self.opens and self.rows != rows:
+                item = torch.cat([item, item])
+            items.append(item)
+        return type(out)(items)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "rows": None}
+
+
+class Thin(InstanceForward):
+    """A submodule before the insertion of a wide model: it sees each image once and gives its output twice.
+
+    `names` says which of its arguments have the batch on their first axis: seen in two dry runs with different numbers
+    of images, because a shape alone does not tell (four levels are not two images doubled).
+    """
+
+    def __init__(self, layer: nn.Module, module: BatchFormerV2, names: frozenset[int | str]) -> None:
+        super().__init__(layer)
+        self.module, self.names = module, names
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.removed or not self.module.active:
+            return self.original(*args, **kwargs)
+        args, kwargs = self.halved(args, kwargs)
+        rows = next(a.shape[0] for k, a in [*enumerate(args), *kwargs.items()] if k in self.names)
+        return _repeated(self.original(*args, **kwargs), rows)
+
+    def halved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (
+            tuple(_half(a) if k in self.names else a for k, a in enumerate(args)),
+            {k: _half(a) if k in self.names else a for k, a in kwargs.items()},
+        )
+
+
+class Double:
+    """A forward pre-hook of a wide model: every image (and whatever comes with it) twice."""
+
+    def __init__(self, module: BatchFormerV2) -> None:
+        self.module = module
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rows = count_rows([*args, *kwargs.values()])
+        if not self.module.active or rows is None:
+            return None
+        return _repeated(args, rows), _repeated(kwargs, rows)
+
+
+class SeparateNorm(InstanceForward):
+    """A BatchNorm behind the insertion: each stream by its own statistics; only plain rows move the running ones.
+
+    Published code normalises both streams together (`batch_norm="joint"`): then plain rows are not what the plain model
+    computes, and the running statistics, all that is left at test time, are those of a mixture.
+    """
+
+    def __init__(self, layer: nn.Module, module: BatchFormerV2) -> None:
+        super().__init__(layer)
+        self.module = module
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.removed or not self.module.active or not self.layer.training:
+            return self.original(x, *args, **kwargs)
+        plain = self.original(x[: x.shape[0] // 2], *args, **kwargs)
+        tracks, self.layer.track_running_stats = self.layer.track_running_stats, False  # type: ignore[assignment]
+        related = self.original(x[x.shape[0] // 2 :], *args, **kwargs)
+        self.layer.track_running_stats = tracks
+        return torch.cat([plain, related])
+
+
+def _half(x: Tensor) -> Tensor:
+    return x[: x.shape[0] // 2]
+
+
+def _repeated(out: Any, rows: int) -> Any:
+    if isinstance(out, Tensor):
+        return torch.cat([out, out]) if out.ndim and out.shape[0] == rows else out
+    if isinstance(out, tuple | list):
+        return type(out)([_repeated(item, rows) for item in out])
+    if isinstance(out, dict):
+        return {k: _repeated(v, rows) for k, v in out.items()}
+    return out

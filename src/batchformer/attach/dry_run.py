@@ -1,0 +1,85 @@
+"""Dry runs for `attach(after=...)`: the order of the calls, who has the batch on its first axis, what an output is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from batchformer.attach.probe import Channels, Feature, call_blank
+from batchformer.errors import UserError
+
+
+@dataclass
+class Calls:
+    """What one submodule was seen doing: when its calls began and ended, and with how many rows its arguments came."""
+
+    begins: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    rows: dict[int | str, int] = field(default_factory=dict)
+    output: Tensor | None = None
+
+
+def watch(model: nn.Module, images: int) -> dict[str, Calls]:
+    """One dry run with so many images, every submodule watched."""
+    seen: dict[str, Calls] = {}
+    clock = iter(range(10**9))
+    handles = []
+    for name, module in model.named_modules():
+
+        def begin(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            calls = seen.setdefault(name, Calls())
+            calls.begins.append(next(clock))
+            given = [*enumerate(args), *kwargs.items()]
+            calls.rows.update({key: a.shape[0] for key, a in given if isinstance(a, Tensor) and a.ndim})
+
+        def end(_: nn.Module, args: Any, out: Any, name: str = name) -> None:
+            seen[name].ends.append(next(clock))
+            tensors = [item for item in (out if isinstance(out, tuple | list) else (out,)) if isinstance(item, Tensor)]
+            seen[name].output = tensors[0] if tensors else None
+
+        handles += [module.register_forward_pre_hook(begin, with_kwargs=True), module.register_forward_hook(end)]
+    try:
+        call_blank(model, images, before_each=seen.clear)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def batch_arguments(two: Calls, three: Calls) -> frozenset[int | str]:
+    """The arguments whose rows grow with the images: seen with two and with three of them."""
+    return frozenset(key for key, rows in two.rows.items() if rows == 2 and three.rows.get(key) == 3)
+
+
+def feature_of_output(path: str, calls: Calls | None, dim: int | None, channels: Channels | None) -> Feature:
+    """Width and layout of what a submodule gives."""
+    if calls is None or not calls.begins:
+        raise UserError(f"{path!r} is never called in a forward: name a submodule that is (a list of layers is not).")
+    x = calls.output
+    if dim is not None and channels is not None:
+        return Feature(dim, channels)
+    if x is not None and x.ndim == 3:
+        return Feature(x.shape[-1], "last")
+    if x is not None and x.ndim == 4:
+        square = {"first": x.shape[2] == x.shape[3], "last": x.shape[1] == x.shape[2]}
+        fitting = [channels] if channels else [layout for layout, fits in square.items() if fits]
+        if len(fitting) == 1:
+            return Feature(x.shape[1 if fitting[0] == "first" else -1], fitting[0])  # type: ignore[arg-type]
+    shape = None if x is None else tuple(x.shape)
+    raise UserError(
+        f"the output of {path!r} has the shape {shape}, which is not clearly tokens (batch, tokens, width) or a map: "
+        f'say dim= and channels="first" or "last".'
+    )
+
+
+def before(start: int, seen: dict[str, Calls]) -> list[str]:
+    """The largest submodules whose every call ends before `start`."""
+    early = {name for name, calls in seen.items() if name and calls.ends and max(calls.ends) < start}
+    return sorted(name for name in early if not any(part in early for part in _parents(name)))
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:k]) for k in range(1, len(parts))]

@@ -1,0 +1,132 @@
+"""Where BatchFormerV2 goes: the plan behind `attach(after=...)`, made from dry runs that leave no state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from batchformer.attach.after import After, Double, InstanceForward, SeparateNorm, Thin
+from batchformer.attach.classifiers import get_submodule
+from batchformer.attach.dry_run import Calls, batch_arguments, before, feature_of_output, watch
+from batchformer.attach.probe import Channels, call_blank
+from batchformer.errors import UserError
+from batchformer.nn.batchformer_v2 import BatchFormerV2
+from batchformer.nn.streams import count_rows
+
+BatchNormMode = Literal["separate", "joint"]
+_IMAGES = 2  # of a dry run
+
+
+@dataclass
+class Plan:
+    """Insertions in the order of the calls; what runs thin before or apart behind them; doubling for wide models."""
+
+    paths: list[str]
+    insertions: list[After]
+    supports: list[InstanceForward] = field(default_factory=list)
+    double: Double | None = None
+
+
+def block_paths(model: nn.Module, blocks: Sequence[int] | Literal["all"]) -> list[str]:
+    """Paths of numbered blocks, counted from 0 (the papers count from 1)."""
+    for name in ("blocks", "encoder.layers", "layers"):
+        try:
+            found = model.get_submodule(name)
+        except AttributeError:
+            continue
+        names = [f"{name}.{child}" for child, _ in found.named_children()]
+        numbers = range(len(names)) if blocks == "all" else blocks
+        if wrong := [k for k in numbers if not 0 <= k < len(names)]:
+            raise UserError(f"{type(model).__name__} has blocks 0 to {len(names) - 1}: there is no block {wrong[0]}.")
+        return [names[k] for k in numbers]
+    raise UserError(f"{type(model).__name__} has no blocks in a well-known place: name them with after=[paths].")
+
+
+def plan_after(
+    model: nn.Module,
+    paths: Sequence[str],
+    *,
+    share: bool,
+    batch_norm: BatchNormMode,
+    dim: int | None,
+    channels: Channels | None,
+    keywords: Mapping[str, Any],
+) -> Plan:
+    if batch_norm not in ("separate", "joint"):
+        raise UserError(f'batch_norm={batch_norm!r} must be "separate" or "joint" (as published).')
+    places = {path: _last_called(get_submodule(model, path), path) for path in paths}
+    layers = {path: model.get_submodule(place) for path, place in places.items()}
+    if len({id(layer) for layer in layers.values()}) < len(paths):
+        raise UserError("after= names one submodule twice: name each place once.")
+    seen, seen_with_three = watch(model, _IMAGES), watch(model, _IMAGES + 1)
+    features = {path: feature_of_output(path, seen.get(place), dim, channels) for path, place in places.items()}
+    for path, place in places.items():
+        if len(seen[place].begins) > 1:
+            raise UserError(f"{path!r} is called {len(seen[place].begins)} times in a forward: name one called once.")
+    ordered = sorted(paths, key=lambda path: seen[places[path]].begins[0])
+    if share and len({features[path] for path in ordered}) > 1:
+        raise UserError("share=True needs outputs of one width and layout at all places: attach them with share=False.")
+    modules: dict[str, BatchFormerV2] = {}
+    for path in ordered:
+        modules[path] = (
+            modules[ordered[0]]
+            if share and modules
+            else BatchFormerV2(features[path].dim, channels=features[path].channels, **keywords)
+        )
+    insertions = [After(layers[path], modules[path], opens=path == ordered[0]) for path in ordered]
+    plan = Plan(ordered, insertions)
+    first = modules[ordered[0]]
+    if first.streams == "duplicate":
+        if not _rows_double(model, plan):
+            _make_wide(model, plan, places[ordered[0]], seen, seen_with_three)
+        if batch_norm == "separate":
+            end = seen[places[ordered[0]]].ends[-1]
+            for name, module in model.named_modules():
+                behind = name in seen and max(seen[name].begins) > end
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and behind:
+                    plan.supports.append(SeparateNorm(module, first))
+    return plan
+
+
+def _last_called(module: nn.Module, path: str) -> str:
+    """After a Sequential is after its last child; that one is called even where somebody runs the children one by one.
+
+    (timm's ResNets do so under gradient checkpointing.)
+    """
+    while type(module).forward is nn.Sequential.forward and len(module._modules):
+        name = list(module._modules)[-1]
+        module, path = module.get_submodule(name), f"{path}.{name}"
+    return path
+
+
+def _make_wide(model: nn.Module, plan: Plan, place: str, seen: dict[str, Calls], three: dict[str, Calls]) -> None:
+    opener = plan.insertions[0]
+    plan.double = Double(opener.module)
+    opener.thin = Thin(opener.layer, opener.module, batch_arguments(seen[place], three[place]))
+    for name in before(seen[place].begins[0], seen):
+        names = batch_arguments(seen[name], three[name])
+        if names:
+            plan.supports.append(Thin(model.get_submodule(name), opener.module, names))
+    if not _rows_double(model, plan):
+        raise UserError(
+            f"{type(model).__name__} does not pass two streams on from {plan.paths[0]!r}: attach after another "
+            f'submodule, or use streams="split", which keeps the number of rows.'
+        )
+
+
+def _rows_double(model: nn.Module, plan: Plan) -> bool:
+    """Whether twice the images leave a dry run with the plan in place."""
+    pieces: list[InstanceForward] = [*plan.insertions, *plan.supports]
+    hook = None if plan.double is None else model.register_forward_pre_hook(plan.double, with_kwargs=True)
+    for piece in pieces:
+        piece.put()
+    try:
+        return count_rows(call_blank(model, _IMAGES)[0]) == 2 * _IMAGES
+    finally:
+        for piece in pieces:
+            piece.take_away()
+        if hook is not None:
+            hook.remove()

@@ -1,0 +1,151 @@
+"""attach(after=...) beyond the behaviour suite: places, sharing, streams, BatchNorm, wide models, wrong calls."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import batchformer as bf
+from batchformer.attach.after import SeparateNorm, Thin
+from batchformer.errors import UserError
+
+
+class Blocks(nn.Module):
+    """A tiny token model; `captures` notes the batch size first, as XCiT does for its class token."""
+
+    def __init__(self, captures: bool = False, norm: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4))
+        self.norm = nn.BatchNorm1d(5) if norm else nn.Identity()
+        self.fc = nn.Linear(8, 3)
+        self.captures = captures
+        self.default_cfg = {"input_size": (5, 6)}  # as timm's models say what they eat
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = x.shape[0]
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        if self.captures:
+            x = torch.cat([torch.zeros(batch, 1, 8), x], dim=1)
+        return self.fc(x.mean(1))
+
+
+def tokens(count: int = 4) -> Tensor:
+    return torch.randn(count, 5, 6, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_first_place_the_model_calls_opens_whatever_the_order_of_the_list() -> None:
+    attachment = bf.attach(Blocks(), after=["blocks.2", "blocks.0"], heads=2)
+    assert [(point.paths, point.feature.opens) for point in attachment.points] == [
+        (("blocks.0",), True),
+        (("blocks.2",), False),
+    ]
+
+
+def test_every_insertion_relates_the_related_rows_and_leaves_the_plain_ones() -> None:
+    model, x = Blocks().train(), tokens()
+    attachment = bf.attach(model, blocks=[0, 2], heads=2, dropout=0.0)
+    first, second = (point.module for point in attachment.points)
+    with attachment.disabled():
+        expected = model(x)
+        related = first.relate(model.blocks[0](model.embed(x)))
+        related = second.relate(model.blocks[2](model.blocks[1](related)))
+        related = model.fc(model.blocks[3](related).mean(1))
+    torch.testing.assert_close(model(x), torch.cat([expected, related]))
+
+
+def test_a_shared_module_is_one_module_at_all_places() -> None:
+    model = Blocks()
+    attachment = bf.attach(model, blocks="all", share=True, heads=2)
+    assert len({id(point.module) for point in attachment.points}) == 1
+    assert len(attachment.points) == 4
+    assert all(key.startswith("batchformer.0.") for key in model.state_dict() if "batchformer" in key)
+    assert len(model.train()(tokens())) == 8
+
+
+@pytest.mark.parametrize("streams", ["split", "single"])
+def test_split_and_single_keep_the_number_of_rows(streams: str) -> None:
+    model, x = Blocks(captures=True).train(), tokens()
+    attachment = bf.attach(model, blocks=[1, 2], streams=streams, heads=2, dropout=0.0)
+    outputs = model(x)
+    with attachment.disabled():
+        plain = model(x)
+    assert len(outputs) == 4
+    same = (outputs - plain).abs().amax(1) < 1e-6
+    assert same.tolist() == ([True, True, False, False] if streams == "split" else [False] * 4)
+
+
+def test_a_model_that_noted_the_batch_size_runs_wide_and_computes_nothing_twice() -> None:
+    model, x = Blocks(captures=True).train(), tokens()
+    expected = model(x)
+    rows: dict[str, int] = {}
+    inner = {"embed": model.embed, "0": model.blocks[0][0], "1": model.blocks[1][0], "2": model.blocks[2][0]}
+    attachment = bf.attach(model, blocks=[1], heads=2, dropout=0.0)
+    kept = nn.functional.linear
+
+    def counting(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        rows.update({name: len(x) for name, layer in inner.items() if layer.weight is weight})
+        return kept(x, weight, bias)
+
+    nn.functional.linear = counting
+    try:
+        outputs = model(x)
+    finally:
+        nn.functional.linear = kept
+    torch.testing.assert_close(outputs[:4], expected)
+    assert rows == {"embed": 4, "0": 4, "1": 4, "2": 8}
+    assert any(isinstance(piece, Thin) for piece in attachment._pieces)
+    assert model.eval()(x).shape == (4, 3)
+
+
+@pytest.mark.parametrize("batch_norm", ["separate", "joint"])
+def test_batch_norm_behind_the_insertion(batch_norm: str) -> None:
+    model, twin, x = Blocks(norm=True).train(), Blocks(norm=True).train(), tokens()
+    twin.load_state_dict(model.state_dict())
+    attachment = bf.attach(model, blocks=[1], heads=2, dropout=0.0, batch_norm=batch_norm)
+    outputs, expected = model(x), twin(x)
+    separate = batch_norm == "separate"
+    assert any(isinstance(piece, SeparateNorm) for piece in attachment._pieces) == separate
+    assert torch.allclose(outputs[:4], expected, atol=1e-6) == separate
+    assert torch.allclose(model.norm.running_mean, twin.norm.running_mean) == separate
+    assert model.norm.num_batches_tracked == twin.norm.num_batches_tracked == 1
+    assert model.norm.track_running_stats
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"after": "block.1"}, r"no submodule 'block.1'.*'blocks.1'"),
+        ({"after": "blocks"}, "'blocks' is never called"),
+        ({"after": []}, "names no place"),
+        ({"after": ["blocks.1", "blocks.1"]}, "names one submodule twice"),
+        ({"after": "blocks.1", "before": "fc"}, "takes one of before=, after= and blocks="),
+        ({"blocks": [4]}, "there is no block 4"),
+        ({"after": "blocks.1", "batch_norm": "none"}, "batch_norm='none'"),
+        ({"after": "fc"}, r"\(2, 3\), which is not clearly tokens"),
+        ({"after": "blocks.1", "heads": 3}, "dim=8 does not divide by heads=3"),
+    ],
+)
+def test_wrong_calls_say_what_to_do_and_leave_nothing(arguments: dict, says: str) -> None:
+    model = Blocks()
+    before = {name: sorted(module.__dict__) for name, module in model.named_modules()}
+    with pytest.raises(UserError, match=says):
+        bf.attach(model, **{"heads": 2, **arguments})
+    assert {name: sorted(module.__dict__) for name, module in model.named_modules()} == before
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_blocks_of_a_model_without_them_are_asked_for_by_path() -> None:
+    with pytest.raises(UserError, match="no blocks in a well-known place"):
+        bf.attach(timm.create_model("resnet18", num_classes=3), blocks=[0])
+
+
+def test_one_line_of_blocks_for_a_vit() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=3)
+    attachment = bf.attach(model, blocks="all", heads=3)
+    assert [point.paths[0] for point in attachment.points] == [f"blocks.{k}" for k in range(12)]
