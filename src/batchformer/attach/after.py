@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.nn.batchformer_v2 import BatchFormerV2
-from batchformer.nn.streams import count_rows
+from batchformer.nn.streams import alike, count_rows, repeat_rows
 
 
 class InstanceForward:
@@ -75,7 +75,7 @@ class After(InstanceForward):
             elif isinstance(item, Tensor) and item.ndim and item.shape[0] == rows and self.opens and self.rows != rows:
                 item = torch.cat([item, item])
             items.append(item)
-        return type(out)(items)
+        return alike(out, items)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "rows": None}
@@ -97,7 +97,7 @@ class Thin(InstanceForward):
             return self.original(*args, **kwargs)
         args, kwargs = self.halved(args, kwargs)
         rows = next(a.shape[0] for k, a in [*enumerate(args), *kwargs.items()] if k in self.names)
-        return _repeated(self.original(*args, **kwargs), rows)
+        return repeat_rows(self.original(*args, **kwargs), rows)
 
     def halved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (
@@ -116,7 +116,7 @@ class Double:
         rows = count_rows([*args, *kwargs.values()])
         if not self.module.active or rows is None:
             return None
-        return _repeated(args, rows), _repeated(kwargs, rows)
+        return repeat_rows(args, rows), {name: repeat_rows(value, rows) for name, value in kwargs.items()}
 
 
 class SeparateNorm(InstanceForward):
@@ -142,13 +142,3 @@ class SeparateNorm(InstanceForward):
 
 def _half(x: Tensor) -> Tensor:
     return x[: x.shape[0] // 2]
-
-
-def _repeated(out: Any, rows: int) -> Any:
-    if isinstance(out, Tensor):
-        return torch.cat([out, out]) if out.ndim and out.shape[0] == rows else out
-    if isinstance(out, tuple | list):
-        return type(out)([_repeated(item, rows) for item in out])
-    if isinstance(out, dict):
-        return {k: _repeated(v, rows) for k, v in out.items()}
-    return out

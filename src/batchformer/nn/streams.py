@@ -67,6 +67,11 @@ def related_rows(outputs: T) -> T:
     return outputs if rows is None else _map_rows(outputs, lambda t: t[rows // 2 :] if len(t) == rows else t)
 
 
+def repeat_rows(values: T, rows: int) -> T:
+    """Every tensor with so many rows, twice over; the rest as it is."""
+    return _map_rows(values, lambda t: torch.cat([t, t]) if len(t) == rows else t)
+
+
 def repeat_targets(targets: T, outputs: Any) -> T:
     """The targets, repeated where the outputs carry two streams.
 
@@ -87,7 +92,7 @@ def _repeat(targets: Any, rows: int) -> Any:
         return targets if unchanged else _same_kind(targets, repeated)
     if isinstance(targets, tuple):
         items = [_repeat(v, rows) if _has_rows(v) else v for v in targets]
-        return targets if all(a is b for a, b in zip(items, targets, strict=True)) else _like(targets, items)
+        return targets if all(a is b for a, b in zip(items, targets, strict=True)) else alike(targets, items)
     if not isinstance(targets, Tensor | list):
         raise UserError(
             f"targets of the type {type(targets).__name__} cannot be repeated for the second stream: pass a tensor, a "
@@ -131,7 +136,7 @@ def _map_rows(outputs: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(outputs, Mapping):
         return _same_kind(outputs, {k: _map_rows(v, change) for k, v in outputs.items()})
     if isinstance(outputs, tuple | list):
-        return _like(outputs, [_map_rows(v, change) for v in outputs])
+        return alike(outputs, [_map_rows(v, change) for v in outputs])
     return outputs
 
 
@@ -143,6 +148,6 @@ def _same_kind(template: Mapping[str, Any], items: dict[str, Any]) -> Any:
     return made
 
 
-def _like(template: Any, items: list[Any]) -> Any:
+def alike(template: Any, items: list[Any]) -> Any:
     """A tuple, named tuple or list of the template's kind."""
     return type(template)(*items) if hasattr(template, "_fields") else type(template)(items)
