@@ -1,6 +1,7 @@
 """Data sets small enough to be held in memory as bytes: the digits and CIFAR."""
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -33,9 +34,9 @@ class ArrayData(LongTailedData):
 
     augment: str
 
+    @abstractmethod
     def _read_splits(self) -> tuple[Split, Split, list[str]]:
         """(training split with its tail, test split, class names)."""
-        raise NotImplementedError
 
     def _read(self) -> None:
         train, test, self.class_names = self._read_splits()

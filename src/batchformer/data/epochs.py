@@ -1,5 +1,6 @@
 """The protocol all loaders share: which epoch is read, from which batch on, and how that is saved and restored."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 Batch = tuple[Tensor, Tensor]
 
 
-class EpochLoader:
+class EpochLoader(ABC):
     """An iterable over the batches of one epoch; iterating again reads the next one.
 
     The epoch comes from `epoch_source` (a data module passes the trainer's `current_epoch`), or from `set_epoch`,
@@ -22,11 +23,13 @@ class EpochLoader:
         self._batch = 0
         self._start: tuple[int | None, int] | None = None
 
+    @abstractmethod
     def __len__(self) -> int:
-        raise NotImplementedError
+        """Batches of an epoch."""
 
+    @abstractmethod
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        raise NotImplementedError
+        """The batches of this epoch from number `start` on."""
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch to read next (without effect where a trainer says which epoch it is)."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -53,9 +54,9 @@ class FileData(LongTailedData):
         self.image_size = image_size
         self.mean, self.std = mean, std
 
+    @abstractmethod
     def _read_listings(self, root: str) -> tuple[Listing, Listing, list[str]]:
         """(training files, test files, class names)."""
-        raise NotImplementedError
 
     def _read(self) -> None:
         if self.root is None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,8 +49,9 @@ class _Samples(Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @abstractmethod
     def _image(self, index: int) -> Any:
-        raise NotImplementedError
+        """The sample as it is stored, before its transform."""
 
     def __getitem__(self, address: Address) -> tuple[Tensor, int]:
         epoch, index = address
