@@ -114,3 +114,31 @@ def test_splits_of_the_paper_average_to_its_total():
         for row in (MAIN[recipe].baseline, MAIN[recipe].batchformer):
             weighted = sum(n * row[split] for n, split in zip(sizes, ("many", "medium", "few"), strict=True))
             assert row["all"] == pytest.approx(weighted / sum(sizes), abs=0.75), recipe
+
+
+def scaled(results, **model):
+    """The same results, as if trained with these settings of the model."""
+    for each in results:
+        each["config"]["model"].update(model)
+    return results
+
+
+def test_an_unscaled_baseline_beside_the_released_loss_is_pointed_out(tmp_path):
+    page = results_page(put(tmp_path / "a", scaled(comparison(seeds=2), stream_loss="released")))
+    assert "the baseline's loss is not scaled" in page
+    assert "Not a clean comparison" in page
+    controlled = scaled(comparison(seeds=2), stream_loss="released")
+    scaled([each for each in controlled if each["method"] == "baseline"], loss_weight=3.0)
+    assert "the baseline's loss is not scaled" not in results_page(put(tmp_path / "b", controlled))
+    mean = scaled(comparison(seeds=2), stream_loss="mean")
+    assert "Not a clean comparison" not in results_page(put(tmp_path / "c", mean))
+
+
+def test_an_ablation_that_changes_the_loss_scale_or_the_updates_says_so(tmp_path):
+    base = scaled(comparison(seeds=2, recipe="cifar100-lt-100-short"), stream_loss="released")
+    single = [result(recipe="cifar100-lt-100-short-single", seed=s, steps=5) for s in range(2)]
+    scaled(single, stream_loss="released", batchformer={"streams": "single"})
+    page = results_page(put(tmp_path, base + single))
+    told = page[page.index("## Ablation: without the shared classifier") :]
+    assert "Its loss is 1 times the mean over the rows, that of cifar100-lt-100-short 3 times" in told
+    assert "It makes 5 updates, cifar100-lt-100-short makes 1,260." in told

@@ -48,6 +48,8 @@ def test_released_is_three_times_the_mean_of_two_streams_and_the_loss_itself_of_
     assert train_loss(stream_loss="released") == pytest.approx(3 * train_loss(stream_loss="mean"), rel=1e-5)
     for one_stream in ({"method": "baseline"}, {"batchformer": BatchFormerOptions(streams="single")}):
         assert train_loss(stream_loss="released", **one_stream) == train_loss(stream_loss="mean", **one_stream)
+    plain, weighted = (train_loss(method="baseline", loss_weight=weight) for weight in (1.0, 3.0))
+    assert weighted == pytest.approx(3 * plain, rel=1e-5)  # the control for it
 
 
 @pytest.mark.parametrize("streams", ["split", "single"])

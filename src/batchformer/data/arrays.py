@@ -52,7 +52,7 @@ class ArrayData(LongTailedData):
         images, labels = (torch.from_numpy(array) for array in self._splits[training])
         rank, world = self._rank_and_world()
         if self.on_device is False:
-            return self._make_host_loader(training, images, labels, rank, world)
+            return self._make_host_loader(training, images, labels)
         return DeviceLoader(
             images,
             labels,
@@ -70,24 +70,12 @@ class ArrayData(LongTailedData):
             channels_last=self.channels_last,
         )
 
-    def _make_host_loader(self, training: bool, images: Tensor, labels: Tensor, rank: int, world: int) -> EpochLoader:
+    def _make_host_loader(self, training: bool, images: Tensor, labels: Tensor) -> EpochLoader:
         from batchformer.data.augment.host import array_transform
-        from batchformer.data.host_loader import ArraySamples, HostLoader
+        from batchformer.data.host_loader import ArraySamples
 
         transform = array_transform(self.augment if training else "none", self.image_size, self.mean, self.std)
-        return HostLoader(
-            ArraySamples(images, labels, transform, self.seed if training else None),
-            batch_size=self.batch_size if training else self.eval_batch_size,
-            training=training,
-            seed=self.seed,
-            drop_last=self.drop_last,
-            rank=rank,
-            world=world,
-            workers=self.workers,
-            pin_memory=self._device().type == "cuda",
-            epoch_source=self._current_epoch if training else None,
-            channels_last=self.channels_last,
-        )
+        return self._host_loader(ArraySamples(images, labels, transform, self.seed if training else None), training)
 
     @property
     def predict_transform(self) -> Callable[[Image.Image], Tensor]:

@@ -158,6 +158,25 @@ class LongTailedData(L.LightningDataModule):
 
     # for loaders
 
+    def _host_loader(self, samples: Any, training: bool) -> EpochLoader:
+        """Samples that are read and augmented one by one on the host, in `workers` processes."""
+        from batchformer.data.host_loader import HostLoader
+
+        rank, world = self._rank_and_world()
+        return HostLoader(
+            samples,
+            batch_size=self.batch_size if training else self.eval_batch_size,
+            training=training,
+            seed=self.seed,
+            drop_last=self.drop_last,
+            rank=rank,
+            world=world,
+            workers=self.workers,
+            pin_memory=self._device().type == "cuda",
+            epoch_source=self._current_epoch if training else None,
+            channels_last=self.channels_last,
+        )
+
     def _device(self) -> torch.device:
         return self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
 

@@ -80,25 +80,13 @@ class FileData(LongTailedData):
 
     def _make_loader(self, training: bool) -> EpochLoader:
         from batchformer.data.augment.host import file_transform
-        from batchformer.data.host_loader import FileSamples, HostLoader
+        from batchformer.data.host_loader import FileSamples
 
         listing = self._listings[training]
         transform = file_transform(self.augment if training else "none", self.image_size, self.mean, self.std)
-        rank, world = self._rank_and_world()
         labels = torch.from_numpy(listing.labels)
-        return HostLoader(
-            FileSamples(listing.paths, labels, transform, self.seed if training else None, self._folder),
-            batch_size=self.batch_size if training else self.eval_batch_size,
-            training=training,
-            seed=self.seed,
-            drop_last=self.drop_last,
-            rank=rank,
-            world=world,
-            workers=self.workers,
-            pin_memory=self._device().type == "cuda",
-            epoch_source=self._current_epoch if training else None,
-            channels_last=self.channels_last,
-        )
+        samples = FileSamples(listing.paths, labels, transform, self.seed if training else None, self._folder)
+        return self._host_loader(samples, training)
 
     @property
     def predict_transform(self) -> Callable[[Image.Image], Tensor]:

@@ -92,6 +92,25 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     return found
 
 
+def differs_from(base: Sequence[Run], runs: Sequence[Run]) -> list[str]:
+    """What an ablation changes besides what it is named for: the scale of the loss, the number of updates."""
+    found = []
+    scales, wanted = ({_loss_scale(flatten(run.raw.get("config"))) for run in part} for part in (runs, base))
+    if wanted and scales != wanted:
+        found.append(
+            f"Its loss is {_listed(scales)} times the mean over the rows, that of {base[0].recipe} {_listed(wanted)} "
+            "times: part of any difference may be that."
+        )
+    steps, usual = ({run.raw.get("steps") for run in part} - {None} for part in (runs, base))
+    if steps and usual and steps != usual:
+        found.append(f"It makes {_listed(steps)} updates, {base[0].recipe} makes {_listed(usual)}.")
+    return found
+
+
+def _listed(numbers: set[Any]) -> str:
+    return " or ".join(f"{number:,.6g}" if number < 1000 else f"{number:,}" for number in sorted(numbers))
+
+
 def _loss_scales_differ(runs: Sequence[Run]) -> bool:
     scales = {
         method: {_loss_scale(flatten(run.raw.get("config"))) for run in runs if run.method == method}

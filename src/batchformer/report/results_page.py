@@ -21,7 +21,7 @@ from batchformer.report.comparison import (
 )
 from batchformer.report.figures import influence_correlation
 from batchformer.report.paper import ABLATIONS, MAIN, Ablation, PaperResult, Row
-from batchformer.report.provenance import caveats, facts, flatten
+from batchformer.report.provenance import caveats, differs_from, facts, flatten
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.verdict import verdict
 
@@ -124,7 +124,9 @@ def _ablation_section(ablation: Ablation, mine: Mapping[str, Sequence[Run]], all
     for name, runs in sorted(mine.items(), key=lambda item: _natural(item[0])):
         told = dict(facts(runs))
         lines.append(f"- `{name}`: {'; '.join(told[key] for key in ('Settings', 'Length', 'Device') if key in told)}")
-        lines += [f"  - Read with care: {text}" for text in caveats(runs)]
+        anchor = _anchor(name, all_, mine)
+        base = [run for run in all_[anchor] if run.method == runs[0].method] if anchor else []
+        lines += [f"  - Read with care: {text}" for text in (*differs_from(base, runs), *caveats(runs))]
     return "\n".join(lines) + "\n"
 
 
