@@ -1,5 +1,23 @@
-"""What a trained module does: the gradient influence of samples on each other (paper, section 3.3 and Fig. 6)."""
+"""What a module does: gradient influence (paper, Fig. 6), health of the two streams, attention over the batch."""
 
+from batchformer.analysis.attention_weights import attention_weights, on_itself, relative_entropy
 from batchformer.analysis.gradient_influence import gradient_influence, influence_on_features, influence_on_images
+from batchformer.analysis.stream_gradients import GradientOnOthers, gradient_on_others
+from batchformer.analysis.stream_health import StreamHealth, stream_health
+from batchformer.analysis.tokens import between_samples, effective_rank, sample_signal
 
-__all__ = ["gradient_influence", "influence_on_features", "influence_on_images"]
+__all__ = [
+    "GradientOnOthers",
+    "StreamHealth",
+    "attention_weights",
+    "between_samples",
+    "effective_rank",
+    "gradient_influence",
+    "gradient_on_others",
+    "influence_on_features",
+    "influence_on_images",
+    "on_itself",
+    "relative_entropy",
+    "sample_signal",
+    "stream_health",
+]

@@ -1,0 +1,246 @@
+"""Is the related stream alive? Measured at every insertion and every block, on one batch.
+
+V2 reports that training with insertions at many depths can collapse and leaves the reason open. These are the numbers
+that tell: whether related tokens keep their norm and still differ between samples, whether they are the same under
+another dropout mask (what is not cannot be learnt from), what each insertion changes and how much of that comes from
+other samples, how its attention is spread, and which gradient each stream sends into the shared blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchformer.analysis.attention_weights import attention_weights, on_itself, relative_entropy
+from batchformer.analysis.stream_gradients import (
+    BlockGradients,
+    GradientOnOthers,
+    RowLosses,
+    cross_entropy_rows,
+    gradient_on_others,
+    gradients_by_stream,
+    handle_of,
+)
+from batchformer.analysis.tokens import TokenStats, mean_cosine, relative_change, sample_signal, token_stats
+from batchformer.analysis.untouched import set_mode, untouched
+from batchformer.analysis.watch import Call, Forward, sibling_blocks, watched_forward
+from batchformer.attach import Attachment
+from batchformer.errors import UserError
+from batchformer.nn import BatchFormer, repeat_targets
+from batchformer.nn.streams import plain_count
+
+
+@dataclass
+class LayerAttention:
+    """Per head of one layer: entropy relative to its largest value, and the mass a sample leaves on itself."""
+
+    entropy: list[float]
+    on_itself: list[float]
+
+
+@dataclass
+class PointHealth:
+    """One insertion.
+
+    `change`: |module(x) - x| / |x| of the related tokens, dropout as in training; `change_quiet`: without dropout.
+    `from_others`: |module(x) - module(each sample by itself)| / |x|, without dropout: what other samples do to a token.
+    `direction_kept`: cosine between what leaves and what enters, without dropout (post-LN also rescales).
+    `reproducible`: cosine between the related tokens that leave in two forwards with different dropout masks;
+    `signal`: the same of what tells samples apart (tokens minus their mean over the batch): the share that survives.
+    `..._plain`: of the plain tokens (below 1 only through the model's own dropout).
+    `gradient`: norm of the gradient of the related loss at the parameters of the module.
+    """
+
+    path: str
+    plain: TokenStats | None
+    related_in: TokenStats
+    related_out: TokenStats
+    change: float
+    change_quiet: float
+    from_others: float
+    direction_kept: float
+    reproducible: float
+    reproducible_plain: float | None
+    signal: float
+    signal_plain: float | None
+    attention: list[LayerAttention]
+    gradient: float | None
+
+
+@dataclass
+class BlockHealth:
+    """One block: the tokens of each stream that leave it (behind an insertion there), the gradients that reach it.
+
+    `signal`: as of the insertions, of the related tokens.
+    """
+
+    path: str
+    plain: TokenStats | None
+    related: TokenStats | None
+    signal: float | None
+    gradient: BlockGradients
+
+
+@dataclass
+class StreamHealth:
+    """`chance`: the loss of a uniform guess, log(classes). `gradient_on_others`: in training mode, and quiet."""
+
+    batch: int
+    positions: int | None
+    streams: str
+    plain_loss: float | None
+    related_loss: float | None
+    chance: float | None
+    points: list[PointHealth]
+    blocks: list[BlockHealth]
+    gradient_on_others: dict[str, GradientOnOthers]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, None where a number is not finite."""
+        return _finite(asdict(self))
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n")
+
+
+def stream_health(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Any,
+    *,
+    blocks: Sequence[str] | None = None,
+    row_losses: RowLosses | None = None,
+    positions: int | None = 16,
+    samples: int = 8,
+    seed: int = 0,
+) -> StreamHealth:
+    """Measure the streams of an attached model on one batch; the model, its gradients and the random state stay.
+
+    Call it under autocast to measure in that precision.
+
+    Args:
+        blocks: submodules whose gradients and tokens are measured; None: those beside the insertions.
+        row_losses: losses per row from (outputs, targets); None: cross entropy with class ids or soft labels.
+        positions: token positions that are looked at, evenly spread from the first; None: all of them.
+        samples: for the gradient on other samples: one backward each, in training mode and quiet; 0 leaves it out.
+    """
+    attachment = handle_of(model)
+    row_losses = row_losses or cross_entropy_rows
+    if len(inputs) < 2:
+        raise UserError("the health of the streams needs a batch of two images or more.")
+    paths = list(blocks) if blocks is not None else sibling_blocks(attachment)
+    with untouched(attachment.model, seed):
+        set_mode(attachment.model, "train")
+        seen = watched_forward(attachment, inputs, paths, positions)
+        with torch.no_grad():
+            again = watched_forward(attachment, inputs, paths, positions)
+        losses = row_losses(seen.outputs, repeat_targets(targets, seen.outputs))
+        plain = plain_count(len(losses), attachment.points[0].module.streams)
+        plain_loss = losses[:plain].mean() if plain else None
+        related_loss = losses[plain:].mean()
+        of_points, of_blocks = _gradients(attachment, paths, plain_loss, related_loss)
+        with torch.no_grad():
+            set_mode(attachment.model, "quiet")
+            points = [
+                _point(call, other, gradient.related)
+                for call, other, gradient in zip(seen.calls, again.calls, of_points, strict=True)
+            ]
+    shares = {
+        mode: gradient_on_others(model, inputs, targets, mode=mode, samples=samples, row_losses=row_losses, seed=seed)
+        for mode in (("train", "quiet") if samples else ())
+    }
+    return StreamHealth(
+        batch=len(inputs),
+        positions=positions,
+        streams=attachment.points[0].module.streams,
+        plain_loss=None if plain_loss is None else plain_loss.item(),
+        related_loss=related_loss.item(),
+        chance=_chance(seen.outputs),
+        points=points,
+        blocks=[_block(path, seen, again, gradient) for path, gradient in zip(paths, of_blocks, strict=True)],
+        gradient_on_others=shares,  # type: ignore[arg-type]
+    )
+
+
+def _gradients(
+    attachment: Attachment, paths: list[str], plain: Tensor | None, related: Tensor
+) -> tuple[list[BlockGradients], list[BlockGradients]]:
+    """At the parameters of each insertion, and of each block without those of the insertions."""
+    own = {id(p) for p in attachment.parameters()}
+    groups = [[p for p in point.module.parameters() if p.requires_grad] for point in attachment.points]
+    for path in paths:
+        block = attachment.model.get_submodule(path)
+        groups.append([p for p in block.parameters() if p.requires_grad and id(p) not in own])
+    found = gradients_by_stream(plain, related, groups)
+    return found[: len(attachment.points)], found[len(attachment.points) :]
+
+
+def _point(call: Call, again: Call, gradient: float | None) -> PointHealth:
+    quiet = call.module.relate(call.related_in)
+    alone = _each_alone(call.module, call.related_in)
+    return PointHealth(
+        path=call.path,
+        plain=None if call.plain is None else token_stats(call.plain),
+        related_in=token_stats(call.related_in),
+        related_out=token_stats(call.related_out),
+        change=relative_change(call.related_out, call.related_in),
+        change_quiet=relative_change(quiet, call.related_in),
+        from_others=((quiet.float() - alone.float()).norm() / call.related_in.float().norm()).item(),
+        direction_kept=mean_cosine(quiet, call.related_in),
+        reproducible=mean_cosine(call.related_out, again.related_out),
+        reproducible_plain=_between(mean_cosine, call.plain, again.plain),
+        signal=sample_signal(call.related_out, again.related_out),
+        signal_plain=_between(sample_signal, call.plain, again.plain),
+        attention=[_attention(*entered) for entered in call.attention],
+        gradient=gradient,
+    )
+
+
+def _attention(attention: Any, x: Tensor, valid: Tensor | None) -> LayerAttention:
+    weights = attention_weights(attention, x, valid)
+    return LayerAttention(relative_entropy(weights, attention.group_size).tolist(), on_itself(weights).tolist())
+
+
+def _each_alone(module: BatchFormer, x: Tensor) -> Tensor:
+    """The same module with nobody else to look at."""
+    attentions = [layer.self_attn for layer in module.layers]
+    before = [attention.group_size for attention in attentions]  # type: ignore[union-attr]
+    try:
+        for attention in attentions:
+            attention.group_size = 1  # type: ignore[union-attr, assignment]
+        return module.relate(x)
+    finally:
+        for attention, size in zip(attentions, before, strict=True):
+            attention.group_size = size  # type: ignore[union-attr, assignment]
+
+
+def _block(path: str, seen: Forward, again: Forward, gradient: BlockGradients) -> BlockHealth:
+    plain, related = seen.leaving.get(path, (None, None))
+    stats = [None if tokens is None else token_stats(tokens) for tokens in (plain, related)]
+    signal = _between(sample_signal, related, again.leaving.get(path, (None, None))[1])
+    return BlockHealth(path, stats[0], stats[1], signal, gradient)
+
+
+def _between(measure: Callable[[Tensor, Tensor], float], one: Tensor | None, other: Tensor | None) -> float | None:
+    return None if one is None or other is None else measure(one, other)
+
+
+def _chance(outputs: Any) -> float | None:
+    first = outputs[0] if isinstance(outputs, tuple | list) else outputs
+    logits = getattr(first, "logits", first)
+    return math.log(logits.shape[1]) if isinstance(logits, Tensor) and logits.ndim == 2 else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
