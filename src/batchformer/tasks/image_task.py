@@ -1,0 +1,334 @@
+"""What every task that classifies images shares: building, counting steps, metering, evaluating, resuming."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar, Literal
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+import batchformer as bf
+from batchformer.errors import UserError
+from batchformer.metrics import ShotAccuracy
+from batchformer.tasks.graph_step import GraphedStep
+from batchformer.tasks.optimizer import set_lr
+from batchformer.tasks.reseed import reseed
+from batchformer.tasks.step_count import align_step_counts, count_step
+from batchformer.tasks.train_meter import TrainMeter
+
+CHECK_EVERY = 50  # steps between two looks at whether the loss is finite, where looking waits for the device
+
+
+class ImageTask(L.LightningModule):
+    """A network that classifies images, with or without the module, trained by Lightning.
+
+    Everything random is a function of the seed: the initial weights (the same for both methods), and the dropout of
+    step k, of (seed, k). The learning rate is a function of the epoch, or of the step. So a run that was stopped and
+    goes on from a checkpoint ends with the bits of one that never stopped.
+
+    A subclass gives the network (`plain_net`), the places of the module (`_attach`), the loss (`_build_criterion`,
+    `_loss`), the optimiser (`configure_optimizers`) and the learning rate (`_lr`).
+    """
+
+    #: where the task keeps its part of a checkpoint
+    checkpoint_key: ClassVar[str]
+    #: what validation logs (as val/NAME) that goes into result.json, and what of it the progress line shows
+    metric_names: tuple[str, ...] = ("all", "many", "medium", "few")
+    shown_metrics: tuple[str, ...] = ("all", "few")
+
+    net: nn.Module
+    criterion: nn.Module
+    metric: ShotAccuracy
+    attachment: Any
+    class_counts: list[int]
+    per_class_accuracy: list[float]
+
+    def __init__(
+        self,
+        backbone: str,
+        backbone_args: dict[str, Any] | None,
+        method: Literal["batchformer", "baseline"],
+        stream_loss: Literal["mean", "released"],
+        seed: int,
+        channels_last: bool,
+        compile: bool,
+        cuda_graph: bool,
+    ) -> None:
+        super().__init__()
+        if method not in ("batchformer", "baseline"):
+            raise UserError(f'method={method!r} must be "batchformer" or "baseline".')
+        self.backbone, self.backbone_args, self.method = backbone, dict(backbone_args or {}), method
+        self.stream_loss: Literal["mean", "released"] = stream_loss
+        self.seed = seed
+        self.channels_last, self.compile_net, self.cuda_graph = channels_last, compile, cuda_graph
+        self.attachment = None
+        self.class_counts, self.per_class_accuracy = [], []
+        self._whole_step = False
+        self._meter: TrainMeter | None = None
+        self._meter_state: dict[str, float] | None = None
+        self._graphed: GraphedStep | None = None
+
+    # ---- what a subclass gives
+
+    @abstractmethod
+    def plain_net(self, num_classes: int) -> nn.Module:
+        """A fresh network of this task's kind without the module: what an exported file loads into."""
+
+    @abstractmethod
+    def _attach(self, net: nn.Module) -> Any:
+        """Put the module into the network and return the handle."""
+
+    @abstractmethod
+    def _build_criterion(self) -> nn.Module:
+        """The loss of one stream."""
+
+    @abstractmethod
+    def _loss(self, images: Float[Tensor, "batch channels height width"], targets: Tensor) -> Tensor:
+        """The training loss over both streams; what the meter counts is counted here."""
+
+    @abstractmethod
+    def _lr(self) -> float:
+        """The learning rate now, before the factors of the groups."""
+
+    @abstractmethod
+    def _check_schedule(self) -> None:
+        """Refuse a schedule that cannot work with this trainer."""
+
+    def _build_metric(self) -> ShotAccuracy:
+        return ShotAccuracy(self.class_counts)
+
+    def _make_meter(self) -> TrainMeter:
+        return TrainMeter(self.device, self.trainer.accumulate_grad_batches)
+
+    def _prepare_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """What happens to a training batch before the step, outside a captured graph."""
+        return images, labels
+
+    def _after_step(self) -> None:
+        """Called right after each update of the weights."""
+
+    def _train_values(self) -> dict[str, float]:
+        """What is logged of an epoch of training; reading it waits for the device."""
+        assert self._meter is not None
+        loss, accuracy = self._meter.values()
+        return {"train/loss": loss, "train/acc": accuracy, "lr": self._lr()}
+
+    # ---- building
+
+    @property
+    def built(self) -> bool:
+        return "net" in self._modules
+
+    def build(self, num_classes: int, class_counts: list[int]) -> None:
+        """Make network, loss and metrics; a second call with the same number of classes keeps the network."""
+        if len(class_counts) != num_classes:
+            raise UserError(f"{len(class_counts)} class counts for {num_classes} classes: there must be one per class.")
+        if self.built and num_classes != len(self.class_counts):
+            raise UserError(
+                f"this task was built for {len(self.class_counts)} classes and cannot take {num_classes}: use the data "
+                f"it was trained on, or a new task."
+            )
+        self.class_counts = [int(count) for count in class_counts]
+        # on the CPU whatever the device of the run: the same seed gives the same weights everywhere
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            if not self.built:
+                self.net = self._build_net(num_classes)
+            self.criterion = self._build_criterion().to(self.device)
+            self.metric = self._build_metric().to(self.device)
+        self.stream_criterion = bf.TwoStreamLoss(self.criterion, scale=self.stream_loss)
+
+    def _build_net(self, num_classes: int) -> nn.Module:
+        reseed(self.seed, 0)
+        net = self.plain_net(num_classes)
+        if self.method == "batchformer":
+            reseed(self.seed, 1)
+            self.attachment = self._attach(net)
+        if self.channels_last:
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return net
+
+    def setup(self, stage: str) -> None:
+        if stage != "fit":
+            return
+        if self.cuda_graph:
+            self._refuse_what_a_graph_cannot_do()
+        self._check_schedule()
+        self._whole_step = self.cuda_graph and self.trainer.strategy.root_device.type == "cuda"
+        self.automatic_optimization = not self._whole_step
+
+    def _refuse_what_a_graph_cannot_do(self) -> None:
+        trainer = self.trainer
+        for given, what in (
+            (trainer.accumulate_grad_batches != 1, "trainer.accumulate_grad_batches"),
+            (bool(trainer.gradient_clip_val), "trainer.gradient_clip_val"),
+            (trainer.world_size > 1, "several devices"),
+            (trainer.precision == "16-mixed", "precision 16-mixed (use bf16-mixed)"),
+        ):
+            if given:
+                raise UserError(
+                    f"cuda_graph=true cannot be combined with {what}: set model.cuda_graph=false or drop it."
+                )
+
+    def configure_model(self) -> None:
+        if self.built or self._trainer is None:  # without a trainer a checkpoint is being loaded, which builds
+            return
+        data = getattr(self.trainer, "datamodule", None)
+        if data is not None and hasattr(data, "class_counts"):
+            self.build(data.num_classes, list(data.class_counts))
+        elif self.trainer.training:
+            raise UserError(
+                f"{type(self).__name__} does not know its classes: give the trainer a data module with num_classes and "
+                "class_counts, or call task.build(num_classes, class_counts) before."
+            )
+
+    # ---- training
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "rows classes"]:
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return self.net(images)
+
+    def on_fit_start(self) -> None:
+        if self.compile_net and self.device.type == "cuda":
+            self.net.compile(dynamic=False)  # in place: no key changes
+
+    def on_train_start(self) -> None:
+        align_step_counts(self.trainer)
+        self._meter = self._make_meter()
+        self._meter.restart(self.trainer.global_step)
+        if self._meter_state is not None:  # resumed within an epoch
+            self._meter.load_state_dict(self._meter_state)
+            self._meter_state = None
+        self._begin_epoch()
+        if self._whole_step:
+            layout = torch.channels_last if self.channels_last else torch.preserve_format
+            self._graphed = GraphedStep(self._train_on, memory_format=layout)
+
+    def on_train_epoch_start(self) -> None:
+        self._begin_epoch()
+        assert self._meter is not None
+        self._meter.restart(self.trainer.global_step)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        reseed(*self._random_numbers_of(batch_idx))
+
+    def _random_numbers_of(self, batch_idx: int) -> tuple[int, int, int, int]:
+        """What the random numbers of a training batch depend on."""
+        part = batch_idx % self.trainer.accumulate_grad_batches
+        return self.seed, self.global_rank, self.trainer.global_step, part
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
+        images, targets = self._prepare_batch(*batch)
+        if self._whole_step:
+            assert self._graphed is not None
+            self._graphed(images, targets)
+            count_step(self.trainer)
+            return None
+        loss = self._loss(images, targets)
+        if not loss.is_cuda or (batch_idx + 1) % CHECK_EVERY == 0:
+            self._raise_if_not_finite()
+        return loss
+
+    def _train_on(self, images: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        """Forward, backward and update, as Lightning's automatic optimisation does them, without a synchronisation."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        optimizer.zero_grad(set_to_none=True)
+        loss = self._loss(images, targets)
+        # Lightning's autocast surrounds this method; outside a graph the backward pass runs without it
+        with torch.autocast(images.device.type, enabled=False):
+            loss.backward()
+        optimizer.step()
+        self._after_step()
+        return (loss.detach(),)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        # not in on_train_batch_end: a checkpoint of this step may have been written by then
+        super().optimizer_step(*args, **kwargs)
+        self._after_step()
+
+    def on_train_epoch_end(self) -> None:
+        self._raise_if_not_finite()
+        self.log_dict(self._train_values(), sync_dist=self.trainer.world_size > 1)
+
+    def on_train_end(self) -> None:
+        self._graphed = None  # its memory, and what cannot be copied or pickled
+        self._meter = None
+
+    def _begin_epoch(self) -> None:
+        self._set_lr()
+
+    def _set_lr(self) -> None:
+        set_lr(self.trainer.optimizers[0], self._lr(), self._fused, self.device if self._whole_step else None)
+
+    @property
+    def _fused(self) -> bool:
+        return self.device.type == "cuda" and self.trainer.precision != "16-mixed"
+
+    def _raise_if_not_finite(self) -> None:
+        if self._meter is not None:
+            self._meter.raise_if_not_finite(self.current_epoch)
+
+    # ---- evaluation
+
+    def on_validation_start(self) -> None:
+        self._raise_if_not_finite()
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._evaluate(batch, "test")
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_accuracies("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_accuracies("test")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "batch classes"]:
+        images = batch[0] if isinstance(batch, tuple | list) else batch
+        return self._test_logits(images).softmax(1)
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
+        images, labels = batch
+        logits = self._test_logits(images)
+        self.metric.update(logits, labels)
+        loss = F.cross_entropy(logits, labels)
+        self.log(f"{stage}/loss", loss, on_epoch=True, batch_size=len(labels), sync_dist=self.trainer.world_size > 1)
+
+    def _test_logits(self, images: Tensor) -> Float[Tensor, "batch classes"]:
+        """Logits of the plain network, nothing added."""
+        with torch.compiler.set_stance("force_eager" if self.compile_net else "default"):
+            return self(images).float()
+
+    def _log_accuracies(self, stage: str) -> None:
+        values = self.metric.compute()
+        self.per_class_accuracy = values.pop("per_class").tolist()
+        self._log_metrics(stage, values)
+        self.metric.reset()
+
+    def _log_metrics(self, stage: str, values: dict[str, Tensor]) -> None:
+        # every process has the sums of all already; the mean over them changes nothing
+        logged = {f"{stage}/{name}": value.float() for name, value in values.items()}
+        self.log_dict(logged, sync_dist=self.trainer.world_size > 1)
+
+    # ---- checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._raise_if_not_finite()  # a checkpoint that exists is a good one
+        state: dict[str, Any] = {"num_classes": len(self.class_counts), "class_counts": self.class_counts}
+        if self._meter is not None:
+            state["meter"] = self._meter.state_dict()
+        checkpoint[self.checkpoint_key] = state
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.checkpoint_key not in checkpoint:
+            raise UserError(
+                f"this checkpoint was not written by {type(self).__name__}: it has no class counts of its own."
+            )
+        saved = checkpoint[self.checkpoint_key]
+        self.build(saved["num_classes"], saved["class_counts"])
+        self._meter_state = saved.get("meter")
