@@ -24,7 +24,7 @@ def device_loader(augment="autoaugment-cutout", batch_size=8, **options):
 
 
 def host_loader(augment="autoaugment-cutout", batch_size=8, seed=0, **options):
-    samples = ArraySamples(IMAGES, LABELS, array_transform(augment, SIZE, MEAN, STD), seed)
+    samples = ArraySamples(IMAGES, LABELS, array_transform(augment, SIZE, SIZE, MEAN, STD), seed)
     return HostLoader(samples, batch_size=batch_size, seed=seed, **options)
 
 

@@ -14,16 +14,19 @@ from batchformer.errors import UserError
 from batchformer.metrics.shots import count_shots
 
 
-class LongTailedData(L.LightningDataModule):
-    """A training set with a long tail and a test set.
+class ClassificationData(L.LightningDataModule):
+    """A training set, balanced or with a long tail, and a test set.
 
     After `setup`: `class_names`, `class_counts` (training images per class, in label order), `num_classes`,
     `train_images`, `test_images`, `fingerprint` (sha256 of what is trained on). Known from the start: `mean`, `std`,
     `image_size`, `predict_transform`.
 
-    The order of an epoch depends on (seed, epoch), a sample's augmentation on (seed, epoch, index): neither on the
-    number of workers nor on where a run was resumed. `batch_size` is that of one process; each takes its share of the
-    order, so the Trainer needs no sampler of its own (`use_distributed_sampler=False`).
+    The order of an epoch depends on (seed, epoch), a sample's augmentation on (seed, epoch, index, repeat): neither on
+    the number of workers nor on where a run was resumed. `batch_size` is that of one process; each takes its share of
+    the order, so the Trainer needs no sampler of its own (`use_distributed_sampler=False`).
+
+    `augment_repeats` is DeiT's repeated augmentation: above 1, each image stands that often in succession in the order,
+    augmented anew each time, and an epoch of as many samples as before reads that part of the images only.
     """
 
     class_names: list[str]
@@ -45,6 +48,7 @@ class LongTailedData(L.LightningDataModule):
         drop_last: bool = True,
         eval_batch_size: int = 512,
         channels_last: bool = False,
+        augment_repeats: int = 1,
     ) -> None:
         super().__init__()
         if batch_size < 1 or eval_batch_size < 1:
@@ -53,6 +57,8 @@ class LongTailedData(L.LightningDataModule):
             )
         if workers < 0:
             raise UserError(f"workers must be 0 or more, got {workers}.")
+        if augment_repeats < 1:
+            raise UserError(f"data.augment_repeats must be 1 (each image once) or more, got {augment_repeats}.")
         self.root = root
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
@@ -61,6 +67,7 @@ class LongTailedData(L.LightningDataModule):
         self.on_device = on_device
         self.drop_last = drop_last
         self.channels_last = channels_last
+        self.augment_repeats = augment_repeats
         self._ready = False
         self._train_loader: EpochLoader | None = None
         self._restored: dict[str, Any] | None = None
@@ -175,6 +182,7 @@ class LongTailedData(L.LightningDataModule):
             pin_memory=self._device().type == "cuda",
             epoch_source=self._current_epoch if training else None,
             channels_last=self.channels_last,
+            repeats=self.augment_repeats if training else 1,
         )
 
     def _device(self) -> torch.device:
@@ -185,3 +193,6 @@ class LongTailedData(L.LightningDataModule):
 
     def _current_epoch(self) -> int | None:
         return self.trainer.current_epoch if self.trainer is not None else None
+
+
+LongTailedData = ClassificationData  # the name from the time when every data set here had a tail

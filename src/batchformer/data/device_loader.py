@@ -20,10 +20,12 @@ class DeviceLoader(EpochLoader):
     """Yields `(images float32 normalised (B, 3, H, W), labels int64 (B,))`, slices of a chunk made at once.
 
     A 32 px image is worth about a microsecond of augmentation, a kernel launch more than that: so as many batches as
-    fit in `chunk_bytes` of float32 images (on CUDA a whole epoch of CIFAR-100-LT) are augmented together. The random
-    table is made on the host and sent in one copy; nothing is read back, so the host never waits for the device.
+    fit in `chunk_bytes` of float32 images of the size trained at (on CUDA a whole epoch of CIFAR-100-LT, one batch at
+    224 px) are augmented together. The random tables are made on the host and what follows from them is sent in one
+    copy; nothing is read back, so the host never waits for the device.
 
-    What a sample looks like depends on (seed, epoch, its index) only, not on the chunk or batch it falls in.
+    What a sample looks like depends on (seed, epoch, index, repeat) only, not on the chunk or batch it falls in.
+    When evaluating, images are brought to the augmentation's size and not augmented.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class DeviceLoader(EpochLoader):
         epoch_source: Callable[[], int | None] | None = None,
         channels_last: bool = False,
         chunk_bytes: int | None = None,
+        repeats: int = 1,
     ) -> None:
         super().__init__(epoch_source)
         if training:
@@ -52,7 +55,9 @@ class DeviceLoader(EpochLoader):
         self.drop_last = drop_last and training
         self.rank, self.world = rank, world
         self.device = torch.device(device)
-        self.augmentation = augmentation if augmentation and training else BatchedAugmentation()
+        augmentation = augmentation or BatchedAugmentation()
+        self.augmentation = augmentation if training else augmentation.evaluation()
+        self._repeats = repeats
         self.channels_last = channels_last
         self._samples = len(labels)
         self._height, self._width = images.shape[2:]
@@ -65,32 +70,37 @@ class DeviceLoader(EpochLoader):
         )
         if chunk_bytes is None:
             chunk_bytes = _CHUNK_BYTES.get(self.device.type, _CHUNK_BYTES["cuda"])
-        self._chunk_batches = max(1, chunk_bytes // (4 * images[0].numel() * batch_size))
+        height, width = self.augmentation.output_size(self._height, self._width)
+        self._chunk_batches = max(1, chunk_bytes // (4 * images.shape[1] * height * width * batch_size))
 
     def __len__(self) -> int:
         return self._length
 
     def _order(self, epoch: int) -> np.ndarray:
-        """The samples of this process in the order of the epoch."""
+        """The slots of this process in the order of the epoch."""
         if not self.training:
             return evaluation_share(self._samples, self.rank, self.world)
-        order = epoch_order(self._samples, self.seed, epoch)
+        order = epoch_order(self._samples, self.seed, epoch, self._repeats)
         return training_share(order, self.rank, self.world, self.drop_last)
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         order, size = self._order(epoch), self.batch_size
-        table = draw_table(self._samples, self.seed, epoch) if self.training else None
+        tables = {
+            purpose: draw_table(self._samples, self.seed, epoch, purpose, self._repeats)
+            for purpose in self.augmentation.purposes
+        }
         for first in range(start, len(self), self._chunk_batches):
             last = min(first + self._chunk_batches, len(self))
-            images, labels = self._chunk(order[first * size : last * size], table)
+            images, labels = self._chunk(order[first * size : last * size], tables)
             for begin in range(0, len(labels), size):
                 yield images[begin : begin + size], labels[begin : begin + size]
 
-    def _chunk(self, index: np.ndarray, table: np.ndarray | None) -> Batch:
-        plan = {} if table is None else self.augmentation.plan(table[index], self._height, self._width)
-        sent = to_device({"index": index.astype(np.int64), **plan}, self.device)
+    def _chunk(self, slots: np.ndarray, tables: dict[str, np.ndarray]) -> Batch:
+        draws = {purpose: table[slots] for purpose, table in tables.items()}
+        plan = self.augmentation.plan(draws, self._height, self._width)
+        sent = to_device({"index": slots.astype(np.int64) % self._samples, **plan}, self.device)
         chosen = sent["index"]
         images = self.augmentation.apply(self._store, chosen, sent)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         normalised = torch.addcmul(self._shift, images.to(torch.float32, memory_format=layout), self._scale)
-        return normalised, self._labels.index_select(0, chosen)
+        return self.augmentation.finish(normalised, sent), self._labels.index_select(0, chosen)

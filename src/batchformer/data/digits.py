@@ -20,7 +20,7 @@ class DigitsLT(ArrayData):
 
     mean = (0.305, 0.305, 0.305)
     std = (0.377, 0.377, 0.377)
-    image_size = 8
+    native_size = image_size = 8
 
     def __init__(
         self,
@@ -35,9 +35,11 @@ class DigitsLT(ArrayData):
         eval_batch_size: int = 512,
         channels_last: bool = False,
     ) -> None:
-        super().__init__(root, batch_size, seed, workers, on_device, drop_last, eval_batch_size, channels_last)
+        super().__init__(
+            root, augment=augment, batch_size=batch_size, seed=seed, workers=workers, on_device=on_device,
+            drop_last=drop_last, eval_batch_size=eval_batch_size, channels_last=channels_last,
+        )  # fmt: skip
         self.imbalance = imbalance
-        self.augment = augment
 
     def _read_splits(self) -> tuple[Split, Split, list[str]]:
         from sklearn.datasets import load_digits

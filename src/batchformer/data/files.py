@@ -4,16 +4,18 @@ import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from batchformer.data.base import LongTailedData
+from batchformer.data.base import ClassificationData
 from batchformer.data.checks import check_labels, class_counts
 from batchformer.data.epochs import EpochLoader
+from batchformer.data.names import FileAugmentation, Statistics, check_image_options
 from batchformer.errors import UserError
 
 
@@ -25,33 +27,29 @@ class Listing(NamedTuple):
     source: str
 
 
-class FileData(LongTailedData):
+class FileData(ClassificationData):
     """Subclasses list their files in `_read_listings`; images are read and augmented in `workers` processes."""
 
     def __init__(
         self,
         root: str | None,
-        augment: Literal["none", "imagenet-lt", "inaturalist"],
+        *,
+        augment: FileAugmentation,
         image_size: int,
-        mean: tuple[float, float, float],
-        std: tuple[float, float, float],
-        batch_size: int,
-        seed: int,
-        workers: int,
-        on_device: Literal["auto"] | bool,
-        drop_last: bool,
-        eval_batch_size: int,
-        channels_last: bool,
+        mean: Statistics,
+        std: Statistics,
+        erase_prob: float,
+        **options: Any,
     ) -> None:
-        super().__init__(root, batch_size, seed, workers, on_device, drop_last, eval_batch_size, channels_last)
-        if on_device is True:
+        super().__init__(root, **options)
+        if self.on_device is True:
             raise UserError(
                 "data.on_device is for data sets held in memory; image files are read on the host: leave it out."
             )
-        if image_size < 1:
-            raise UserError(f"data.image_size must be at least 1, got {image_size}.")
+        check_image_options(image_size, erase_prob)
         self.augment = augment
         self.image_size = image_size
+        self.erase_prob = erase_prob
         self.mean, self.std = mean, std
 
     @abstractmethod
@@ -83,7 +81,11 @@ class FileData(LongTailedData):
         from batchformer.data.host_loader import FileSamples
 
         listing = self._listings[training]
-        transform = file_transform(self.augment if training else "none", self.image_size, self.mean, self.std)
+        transform = (
+            file_transform(self.augment, self.image_size, self.mean, self.std, self.erase_prob)
+            if training
+            else self.predict_transform
+        )
         labels = torch.from_numpy(listing.labels)
         samples = FileSamples(listing.paths, labels, transform, self.seed if training else None, self._folder)
         return self._host_loader(samples, training)
@@ -92,4 +94,22 @@ class FileData(LongTailedData):
     def predict_transform(self) -> Callable[[Image.Image], Tensor]:
         from batchformer.data.augment.host import evaluation_transform
 
-        return evaluation_transform(self.image_size, self.mean, self.std)
+        return evaluation_transform(self.augment, self.image_size, self.mean, self.std)
+
+
+def read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text ({error}).") from error
+
+
+def find_file(name: str, root: str, keyword: str) -> Path:
+    """A text file beside the images, looked for in `root` and then in the working directory."""
+    given = Path(name).expanduser()
+    candidates = [given] if given.is_absolute() else [Path(root) / given, given]
+    for path in candidates:
+        if path.is_file():
+            return path
+    looked = " or ".join(str(path) for path in candidates)
+    raise UserError(f"data.{keyword}: there is no file {looked}.")

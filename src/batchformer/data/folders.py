@@ -8,6 +8,7 @@ import numpy as np
 
 from batchformer.data.files import FileData, Listing
 from batchformer.data.images import EXTENSIONS, is_image
+from batchformer.data.names import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics
 from batchformer.errors import UserError
 
 
@@ -21,10 +22,10 @@ class ImageFolders(FileData):
     def __init__(
         self,
         root: str | None = None,
-        augment: Literal["none", "imagenet-lt", "inaturalist"] = "imagenet-lt",
+        augment: FileAugmentation = "imagenet-lt",
         image_size: int = 224,
-        mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
-        std: tuple[float, float, float] = (0.229, 0.224, 0.225),
+        mean: Statistics = IMAGENET_MEAN,
+        std: Statistics = IMAGENET_STD,
         batch_size: int = 128,
         seed: int = 0,
         workers: int = 4,
@@ -32,10 +33,13 @@ class ImageFolders(FileData):
         drop_last: bool = True,
         eval_batch_size: int = 256,
         channels_last: bool = False,
+        erase_prob: float = 0.0,
+        augment_repeats: int = 1,
     ) -> None:
         super().__init__(
-            root, augment, image_size, mean, std, batch_size, seed, workers, on_device, drop_last, eval_batch_size,
-            channels_last,
+            root, augment=augment, image_size=image_size, mean=mean, std=std, erase_prob=erase_prob,
+            batch_size=batch_size, seed=seed, workers=workers, on_device=on_device, drop_last=drop_last,
+            eval_batch_size=eval_batch_size, channels_last=channels_last, augment_repeats=augment_repeats,
         )  # fmt: skip
 
     def _read_listings(self, root: str) -> tuple[Listing, Listing, list[str]]:

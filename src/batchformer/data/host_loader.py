@@ -18,30 +18,37 @@ from batchformer.data.order import batch_count, check_batches, epoch_order, eval
 from batchformer.data.seeds import sample_seed
 from batchformer.errors import UserError
 
-Address = tuple[int, int]  # (epoch, index of the sample)
+Address = tuple[int, int]  # (epoch, slot in the sense of batchformer.data.order)
 
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """torch's and Python's generators start from `seed` inside and are what they were afterwards.
+    """torch's, Python's and numpy's generators start from `seed` inside and are what they were afterwards.
 
-    torchvision's transforms draw from these two. The CUDA generators are not touched (`torch.manual_seed` would).
+    torchvision's transforms draw from the first two, timm's from all three. The CUDA generators are not touched
+    (`torch.manual_seed` would).
     """
     if seed is None:
         yield
         return
-    before_torch, before_python = torch.default_generator.get_state(), random.getstate()
+    before_torch, before_python, before_numpy = (
+        torch.default_generator.get_state(),
+        random.getstate(),
+        np.random.get_state(),
+    )
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
+    np.random.seed(seed % 2**32)
     try:
         yield
     finally:
         torch.default_generator.set_state(before_torch)
         random.setstate(before_python)
+        np.random.set_state(before_numpy)
 
 
 class _Samples(Dataset):
-    """Samples by (epoch, index): with the epoch beside the index, workers that outlive an epoch know the new one."""
+    """Samples by (epoch, slot): with the epoch beside the slot, workers that outlive an epoch know the new one."""
 
     def __init__(self, labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None) -> None:
         self.labels, self.transform, self.seed = labels, transform, seed
@@ -54,8 +61,9 @@ class _Samples(Dataset):
         """The sample as it is stored, before its transform."""
 
     def __getitem__(self, address: Address) -> tuple[Tensor, int]:
-        epoch, index = address
-        with seeded(None if self.seed is None else sample_seed(self.seed, epoch, index)):
+        epoch, slot = address
+        repeat, index = divmod(slot, len(self))
+        with seeded(None if self.seed is None else sample_seed(self.seed, epoch, index, repeat)):
             return self.transform(self._image(index)), int(self.labels[index])
 
     def __getitems__(self, addresses: list[Address]) -> list[tuple[Tensor, int]] | str:
@@ -116,8 +124,8 @@ class _Addresses(Sampler):
 class HostLoader(EpochLoader):
     """A torch DataLoader that knows epochs, can start in the middle of one, and does not depend on its workers.
 
-    Yields `(images float32 (B, 3, H, W), labels int64 (B,))`. Each sample is augmented under a generator seeded by
-    (seed, epoch, index).
+    Yields `(images float32 (B, 3, H, W), labels int64 (B,))`. Each sample is augmented under generators seeded by
+    (seed, epoch, index, repeat).
     """
 
     def __init__(
@@ -134,13 +142,14 @@ class HostLoader(EpochLoader):
         pin_memory: bool = False,
         epoch_source: Callable[[], int | None] | None = None,
         channels_last: bool = False,
+        repeats: int = 1,
     ) -> None:
         super().__init__(epoch_source)
         if training:
             check_batches(len(samples), batch_size, world, drop_last)
         self.training, self.seed, self.drop_last = training, seed, drop_last and training
         self.rank, self.world, self.channels_last = rank, world, channels_last
-        self._count = len(samples)
+        self._count, self._repeats = len(samples), repeats
         batches = batch_count(len(self._order(0)), batch_size, self.drop_last)
         self._addresses = _Addresses(self._order, batch_size, batches)
         self._loader = DataLoader(
@@ -159,7 +168,8 @@ class HostLoader(EpochLoader):
     def _order(self, epoch: int) -> np.ndarray:
         if not self.training:
             return evaluation_share(self._count, self.rank, self.world)
-        return training_share(epoch_order(self._count, self.seed, epoch), self.rank, self.world, self.drop_last)
+        order = epoch_order(self._count, self.seed, epoch, self._repeats)
+        return training_share(order, self.rank, self.world, self.drop_last)
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         self._addresses.epoch, self._addresses.start = epoch, start

@@ -5,7 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from batchformer.data.files import FileData, Listing
+from batchformer.data.files import FileData, Listing, find_file, read_lines
+from batchformer.data.names import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics
 from batchformer.errors import UserError
 
 
@@ -23,10 +24,10 @@ class ListFiles(FileData):
         train_list: str = "train.txt",
         val_list: str = "val.txt",
         names: str | None = None,
-        augment: Literal["none", "imagenet-lt", "inaturalist"] = "imagenet-lt",
+        augment: FileAugmentation = "imagenet-lt",
         image_size: int = 224,
-        mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
-        std: tuple[float, float, float] = (0.229, 0.224, 0.225),
+        mean: Statistics = IMAGENET_MEAN,
+        std: Statistics = IMAGENET_STD,
         batch_size: int = 128,
         seed: int = 0,
         workers: int = 8,
@@ -34,23 +35,26 @@ class ListFiles(FileData):
         drop_last: bool = True,
         eval_batch_size: int = 256,
         channels_last: bool = False,
+        erase_prob: float = 0.0,
+        augment_repeats: int = 1,
     ) -> None:
         super().__init__(
-            root, augment, image_size, mean, std, batch_size, seed, workers, on_device, drop_last, eval_batch_size,
-            channels_last,
+            root, augment=augment, image_size=image_size, mean=mean, std=std, erase_prob=erase_prob,
+            batch_size=batch_size, seed=seed, workers=workers, on_device=on_device, drop_last=drop_last,
+            eval_batch_size=eval_batch_size, channels_last=channels_last, augment_repeats=augment_repeats,
         )  # fmt: skip
         self.train_list = train_list
         self.val_list = val_list
         self.names = names
 
     def _read_listings(self, root: str) -> tuple[Listing, Listing, list[str]]:
-        train = read_list(_find(self.train_list, root, "train_list"))
-        test = read_list(_find(self.val_list, root, "val_list"))
+        train = read_list(find_file(self.train_list, root, "train_list"))
+        test = read_list(find_file(self.val_list, root, "val_list"))
         classes = int(train.labels.max()) + 1
         if self.names is None:
             return train, test, [str(c) for c in range(classes)]
-        path = _find(self.names, root, "names")
-        names = [line.strip() for line in _lines(path) if line.strip()]
+        path = find_file(self.names, root, "names")
+        names = [line.strip() for line in read_lines(path) if line.strip()]
         if len(names) != classes:
             raise UserError(
                 f"{path} has {len(names)} class names, but the labels in {train.source} go up to {classes - 1}."
@@ -62,7 +66,7 @@ def read_list(path: Path) -> Listing:
     """The paths may contain spaces; empty lines are passed over; anything else that is no pair is named by its line."""
     paths: list[str] = []
     labels: list[int] = []
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         parts = line.rsplit(maxsplit=1)
@@ -75,20 +79,3 @@ def read_list(path: Path) -> Listing:
     if not paths:
         raise UserError(f"{path} lists no image.")
     return Listing(paths, np.array(labels, dtype=np.int64), str(path))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text ({error}).") from error
-
-
-def _find(name: str, root: str, keyword: str) -> Path:
-    given = Path(name).expanduser()
-    candidates = [given] if given.is_absolute() else [Path(root) / given, given]
-    for path in candidates:
-        if path.is_file():
-            return path
-    looked = " or ".join(str(path) for path in candidates)
-    raise UserError(f"data.{keyword}: there is no file {looked}.")

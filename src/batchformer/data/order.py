@@ -1,4 +1,8 @@
-"""The order of an epoch, and which part of it a process takes. Both are pure functions."""
+"""The order of an epoch, and which part of it a process takes. Both are pure functions.
+
+An order consists of slots. Slot `repeat * count + index` stands for sample `index` in its augmentation number `repeat`;
+without repeated augmentation a slot is simply the index.
+"""
 
 import numpy as np
 
@@ -6,9 +10,20 @@ from batchformer.data.seeds import generator
 from batchformer.errors import UserError
 
 
-def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
-    """A permutation of `range(count)` that depends on (seed, epoch) only."""
-    return generator(seed, epoch, "order").permutation(count)
+def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
+    """`count` slots that depend on (seed, epoch) only: a permutation of the samples where `repeats` is 1.
+
+    More repeats are the repeated augmentation of Hoffer et al. (2020) as DeiT has it: the permutation's first samples,
+    each `repeats` times in succession and each time another augmentation, until the epoch has its `count` slots; every
+    epoch begins another permutation. In succession, so that processes, which take every world-th slot, share the
+    repeats of an image between them as DeiT's sampler does. (That one also rounds the epoch down to a multiple of 256
+    samples; here `drop_last` decides.)
+    """
+    order = generator(seed, epoch, "order").permutation(count)
+    if repeats == 1:
+        return order
+    place = np.arange(count)
+    return order[place // repeats] + count * (place % repeats)
 
 
 def training_share(order: np.ndarray, rank: int, world: int, drop_last: bool) -> np.ndarray:

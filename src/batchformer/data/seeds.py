@@ -19,6 +19,6 @@ def generator(*parts: int | str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=derived_key(*parts)))
 
 
-def sample_seed(seed: int, epoch: int, index: int) -> int:
-    """A seed for torch's generator while one sample is augmented on the host."""
-    return derived_key(seed, epoch, index, "augment") & (2**63 - 1)
+def sample_seed(seed: int, epoch: int, index: int, repeat: int = 0) -> int:
+    """A seed for the global generators while one sample is augmented on the host, for the `repeat`-th time."""
+    return derived_key(seed, epoch, index, "augment", *([repeat] if repeat else [])) & (2**63 - 1)

@@ -1,8 +1,4 @@
-"""AutoAugment for a whole chunk of images: which sample gets what is decided on the host, the work is done in groups.
-
-The random table lives on the host, so the samples an operation applies to are known there and each operation touches
-only those, without asking the device anything.
-"""
+"""AutoAugment for a whole chunk of images."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,6 +10,7 @@ from torch import Tensor
 from batchformer.data.augment.colour import COLOUR_OPS
 from batchformer.data.augment.draws import Draw, choose
 from batchformer.data.augment.geometric import affine, inverse_matrices
+from batchformer.data.augment.groups import apply_groups, split_by_group
 from batchformer.data.augment.policy import CIFAR10_POLICY, GEOMETRIC, strength
 
 _STEPS = ((Draw.CHANCE_FIRST, Draw.SIGN_FIRST), (Draw.CHANCE_SECOND, Draw.SIGN_SECOND))
@@ -63,27 +60,21 @@ def plan_autoaugment(draws: Float[np.ndarray, "n draws"], height: int, width: in
     for step, (chance, sign) in enumerate(_STEPS):
         table = _step_table(step, height, width)
         members = np.flatnonzero(draws[:, chance] < table.probability[policy])
-        members = members[np.argsort(table.group[policy[members]], kind="stable")]
-        theirs, direction = policy[members], (draws[members, sign] >= 0.5).astype(np.int64)
-        bounds = np.searchsorted(table.group[theirs], np.arange(len(table.groups) + 1))
-        for op, first, last in zip(table.groups, bounds[:-1], bounds[1:], strict=True):
-            if first < last:
-                values = table.matrix if op == _AFFINE else table.value
-                plan[f"autoaugment/{step}/{op}/index"] = members[first:last]
-                plan[f"autoaugment/{step}/{op}/value"] = values[theirs[first:last], direction[first:last]]
+        for op, part in split_by_group(table.group[policy[members]], table.groups):
+            chosen = members[part]
+            values = table.matrix if op == _AFFINE else table.value
+            direction = (draws[chosen, sign] >= 0.5).astype(np.int64)
+            plan[f"autoaugment/{step}/{op}/index"] = chosen
+            plan[f"autoaugment/{step}/{op}/value"] = values[policy[chosen], direction]
     return plan
 
 
 def autoaugment(
     images: UInt8[Tensor, "n 3 height width"], plan: dict[str, Tensor]
 ) -> UInt8[Tensor, "n 3 height width"]:
-    """Apply the plan, first steps before second ones. Changes `images` in place and returns it."""
-    for key, index in plan.items():
-        if not (key.startswith("autoaugment/") and key.endswith("/index")):
-            continue
-        op = key.split("/")[2]
-        value = plan[key.removesuffix("index") + "value"]
-        chosen = images.index_select(0, index)
-        changed = affine(chosen, value) if op == _AFFINE else COLOUR_OPS[op](chosen, value)
-        images.index_copy_(0, index, changed)
-    return images
+    """Apply the plan. Changes `images` in place and returns it."""
+    return apply_groups(images, plan, "autoaugment", _operate)
+
+
+def _operate(op: str, images: Tensor, value: Tensor) -> Tensor:
+    return affine(images, value) if op == _AFFINE else COLOUR_OPS[op](images, value)

@@ -1,6 +1,6 @@
 """The batched augmentations by name: what happens to a chunk of images that already lie on the device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,30 +11,86 @@ from batchformer.data.augment.autoaugment import autoaugment, plan_autoaugment
 from batchformer.data.augment.crop_flip import crop_flip
 from batchformer.data.augment.cutout import cutout
 from batchformer.data.augment.draws import Draw, choose
+from batchformer.data.augment.erasing import erase, plan_erasing
+from batchformer.data.augment.randaugment import plan_randaugment, randaugment
+from batchformer.data.augment.regions import crop_rectangles
+from batchformer.data.augment.resample import resize, resized_crop
 from batchformer.errors import UserError
+
+RANDAUGMENT = "rand-m9-mstd0.5-inc1"
+ERASE = "pixel"
+# augmentations that train on resized regions of an image, and the smallest part of its area they take
+SMALLEST_AREA = {"randaugment": 0.08, "resized-crop": 0.05}
+
+
+def evaluation_size(name: str, size: int) -> int:
+    """The size of which evaluation takes the centre of `size`: 256 / 224 of it where training crops regions."""
+    return round(size * 256 / 224) if name in SMALLEST_AREA else size
 
 
 @dataclass(frozen=True)
 class BatchedAugmentation:
-    """Crop from a zero border of `pad` pixels, flip, AutoAugment, one black square: in this order, each optional."""
+    """What is done to the images, each step optional, in this order.
+
+    A crop from a zero border of `pad` pixels, or a random region of at least `area` of the image, resized to `size`;
+    flip; AutoAugment; one black square of `hole` pixels; the whole image resized to `size`, of which the `centre` is
+    kept; RandAugment, with the colour `fill` where nothing is left of the image; noise in one rectangle (`erase_prob`).
+    Evaluation resizes to `evaluate_at`, where it is set, and takes the centre of `size`.
+    """
 
     pad: int = 0
     flip: bool = False
     autoaugment: bool = False
     hole: int = 0
+    size: int | None = None
+    centre: int | None = None
+    area: float | None = None
+    randaugment: bool = False
+    erase_prob: float = 0.0
+    fill: tuple[int, int, int] = (128, 128, 128)
+    evaluate_at: int | None = None
 
-    def plan(self, draws: Float[np.ndarray, "n draws"], height: int, width: int) -> dict[str, np.ndarray]:
-        """From the samples' random numbers to what is to be done: small arrays for the device, made on the host."""
+    @property
+    def purposes(self) -> tuple[str, ...]:
+        """The tables of random numbers that `plan` needs (see `draws`)."""
+        wanted = {
+            "augment": self.pad or self.flip or self.autoaugment or self.hole,
+            "crop": self.area is not None,
+            "randaugment": self.randaugment,
+            "erase": self.erase_prob,
+        }
+        return tuple(name for name, needed in wanted.items() if needed)
+
+    def evaluation(self) -> "BatchedAugmentation":
+        """What is done to the test images of a model trained with this: no more than bringing them to its size."""
+        return BatchedAugmentation(size=self.evaluate_at or self.size, centre=self.size)
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        size = self.centre or self.size
+        return (height, width) if size is None else (size, size)
+
+    def plan(self, draws: dict[str, Float[np.ndarray, "n draws"]], height: int, width: int) -> dict[str, np.ndarray]:
+        """From the samples' random numbers to what is to be done: small arrays for the device, made on the host.
+
+        `height` and `width` are those of the stored images.
+        """
         plan: dict[str, np.ndarray] = {}
         if self.pad or self.flip:
-            plan["row"] = choose(draws[:, Draw.ROW], 2 * self.pad + 1)
-            plan["column"] = choose(draws[:, Draw.COLUMN], 2 * self.pad + 1)
-            plan["flip"] = choose(draws[:, Draw.FLIP], 2) if self.flip else np.zeros(len(draws), np.int64)
+            basic = draws["augment"]
+            plan["flip"] = choose(basic[:, Draw.FLIP], 2) if self.flip else np.zeros(len(basic), np.int64)
+            plan["row"] = choose(basic[:, Draw.ROW], 2 * self.pad + 1)
+            plan["column"] = choose(basic[:, Draw.COLUMN], 2 * self.pad + 1)
+        if self.area is not None:
+            plan["region"] = np.stack(crop_rectangles(draws["crop"], height, width, (self.area, 1.0)), axis=1)
         if self.autoaugment:
-            plan |= plan_autoaugment(draws, height, width)
+            plan |= plan_autoaugment(draws["augment"], height, width)
         if self.hole:
-            plan["hole_row"] = choose(draws[:, Draw.HOLE_ROW], height)
-            plan["hole_column"] = choose(draws[:, Draw.HOLE_COLUMN], width)
+            plan["hole_row"] = choose(draws["augment"][:, Draw.HOLE_ROW], height)
+            plan["hole_column"] = choose(draws["augment"][:, Draw.HOLE_COLUMN], width)
+        if self.randaugment:
+            plan |= plan_randaugment(draws["randaugment"], *self.output_size(height, width))
+        if self.erase_prob:
+            plan |= plan_erasing(draws["erase"], *self.output_size(height, width), self.erase_prob)
         return plan
 
     def store(self, images: UInt8[Tensor, "all 3 height width"]) -> Tensor:
@@ -43,18 +99,35 @@ class BatchedAugmentation:
 
     def apply(
         self, store: Tensor, index: Int[Tensor, " n"], plan: dict[str, Tensor]
-    ) -> UInt8[Tensor, "n 3 height width"]:
+    ) -> UInt8[Tensor, "n 3 out_height out_width"]:
         """The augmented images of the samples `index`, in that order."""
-        if "row" in plan:
-            height, width = store.shape[2] - 2 * self.pad, store.shape[3] - 2 * self.pad
-            images = crop_flip(store, index, plan["row"], plan["column"], plan["flip"], height, width)
-        else:
-            images = store.index_select(0, index)
+        images = self._taken(store, index, plan)
         if self.autoaugment:
             images = autoaugment(images, plan)
         if self.hole:
             images = cutout(images, plan["hole_row"], plan["hole_column"], self.hole)
+        if self.size is not None and self.area is None:
+            images = resize(images, self.size)
+        if self.centre is not None and self.centre != self.size:
+            first = [round((length - self.centre) / 2) for length in images.shape[2:]]
+            images = images[:, :, first[0] : first[0] + self.centre, first[1] : first[1] + self.centre]
+        if self.randaugment:
+            images = randaugment(images, plan, self.fill)
         return images
+
+    def _taken(self, store: Tensor, index: Tensor, plan: dict[str, Tensor]) -> Tensor:
+        if "region" in plan:
+            mirror = plan["flip"].bool() if "flip" in plan else None
+            size = self.size or store.shape[2]
+            return resized_crop(store.index_select(0, index), plan["region"], size, mirror)
+        if "row" in plan:
+            height, width = store.shape[2] - 2 * self.pad, store.shape[3] - 2 * self.pad
+            return crop_flip(store, index, plan["row"], plan["column"], plan["flip"], height, width)
+        return store.index_select(0, index)
+
+    def finish(self, normalised: Float[Tensor, "n 3 height width"], plan: dict[str, Tensor]) -> Tensor:
+        """What is done after normalisation."""
+        return erase(normalised, plan)
 
 
 BATCHED_AUGMENTATIONS: dict[str, BatchedAugmentation] = {
@@ -62,10 +135,26 @@ BATCHED_AUGMENTATIONS: dict[str, BatchedAugmentation] = {
     "shift": BatchedAugmentation(pad=1),
     "crop-flip": BatchedAugmentation(pad=4, flip=True),
     "autoaugment-cutout": BatchedAugmentation(pad=4, flip=True, autoaugment=True, hole=16),
+    "resized-crop": BatchedAugmentation(flip=True, area=SMALLEST_AREA["resized-crop"]),
+    # at another size than the native one a random region takes the place of the padded crop
+    "randaugment": BatchedAugmentation(pad=4, flip=True, randaugment=True),
 }
 
 
-def batched_augmentation(name: str) -> BatchedAugmentation:
+def batched_augmentation(
+    name: str,
+    native: int | None = None,
+    size: int | None = None,
+    erase_prob: float = 0.0,
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5),
+) -> BatchedAugmentation:
+    """The named augmentation for images of `native` pixels trained at `size` (None: as they are)."""
     if name not in BATCHED_AUGMENTATIONS:
         raise UserError(f"unknown augmentation {name!r}: choose one of {', '.join(BATCHED_AUGMENTATIONS)}.")
-    return BATCHED_AUGMENTATIONS[name]
+    red, green, blue = (min(255, round(255 * value)) for value in mean)
+    augmentation = replace(BATCHED_AUGMENTATIONS[name], erase_prob=erase_prob, fill=(red, green, blue))
+    if size is None or size == native:
+        return augmentation
+    if name not in SMALLEST_AREA:
+        return replace(augmentation, size=size)
+    return replace(augmentation, size=size, pad=0, area=SMALLEST_AREA[name], evaluate_at=evaluation_size(name, size))

@@ -1,7 +1,8 @@
-"""AutoAugment's colour operations on batches of bytes, every sample with its own strength.
+"""AutoAugment's and RandAugment's colour operations on batches of bytes, every sample with its own strength.
 
 Each is torchvision's operation of the same name on uint8 images: results are cut (not rounded) to whole numbers as
-there. No operation asks the device for a number, so none makes the host wait.
+there. PIL's differ from them by one grey level where it rounds the grey image first. No operation asks the device for a
+number, so none makes the host wait.
 """
 
 from collections.abc import Callable
@@ -72,6 +73,12 @@ def solarize(images: Images, threshold: Strength) -> Images:
     return torch.where(images >= _per_sample(threshold), 255 - images, images)
 
 
+def solarize_add(images: Images, amount: Strength) -> Images:
+    """Brighten the darker half; timm's operation, torchvision has none of the name."""
+    brighter = _to_bytes(images + _per_sample(amount))
+    return torch.where(images < 128, brighter, images)
+
+
 def invert(images: Images, _: Strength | None = None) -> Images:
     return 255 - images
 
@@ -110,6 +117,7 @@ COLOUR_OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Sharpness": sharpness,
     "Posterize": posterize,
     "Solarize": solarize,
+    "SolarizeAdd": solarize_add,
     "Invert": invert,
     "AutoContrast": autocontrast,
     "Equalize": equalize,

@@ -1,8 +1,10 @@
-"""Augmentation image by image with torchvision v2: for files, and for arrays when the device is not to be used.
+"""Augmentation image by image with timm and torchvision: for files, and for arrays when the device is not to be used.
 
-The released code's transforms: CIFAR as in `augment.batched`; ImageNet-LT and Places-LT RandomResizedCrop, flip and
-ColorJitter(.4, .4, .4, 0); iNaturalist 2018 without the jitter; evaluation resizes the short side to 256 / 224 of the
-image size and takes the centre.
+"imagenet-lt" is RandomResizedCrop, flip and ColorJitter(.4, .4, .4, 0), as the released code has it for ImageNet-LT and
+Places-LT; "imagenet" and "inaturalist" are the same without the jitter. "randaugment" is DeiT's, made by timm:
+RandomResizedCrop, flip, RandAugment `rand-m9-mstd0.5-inc1`, random erasing; "resized-crop" is what moco-v3's transfer
+code trains with: regions of 5 to 100 % of the image, flip, and no more. CIFAR at its own size: see `augment.batched`.
+Evaluation resizes the short side to 256 / 224 of the image size and takes the centre; bicubic where training is.
 """
 
 from collections.abc import Callable
@@ -10,13 +12,14 @@ from collections.abc import Callable
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 
+from batchformer.data.augment.batched import ERASE, RANDAUGMENT, SMALLEST_AREA, batched_augmentation, evaluation_size
 from batchformer.data.augment.cutout import cutout
+from batchformer.data.names import Statistics
 from batchformer.errors import UserError
 
-Statistics = tuple[float, float, float]
-FILE_AUGMENTATIONS = ("none", "imagenet-lt", "inaturalist")
+FILE_AUGMENTATIONS = ("none", "imagenet", "imagenet-lt", "inaturalist", *SMALLEST_AREA)
 
 
 class Cutout(torch.nn.Module):
@@ -36,39 +39,101 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _finish(mean: Statistics, std: Statistics) -> list[Callable]:
-    return [v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]
+def _finish(mean: Statistics, std: Statistics, erase_prob: float = 0.0) -> list[Callable]:
+    erase: list[Callable] = []
+    if erase_prob:
+        from timm.data.random_erasing import RandomErasing
+
+        erase = [RandomErasing(erase_prob, mode=ERASE, device="cpu")]
+    return [v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std)), *erase]
 
 
-def array_transform(name: str, size: int, mean: Statistics, std: Statistics) -> Callable[[Tensor], Tensor]:
-    """From one (3, H, W) image of bytes to the normalised tensor."""
-    crop_flip = [v2.RandomCrop(size, padding=4), v2.RandomHorizontalFlip()]
+def _deit(
+    name: str, size: int, mean: Statistics, std: Statistics, erase_prob: float, crop: Callable | None = None
+) -> Callable[[Image.Image], Tensor]:
+    """timm's own pipeline, from an RGB image; `crop` in place of RandomResizedCrop, as DeiT does for 32 px."""
+    from timm.data import create_transform
+
+    transform = create_transform(
+        size,
+        is_training=True,
+        scale=(SMALLEST_AREA[name], 1.0),
+        color_jitter=None,  # type: ignore[arg-type]  # which is its way to have none
+        auto_augment=RANDAUGMENT if name == "randaugment" else None,
+        interpolation="bicubic",
+        mean=mean,
+        std=std,
+        re_prob=erase_prob,
+        re_mode=ERASE,
+    )
+    if crop is not None:
+        transform.transforms[0] = crop
+    return transform
+
+
+def array_transform(
+    name: str, native: int, size: int, mean: Statistics, std: Statistics, erase_prob: float = 0.0
+) -> Callable[[Tensor], Tensor]:
+    """From one (3, native, native) image of bytes to the augmented, normalised (3, size, size) tensor."""
+    batched_augmentation(name)  # refuses an unknown name
+    if name in SMALLEST_AREA:
+        crop = v2.RandomCrop(size, padding=4) if size == native and name == "randaugment" else None
+        return v2.Compose([v2.ToPILImage(), _deit(name, size, mean, std, erase_prob, crop)])
+    crop_flip = [v2.RandomCrop(native, padding=4), v2.RandomHorizontalFlip()]
     steps: dict[str, list[Callable]] = {
         "none": [],
-        "shift": [v2.RandomCrop(size, padding=1)],
+        "shift": [v2.RandomCrop(native, padding=1)],
         "crop-flip": crop_flip,
         "autoaugment-cutout": [*crop_flip, v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10, fill=128), Cutout(16)],
     }
-    return v2.Compose([*steps[name], *_finish(mean, std)])
+    return v2.Compose([*steps[name], *_resize(size, native), *_finish(mean, std, erase_prob)])
 
 
-def small_image_transform(size: int, mean: Statistics, std: Statistics) -> Callable[[Image.Image], Tensor]:
-    """A user's image for a model of small images: the whole of it, resized."""
-    return v2.Compose([_to_rgb, v2.Resize((size, size)), v2.PILToTensor(), *_finish(mean, std)])
+def _resize(size: int, native: int, centre: int | None = None) -> list[Callable]:
+    if size == native:
+        return []
+    resize = v2.Resize((size, size), InterpolationMode.BICUBIC)
+    return [resize] if centre is None else [resize, v2.CenterCrop(centre)]
 
 
-def file_transform(name: str, size: int, mean: Statistics, std: Statistics) -> Callable[[Image.Image], Tensor]:
+def array_evaluation(
+    name: str, native: int, size: int, mean: Statistics, std: Statistics
+) -> Callable[[Tensor | Image.Image], Tensor]:
+    """From one (3, native, native) image of bytes to what a model trained with the named augmentation is tested on."""
+    if size == native:
+        return v2.Compose(_finish(mean, std))
+    return v2.Compose([*_resize(evaluation_size(name, size), native, size), *_finish(mean, std)])
+
+
+def small_image_transform(
+    name: str, native: int, size: int, mean: Statistics, std: Statistics
+) -> Callable[[Image.Image], Tensor]:
+    """A user's image for a model of small images: the whole of it, reduced to what the data set's images are."""
+    seen = v2.Resize((native, native))
+    return v2.Compose([_to_rgb, seen, v2.PILToTensor(), array_evaluation(name, native, size, mean, std)])
+
+
+def file_transform(
+    name: str, size: int, mean: Statistics, std: Statistics, erase_prob: float = 0.0
+) -> Callable[[Image.Image], Tensor]:
     """Training: from an RGB image to the augmented, normalised (3, size, size) tensor."""
     if name not in FILE_AUGMENTATIONS:
         raise UserError(f"unknown augmentation {name!r}: choose one of {', '.join(FILE_AUGMENTATIONS)}.")
+    if name in SMALLEST_AREA:
+        return _deit(name, size, mean, std, erase_prob)
     if name == "none":
-        return evaluation_transform(size, mean, std)
-    jitter = [v2.ColorJitter(0.4, 0.4, 0.4, 0)] if name == "imagenet-lt" else []
-    steps = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), *jitter]
-    return v2.Compose([*steps, v2.PILToTensor(), *_finish(mean, std)])
+        steps: list[Callable] = _centre(size, InterpolationMode.BILINEAR)
+    else:
+        jitter = [v2.ColorJitter(0.4, 0.4, 0.4, 0)] if name == "imagenet-lt" else []
+        steps = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), *jitter]
+    return v2.Compose([*steps, v2.PILToTensor(), *_finish(mean, std, erase_prob)])
 
 
-def evaluation_transform(size: int, mean: Statistics, std: Statistics) -> Callable[[Image.Image], Tensor]:
+def evaluation_transform(name: str, size: int, mean: Statistics, std: Statistics) -> Callable[[Image.Image], Tensor]:
     """The centre of the image: short side to 256 / 224 of `size`, then a crop of `size`."""
-    steps = [_to_rgb, v2.Resize(round(size * 256 / 224)), v2.CenterCrop(size), v2.PILToTensor()]
-    return v2.Compose([*steps, *_finish(mean, std)])
+    interpolation = InterpolationMode.BICUBIC if name in SMALLEST_AREA else InterpolationMode.BILINEAR
+    return v2.Compose([_to_rgb, *_centre(size, interpolation), v2.PILToTensor(), *_finish(mean, std)])
+
+
+def _centre(size: int, interpolation: InterpolationMode) -> list[Callable]:
+    return [v2.Resize(round(size * 256 / 224), interpolation), v2.CenterCrop(size)]
