@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchformer.attach import Attachment, attach, attachment_of, detach, find_classifiers
-    from batchformer.nn import BatchFormer, BatchFormerV2, TwoStreamLoss, repeat_targets
+    from batchformer.nn import BatchFormer, BatchFormerV2, StreamGuard, TwoStreamLoss, repeat_targets
 
 __version__ = "0.1.0"
 
@@ -15,6 +15,7 @@ __all__ = [
     "Attachment",
     "BatchFormer",
     "BatchFormerV2",
+    "StreamGuard",
     "TwoStreamLoss",
     "attach",
     "attachment_of",
@@ -23,7 +24,7 @@ __all__ = [
     "repeat_targets",
 ]
 _HOME = dict.fromkeys(__all__, "batchformer.attach") | dict.fromkeys(
-    ("BatchFormer", "BatchFormerV2", "TwoStreamLoss", "repeat_targets"), "batchformer.nn"
+    ("BatchFormer", "BatchFormerV2", "StreamGuard", "TwoStreamLoss", "repeat_targets"), "batchformer.nn"
 )
 
 

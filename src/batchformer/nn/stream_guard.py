@@ -1,0 +1,129 @@
+"""A watch over the two streams: says once when nothing is learnt through the module."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from batchformer.errors import UserError
+
+WARNING = (
+    "the related stream sits at chance (training loss {related:.2f}; a constant prediction has {chance:.2f}) while the "
+    'plain one has learnt ({plain:.2f}), so nothing is learnt through BatchFormer: use variant="stable", a lower '
+    "dropout, or fewer places (blocks=[8])."
+)
+
+
+class StreamGuard:
+    """Watches the training losses of the plain and of the related rows, and warns once when the related stream is dead.
+
+    Twelve stacked modules as published (post-LN, dropout 0.5) leave the related rows of a small ViT at the loss of a
+    constant prediction from the first step to the last: they carry nothing of their image, so the shared blocks learn
+    nothing from them. The papers do not mention it and their code does not look. Seen from outside, the sum of both
+    losses falls as it should, and the run is only a dearer baseline.
+
+        guard = bf.StreamGuard(num_classes)
+        for images, labels in loader:
+            rows = F.cross_entropy(logits, bf.repeat_targets(labels, logits), reduction="none")
+            guard.update(attachment.plain(rows).mean(), attachment.related(rows).mean())
+
+    The losses are summed where they are; the device is asked once every `every` steps. With a captured CUDA graph call
+    `add` inside and `tick` outside.
+
+    Args:
+        classes: how many classes there are, or how many training images each has. It gives the loss of the best
+            constant prediction, the entropy of the labels: log(classes) where all are equally frequent, however the
+            labels are mixed or smoothed.
+        every: steps between two looks; a look judges the mean losses of those steps.
+        warmup: so many steps at the start are not judged.
+        looks: so many looks in a row must find the same.
+        at_chance: the related stream is at chance when its loss is at least this part of the constant prediction's.
+        has_learnt: the plain stream has learnt when its loss is at most this part of it.
+    """
+
+    def __init__(
+        self,
+        classes: int | Sequence[float],
+        *,
+        every: int = 100,
+        warmup: int = 0,
+        looks: int = 3,
+        at_chance: float = 0.97,
+        has_learnt: float = 0.85,
+    ) -> None:
+        self.chance = chance_loss(classes)
+        if every < 1 or looks < 1:
+            raise UserError(f"StreamGuard needs every and looks of 1 or more, got every={every} and looks={looks}.")
+        self.every, self.warmup, self.looks = every, warmup, looks
+        self.at_chance, self.has_learnt = at_chance, has_learnt
+        self.warned = False
+        self._steps = self._steps_in_sums = self._dead_looks = 0
+        self._sums: Tensor | None = None  # plain, related
+
+    def update(self, plain_loss: Float[Tensor, ""], related_loss: Float[Tensor, ""]) -> None:
+        """One step: the mean loss of the plain rows and of the related ones."""
+        self.add(plain_loss, related_loss)
+        self.tick()
+
+    @torch.no_grad()
+    def add(self, plain_loss: Float[Tensor, ""], related_loss: Float[Tensor, ""]) -> None:
+        """The part of `update` on the device: sums in one tensor that keeps its place."""
+        losses = torch.stack([plain_loss.detach(), related_loss.detach()]).double()
+        if self._sums is None:
+            self._sums = torch.zeros_like(losses)
+        self._sums.add_(losses)
+
+    def tick(self) -> None:
+        """The part of `update` on the host: count the step, look when it is time."""
+        self._steps += 1
+        self._steps_in_sums += 1
+        if self._steps == self.warmup:
+            self._forget()
+        elif self._steps_in_sums >= self.every and self._steps > self.warmup:
+            self._look()
+
+    def _look(self) -> None:
+        assert self._sums is not None
+        plain, related = (self._sums / self._steps_in_sums).tolist()
+        self._forget()
+        dead = related >= self.at_chance * self.chance and plain <= self.has_learnt * self.chance
+        self._dead_looks = self._dead_looks + 1 if dead else 0
+        if self._dead_looks >= self.looks and not self.warned:
+            self.warned = True
+            warnings.warn(WARNING.format(plain=plain, related=related, chance=self.chance), UserWarning, stacklevel=1)
+
+    def _forget(self) -> None:
+        if self._sums is not None:
+            self._sums.zero_()
+        self._steps_in_sums = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, so that a resumed run judges (and warns) as one never stopped."""
+        sums = [0.0, 0.0] if self._sums is None else self._sums.tolist()
+        return {
+            "sums": sums,
+            "steps": self._steps,
+            "steps_in_sums": self._steps_in_sums,
+            "dead_looks": self._dead_looks,
+            "warned": self.warned,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
+        self._sums = torch.tensor(state["sums"], dtype=torch.float64, device=device)
+        self._steps, self._steps_in_sums = state["steps"], state["steps_in_sums"]
+        self._dead_looks, self.warned = state["dead_looks"], state["warned"]
+
+
+def chance_loss(classes: int | Sequence[float]) -> float:
+    """Cross entropy of the best prediction that ignores its input: the entropy of the labels."""
+    counts = [1.0] * classes if isinstance(classes, int) else [float(count) for count in classes]
+    total = sum(counts)
+    if sum(count > 0 for count in counts) < 2 or min(counts) < 0:
+        raise UserError("StreamGuard needs two classes or more: give their number, or the training images of each.")
+    return -sum(count / total * math.log(count / total) for count in counts if count > 0)
