@@ -41,14 +41,28 @@ _LISTS = {
         "train_val2018/Plantae/{c}/val_{n}.jpg",
     ),
 }
-NAMES = ("cifar10", "cifar100", *_LISTS, "folder")
+_WNIDS = {
+    "n01440764": "tench, Tinca tinca",
+    "n01443537": "goldfish, Carassius auratus",
+    "n01484850": "great white shark",
+    "n01491361": "tiger shark",
+    "n01494475": "hammerhead",
+    "n01496331": "electric ray",
+    "n01498041": "stingray",
+    "n01514668": "cock",
+    "n01514859": "hen",
+    "n01518878": "ostrich",
+}
+_BALANCED = 32  # training images per class
+NAMES = ("cifar10", "cifar100", "tiny-imagenet", "imagenet", *_LISTS, "folder")
 
 
 def write(name: str, dest: str | Path) -> Path:
     """Write the miniature of the named data set into the new or empty folder `dest`; what it returns is `data.root`.
 
     The CIFAR miniatures have the official classes and a head large enough for an imbalance of 100 and 200; they hold
-    only the images that such a tail needs. The others have eight classes of 160 to 2 images.
+    only the images that such a tail needs. Those of Tiny-ImageNet and ImageNet have ten classes of 32 images. The others
+    have eight classes of 160 to 2 images.
     """
     if name not in NAMES:
         raise UserError(f"there is no miniature of {name!r}: choose one of {', '.join(NAMES)}.")
@@ -56,14 +70,10 @@ def write(name: str, dest: str | Path) -> Path:
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(f"{root} exists and is not an empty folder: name another one.")
     root.mkdir(parents=True, exist_ok=True)
-    if name == "cifar10":
-        _write_cifar10(root)
-    elif name == "cifar100":
-        _write_cifar100(root)
-    elif name == "folder":
-        _write_folders(root)
-    else:
+    if name in _LISTS:
         _write_lists(name, root)
+    else:
+        _WRITERS[name](root)
     return root
 
 
@@ -107,11 +117,11 @@ def _write_cifar10(root: Path) -> None:
     _dump(base / "batches.meta", {"label_names": [f"class_{c}" for c in range(10)]})
 
 
-def _save(path: Path, label: int, number: int) -> None:
+def _save(path: Path, label: int, number: int, height: int = 40, width: int = 48, mode: str = "RGB") -> None:
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture(label, number, 40, 48)).save(path, format="JPEG", quality=85)
+    Image.fromarray(picture(label, number, height, width)).convert(mode).save(path, format="JPEG", quality=85)
 
 
 def _write_lists(name: str, root: Path) -> None:
@@ -131,3 +141,37 @@ def _write_folders(root: Path) -> None:
             _save(root / "train" / f"class_{label}" / f"{i:04d}.jpg", label, i)
         for i in range(_TEST_PER_CLASS):
             _save(root / "val" / f"class_{label}" / f"{i:04d}.jpg", label, 10_000 + i)
+
+
+def _write_tiny_imagenet(root: Path) -> None:
+    """As in the official archive some images are grey."""
+    for label, wnid in enumerate(_WNIDS):
+        for i in range(_BALANCED):
+            mode = "L" if i == 0 else "RGB"
+            _save(root / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", label, i, 64, 64, mode)
+    lines = []
+    for number in range(_TEST_PER_CLASS * len(_WNIDS)):
+        label, file = number % len(_WNIDS), f"val_{number}.JPEG"
+        _save(root / "val" / "images" / file, label, 10_000 + number, 64, 64)
+        lines.append(f"{file}\t{list(_WNIDS)[label]}\t0\t0\t62\t62\n")
+    (root / "val" / "val_annotations.txt").write_text("".join(lines))
+    (root / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in reversed(_WNIDS)))
+    (root / "words.txt").write_text("".join(f"{wnid}\t{words}\n" for wnid, words in _WNIDS.items()))
+
+
+def _write_imagenet(root: Path) -> None:
+    for label, wnid in enumerate(_WNIDS):
+        for i in range(_BALANCED):
+            _save(root / "train" / wnid / f"{wnid}_{i}.JPEG", label, i)
+        for i in range(_TEST_PER_CLASS):
+            number = i * len(_WNIDS) + label + 1
+            _save(root / "val" / wnid / f"ILSVRC2012_val_{number:08d}.JPEG", label, 10_000 + i)
+
+
+_WRITERS = {
+    "cifar10": _write_cifar10,
+    "cifar100": _write_cifar100,
+    "tiny-imagenet": _write_tiny_imagenet,
+    "imagenet": _write_imagenet,
+    "folder": _write_folders,
+}

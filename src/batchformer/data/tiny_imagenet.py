@@ -13,11 +13,12 @@ from batchformer.data.images import is_image
 from batchformer.data.names import ArrayAugmentation
 from batchformer.errors import UserError
 
-_AGAIN = "set data.root to the unpacked tiny-imagenet-200, or unpack it again."
+_FOLDER = "tiny-imagenet-200"
+_AGAIN = f"set data.root to the unpacked {_FOLDER}, or unpack it again."
 
 
 class TinyImageNet(ArrayData):
-    """100,000 training and 10,000 validation images; `root` is the unpacked folder tiny-imagenet-200.
+    """100,000 training and 10,000 validation images; `root` is the unpacked folder tiny-imagenet-200 or holds it.
 
     Read are train/<wnid>/images/*.JPEG, val/images/*.JPEG with val/val_annotations.txt, wnids.txt, and class names from
     words.txt where it is there; labels follow the alphabetical order of the wnids. All images are decoded once, into
@@ -54,8 +55,10 @@ class TinyImageNet(ArrayData):
 
     def _read_splits(self) -> tuple[Split, Split, list[str]]:
         if self.root is None:
-            raise UserError("data.root is not set: name the unpacked folder tiny-imagenet-200.")
+            raise UserError(f"data.root is not set: name the unpacked folder {_FOLDER}.")
         root = Path(self.root).expanduser()
+        if (root / _FOLDER).is_dir():
+            root = root / _FOLDER
         wnids = _wnids(root / "wnids.txt")
         names = _names(root / "words.txt", wnids)
         train, test = _training_files(root, wnids), _validation_files(root, wnids)

@@ -91,8 +91,10 @@ def affine_bicubic(
             total.addcmul_(source.gather(2, position), (weight_y * weight_x).view(n, 1, -1))
     # a sum that is whole in exact arithmetic must not be cut to the number below
     moved = (total + 1e-3).clamp_(0, 255).to(torch.uint8).view_as(images)
-    colour = torch.tensor(fill, dtype=torch.uint8, device=images.device).view(1, 3, 1, 1)
-    return torch.where(inside.unsqueeze(1), moved, colour)
+    outside = ~inside
+    for channel, colour in enumerate(fill):  # a tensor of the colours would have to be copied to the device
+        moved[:, channel].masked_fill_(outside, colour)
+    return moved
 
 
 def _cubic_taps(position: Tensor, between: bool) -> list[tuple[Tensor, Tensor]]:

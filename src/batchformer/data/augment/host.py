@@ -10,7 +10,7 @@ Evaluation resizes the short side to 256 / 224 of the image size and takes the c
 from collections.abc import Callable
 
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
@@ -68,7 +68,16 @@ def _deit(
     )
     if crop is not None:
         transform.transforms[0] = crop
+    for step in transform.transforms:
+        for operation in getattr(step, "ops", ()):
+            if operation.name == "PosterizeIncreasing":
+                operation.aug_fn = _posterize
     return transform
+
+
+def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
+    """Magnitude 10, one draw in 44, leaves no bit: a black image for older Pillows, an error for Pillow 13."""
+    return ImageOps.posterize(image, bits) if bits else Image.new(image.mode, image.size)
 
 
 def array_transform(
