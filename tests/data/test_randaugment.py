@@ -98,12 +98,11 @@ def test_moves_along_one_direction_are_the_general_move():
 
 def test_batched_randaugment_is_timm_sample_by_sample(monkeypatch):
     images, draws = pictures(200, 16), draw_table(200, seed=2, epoch=1, purpose="randaugment")
-    steps = ((RandDraw.OPERATION_FIRST, RandDraw.CHANCE_FIRST, RandDraw.SIGN_FIRST),) + (
-        (RandDraw.OPERATION_SECOND, RandDraw.CHANCE_SECOND, RandDraw.SIGN_SECOND),
-    )
+    first = (RandDraw.OPERATION_FIRST, RandDraw.CHANCE_FIRST, RandDraw.SIGN_FIRST)
+    second = (RandDraw.OPERATION_SECOND, RandDraw.CHANCE_SECOND, RandDraw.SIGN_SECOND)
     expected = []
     for image, row, levels in zip(images, draws, magnitudes(draws).T, strict=True):
-        for (operation, chance, sign), level in zip(steps, np.minimum(levels, 9.99), strict=True):
+        for (operation, chance, sign), level in zip((first, second), np.minimum(levels, 9.99), strict=True):
             if row[chance] < 0.5:
                 name = OPERATIONS[int(row[operation] * len(OPERATIONS))]
                 image = timm_operation(name, level, 1.0 if row[sign] < 0.5 else -1.0, monkeypatch)(image)

@@ -61,8 +61,8 @@ def write(name: str, dest: str | Path) -> Path:
     """Write the miniature of the named data set into the new or empty folder `dest`; what it returns is `data.root`.
 
     The CIFAR miniatures have the official classes and a head large enough for an imbalance of 100 and 200; they hold
-    only the images that such a tail needs. Those of Tiny-ImageNet and ImageNet have ten classes of 32 images. The others
-    have eight classes of 160 to 2 images.
+    only the images that such a tail needs. Those of Tiny-ImageNet and ImageNet have ten classes of 32 images, the
+    others eight classes of 160 to 2.
     """
     if name not in NAMES:
         raise UserError(f"there is no miniature of {name!r}: choose one of {', '.join(NAMES)}.")
