@@ -22,16 +22,19 @@ from batchformer.report.statistics import paired_difference, summarise
 
 SEEDS = (10, 11, 12)
 MEAN = ["--model.stream_loss", "mean"]
+LR = "--model.optimizer.module_lr_factor"
 VARIANTS: dict[str, list[str]] = {
     "baseline": ["--method", "baseline"],
-    "baseline-x3": ["--method", "baseline", "--model.loss_weight", "3"],  # the loss scale of "released", without us
-    "released": ["--model.stream_loss", "released"],
+    "released": [],  # the recipe as it is: stream_loss released, a tenth of the learning rate for the module
     "mean": MEAN,
-    "lr03": [*MEAN, "--model.optimizer.module_lr_factor", "0.3"],
-    "lr1": [*MEAN, "--model.optimizer.module_lr_factor", "1.0"],
-    "group128": [*MEAN, "--model.batchformer.group_size", "128"],
-    "dropout01": [*MEAN, "--model.batchformer.dropout", "0.1"],
-    "pre": [*MEAN, "--model.batchformer.norm", "pre"],
+    "released-lr1": [LR, "1.0"],
+    "mean-lr1": [*MEAN, LR, "1.0"],
+    "group128": ["--model.batchformer.group_size", "128"],
+    "group32": ["--model.batchformer.group_size", "32"],
+    "baseline-x3": ["--method", "baseline", "--model.loss_weight", "3"],  # the loss scale of "released", without us
+    "released-x2": ["--model.loss_weight", "2"],
+    "dropout01": ["--model.batchformer.dropout", "0.1"],
+    "pre": ["--model.batchformer.norm", "pre"],
 }
 
 
