@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +50,7 @@ def _timm(name: str, size: int = 224, places: dict[str, Any] | None = None, **ar
 
         return timm.create_model(name, num_classes=CLASSES, **arguments)
 
-    said = "".join(f"-{key}-{'+'.join(map(str, value))}" for key, value in (places or {}).items() if key != "heads")
-    return Case(f"timm-{name}{said}", build, size, places=tuple((places or {}).items()))
+    return Case(f"timm-{name}{_said(places)}", build, size, places=tuple((places or {}).items()))
 
 
 def _torchvision(name: str, size: int = 224, **arguments: Any) -> Case:
@@ -61,6 +60,25 @@ def _torchvision(name: str, size: int = 224, **arguments: Any) -> Case:
         return getattr(torchvision.models, name)(num_classes=CLASSES, **arguments)
 
     return Case(f"torchvision-{name}", build, size)
+
+
+def _transformers(kind: str, places: dict[str, Any] | None = None, **config: Any) -> Case:
+    """One of transformers' image classifiers, made from a small configuration: nothing is downloaded."""
+
+    def build() -> nn.Module:
+        import transformers
+
+        stem = kind.removesuffix("WithTeacher").removesuffix("ForImageClassification")
+        settings = getattr(transformers, f"{stem}Config")(num_labels=CLASSES, **config)
+        return getattr(transformers, kind)(settings)
+
+    return Case(f"transformers-{kind}{_said(places)}", build, 32, places=tuple((places or {}).items()))
+
+
+def _said(places: dict[str, Any] | None) -> str:
+    """The places, as a part of the case's name."""
+    named = {key: value for key, value in (places or {}).items() if key != "heads"}
+    return "".join(f"-{key}-{v if isinstance(v, str) else '+'.join(map(str, v))}" for key, v in named.items())
 
 
 def _resnet32() -> nn.Module:
@@ -121,6 +139,44 @@ TOKEN_CASES = [
     _timm("convnext_atto", 64, {"after": ["stages.1"]}),
     _timm("resnet18", 64, {"after": ["layer2", "layer3"]}),
 ]
+
+
+_TOKENS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+_WINDOWS = {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+_STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1]}
+_PVT = {**_STAGES, "num_encoder_blocks": 2, "num_attention_heads": [1, 2], "image_size": 32}
+
+# transformers' image classifiers, at the classifier and inside. PVT noted the batch size before: it runs wide.
+TRANSFORMERS_CASES = [
+    _transformers("ViTForImageClassification", **_TOKENS),
+    _transformers("ViTForImageClassification", {"blocks": [0, 1]}, **_TOKENS),
+    _transformers("DeiTForImageClassificationWithTeacher", **_TOKENS),
+    _transformers("DeiTForImageClassificationWithTeacher", {"blocks": [0]}, **_TOKENS),
+    _transformers("BeitForImageClassification", {"blocks": [0]}, **_TOKENS),
+    _transformers("Dinov2ForImageClassification", **_TOKENS),
+    _transformers("Dinov2ForImageClassification", {"blocks": "all"}, **_TOKENS),
+    _transformers("Dinov2WithRegistersForImageClassification", {"blocks": [0]}, **_TOKENS),
+    _transformers("SwinForImageClassification", **_WINDOWS),
+    _transformers("SwinForImageClassification", {"blocks": [0]}, **_WINDOWS),
+    _transformers("Swinv2ForImageClassification", {"after": ["swinv2.encoder.layers.0.blocks.0"]}, **_WINDOWS),
+    _transformers("ConvNextForImageClassification", num_stages=2, **_STAGES),
+    _transformers("ConvNextForImageClassification", {"after": ["convnext.encoder.stages.0"]}, num_stages=2, **_STAGES),
+    _transformers(
+        "ResNetForImageClassification",
+        {"after": ["resnet.encoder.stages.0"]},
+        embedding_size=8,
+        layer_type="basic",
+        **_STAGES,
+    ),
+    _transformers("PvtV2ForImageClassification", {"after": ["pvt_v2.encoder.layers.0"]}, **_PVT),
+]
+
+
+def tensors(outputs: Any) -> tuple[Tensor, ...]:
+    """What a model gives, as a tuple of tensors with a batch axis: logits, of some models several."""
+    if isinstance(outputs, Mapping):
+        outputs = tuple(outputs.values())
+    return tuple(t for t in outputs if t.ndim) if isinstance(outputs, tuple) else (outputs,)
 
 
 def without_randomness(model: nn.Module) -> nn.Module:

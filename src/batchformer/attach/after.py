@@ -1,51 +1,24 @@
 """BatchFormerV2 after named submodules: what is put on them, and on what runs before and behind.
 
 Mostly the insertion simply returns twice the rows and everything behind it follows. Where a parent has noted the batch
-size before the insertion (XCiT's class token), the whole model runs *wide*: `Double` hands it every image twice, the
-submodules before the insertion run *thin* on the first half and repeat what they give, so nothing is computed twice.
+size before the insertion (XCiT's class token), the whole model runs *wide*: `entry.Entry` hands it every image twice,
+the submodules before the insertion run *thin* on the first half and repeat what they give: nothing is computed twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from batchformer.attach.insertion import InstanceForward, relate_alone, relates_in_eval
 from batchformer.nn.batchformer_v2 import BatchFormerV2
 from batchformer.nn.streams import alike, count_rows, repeat_rows
 
 
-class InstanceForward:
-    """An object that stands in for the `forward` of one submodule, and can be taken away again."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
-        self.previous: Callable[..., Any] | None = layer.__dict__.get("forward")
-        self.removed = False
-
-    def original(self, *args: Any, **kwargs: Any) -> Any:
-        if self.previous is not None:
-            return self.previous(*args, **kwargs)
-        return type(self.layer).forward(self.layer, *args, **kwargs)
-
-    def put(self) -> None:
-        self.layer.__dict__["forward"] = self
-
-    def remove(self) -> None:
-        self.removed = True  # somebody may have wrapped this `forward` in another since: then it only passes through
-        self.take_away()
-
-    def take_away(self) -> None:
-        if self.layer.__dict__.get("forward") is self:
-            del self.layer.__dict__["forward"]
-            if self.previous is not None:
-                self.layer.__dict__["forward"] = self.previous
-
-
 class After(InstanceForward):
-    """Do what the layer does, then relate its output (of a tuple, the first tensor) over the batch.
+    """Do what the layer does, then relate its output (of nested tuples, the first tensor) over the batch.
 
     Whether it opens the streams is decided once, at attach: a flag that is set while running would be read again, and
     wrongly, when gradient checkpointing computes the forward anew.
@@ -55,27 +28,33 @@ class After(InstanceForward):
         super().__init__(layer)
         self.module, self.opens, self.thin = module, opens, thin
         self.rows: int | None = None
+        self.infers = False  # see `Attachment.infer_with_batch`
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.removed or not self.module.active:
+        if self.removed or not (self.module.active or relates_in_eval(self)):
             return self.original(*args, **kwargs)
-        if self.thin is not None:
+        if self.thin is not None and self.module.active:
             args, kwargs = self.thin.halved(args, kwargs)
         return self.related(self.original(*args, **kwargs))
 
     def related(self, out: Any) -> Any:
         if isinstance(out, Tensor):
+            if not self.module.active:
+                return relate_alone(self.module, out, self.module.channels if out.ndim == 4 else "last")
             out = self.module(out, opens=self.opens)
             self.rows = out.shape[0]
             return out
         rows, first, items = count_rows(out), True, []
         for item in out:
-            if isinstance(item, Tensor) and first:
+            if first and count_rows(item) is not None:
                 item, first = self.related(item), False
-            elif isinstance(item, Tensor) and item.ndim and item.shape[0] == rows and self.opens and self.rows != rows:
+            elif isinstance(item, Tensor) and item.ndim and item.shape[0] == rows and self._doubled(rows):
                 item = torch.cat([item, item])
             items.append(item)
         return alike(out, items)
+
+    def _doubled(self, rows: int | None) -> bool:
+        return self.module.active and self.opens and self.rows != rows
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "rows": None}
@@ -104,19 +83,6 @@ class Thin(InstanceForward):
             tuple(_half(a) if k in self.names else a for k, a in enumerate(args)),
             {k: _half(a) if k in self.names else a for k, a in kwargs.items()},
         )
-
-
-class Double:
-    """A forward pre-hook of a wide model: every image (and whatever comes with it) twice."""
-
-    def __init__(self, module: BatchFormerV2) -> None:
-        self.module = module
-
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        rows = count_rows([*args, *kwargs.values()])
-        if not self.module.active or rows is None:
-            return None
-        return repeat_rows(args, rows), {name: repeat_rows(value, rows) for name, value in kwargs.items()}
 
 
 class SeparateNorm(InstanceForward):

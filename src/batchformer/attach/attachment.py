@@ -8,17 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from batchformer.attach.after import After, Double, InstanceForward
-from batchformer.attach.classifiers import find_classifiers, get_submodule
-from batchformer.attach.insertion import Before, Held, Once, RowCheck
+from batchformer.attach.classifiers import find_classifiers
+from batchformer.attach.entry import Entry, RowCheck
+from batchformer.attach.insertion import Held, InstanceForward, relates_in_eval
 from batchformer.attach.plan_after import BatchNormMode, block_paths, plan_after
-from batchformer.attach.probe import Channels, feature_from_layer, feature_from_tensor, run_dry
+from batchformer.attach.plan_before import points_before
+from batchformer.attach.point import Point
+from batchformer.attach.probe import Channels
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
-from batchformer.nn.streams import plain_rows
+from batchformer.nn.streams import count_rows, plain_count, plain_rows, related_rows
 
 PREFIX = "batchformer"
 _HANDLE = "_batchformer_attachment"
@@ -56,7 +57,8 @@ def attach(
 
     Heads that read the same feature share one module, computed once; heads that read different features get one each.
     In eval mode the attached model is the plain one, bit for bit. In training it returns 2B rows (plain, then related):
-    compute the loss with `TwoStreamLoss` or `repeat_targets`. The parameters are on the model under `batchformer.`.
+    compute the loss with `TwoStreamLoss` or `repeat_targets`; `labels` that a model takes into its `forward` (as those
+    of transformers) are repeated there. The parameters are on the model under `batchformer.`.
     """
     model = _unwrap(model)
     if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -71,16 +73,19 @@ def attach(
         if before is not None or (after is not None and blocks is not None):
             raise UserError("attach takes one of before=, after= and blocks=: choose one.")
         places = block_paths(model, blocks) if blocks is not None else [after] if isinstance(after, str) else after
-        return _attach_after(model, list(places or ()), share, batch_norm, dim, channels, module_keywords)
+        plan = plan_after(
+            model,
+            list(places or ()),
+            share=share,
+            batch_norm=batch_norm,
+            dim=dim,
+            channels=channels,
+            keywords=module_keywords,
+        )
+        return Attachment(model, plan.points(model), plan.entry, plan.supports)
     paths = [before] if isinstance(before, str) else find_classifiers(model) if before is None else list(before)
-    if not paths:
-        raise UserError("before=[] names no place: leave it out to find the classifier, or name a submodule.")
-    for path in paths:
-        if isinstance(get_submodule(model, path), nn.ModuleList | nn.ModuleDict):
-            raise UserError(f"{path!r} is a list of layers, which is never called itself: name one of its layers.")
-    groups = _heads_by_feature(model, paths)
-    points = [_make_point(model, group, dim, channels, module_keywords, seen) for group, seen in groups]
-    return Attachment(model, points)
+    points = points_before(model, paths, dim, channels, module_keywords)
+    return Attachment(model, points, Entry(model, points[0].module))
 
 
 def detach(model: nn.Module) -> nn.Module:
@@ -102,19 +107,6 @@ def attachment_of(model: nn.Module) -> Attachment | None:
     return _unwrap(model).__dict__.get(_HANDLE)
 
 
-class Point:
-    """One place of insertion: the module, what was put on the submodules of `paths`, and what counts its rows."""
-
-    def __init__(
-        self, paths: tuple[str, ...], module: BatchFormer, insertions: Sequence[InstanceForward], feature: Once | After
-    ) -> None:
-        self.paths, self.module, self.insertions, self.feature = paths, module, list(insertions), feature
-
-    def __repr__(self) -> str:
-        side = "after" if isinstance(self.feature, After) else "before"
-        return f"Point({side}={' and '.join(self.paths)}, dim={self.module.dim})"
-
-
 class Attachment:
     """The handle of an attached model."""
 
@@ -122,8 +114,8 @@ class Attachment:
         self,
         model: nn.Module,
         points: list[Point],
+        entry: Entry,
         supports: Sequence[InstanceForward] = (),
-        double: Double | None = None,
     ) -> None:
         self.model, self.points = model, points
         self._pieces = [*(piece for point in points for piece in point.insertions), *supports]
@@ -142,9 +134,8 @@ class Attachment:
         owner.add_module(PREFIX, self.modules)
         for piece in self._pieces:
             piece.put()
-        if double is not None:
-            model.register_forward_pre_hook(double, with_kwargs=True)
-        model.register_forward_hook(RowCheck([point.feature for point in points]), with_kwargs=True)
+        model.register_forward_pre_hook(entry, with_kwargs=True)
+        model.register_forward_hook(RowCheck([point.feature for point in points], entry), with_kwargs=True)
         model.__dict__[_HANDLE] = self
 
     @property
@@ -181,6 +172,22 @@ class Attachment:
             for point, enabled in zip(self.points, before, strict=True):
                 point.module.enabled = enabled
 
+    @contextmanager
+    def infer_with_batch(self) -> Iterator[nn.Module]:
+        """Mini-batch inference (V2's Table 12, BatchFormer's ablation): in eval mode each module relates the batch.
+
+        There is one stream, all of it related, and no dropout; what an image gets depends on the images beside it.
+        Training goes on as ever, and outside the context eval mode is the plain model again.
+        """
+        before = [point.feature.infers for point in self.points]
+        try:
+            for point in self.points:
+                point.feature.infers = True
+            yield self.model
+        finally:
+            for point, infers in zip(self.points, before, strict=True):
+                point.feature.infers = infers
+
     def plain(self, outputs: T) -> T:
         """The rows of the plain stream, for metrics in training; outputs of eval mode pass as they are.
 
@@ -189,6 +196,22 @@ class Attachment:
         """
         module = self.points[0].module
         return plain_rows(outputs, module.streams) if self.attached and module.active else outputs
+
+    def related(self, outputs: T) -> T | None:
+        """The rows of the related stream, as `plain` gives the others; None where there are none (eval, disabled).
+
+        With `streams="single"`, and inside `infer_with_batch`, all rows are related.
+        """
+        module = self.points[0].module
+        if self.attached and module.active:
+            rows = count_rows(outputs)
+            none_left = rows is not None and plain_count(rows, module.streams) == rows  # one image, split
+            return None if none_left else related_rows(outputs, module.streams)
+        return outputs if self.attached and relates_in_eval(self.points[0].feature) else None
+
+    def plain_state_dict(self) -> dict[str, Any]:
+        """The model's weights without the module's, under the names they have when nothing is attached."""
+        return {key: value for key, value in self.model.state_dict().items() if not key.startswith(self.prefix)}
 
     def detach(self) -> nn.Module:
         """The very same model, without a trace: keys, hooks and forwards as they were before attach."""
@@ -211,68 +234,6 @@ def _unwrap(model: nn.Module) -> nn.Module:
     return getattr(model, "_orig_mod", model)
 
 
-def _heads_by_feature(model: nn.Module, paths: list[str]) -> list[tuple[list[str], Tensor | None]]:
-    """Paths grouped by the tensor they read, in the order the model calls them."""
-    if len(paths) == 1 and feature_from_layer(model.get_submodule(paths[0])) is not None:
-        return [(paths, None)]
-    groups: list[tuple[list[str], Tensor | None]] = []
-    for path, tensor in run_dry(model, paths).items():
-        group = next((g for g, seen in groups if seen is tensor), None)
-        if group is None:
-            groups.append(([path], tensor))
-        else:
-            group.append(path)
-    return groups
-
-
-def _make_point(
-    model: nn.Module,
-    paths: list[str],
-    dim: int | None,
-    channels: Channels | None,
-    module_keywords: Mapping[str, Any],
-    seen: Tensor | None,
-) -> Point:
-    layers = [model.get_submodule(path) for path in paths]
-    known = feature_from_layer(layers[0])
-    if known is None and (dim is None or channels is None) and seen is not None:
-        known = feature_from_tensor(seen, paths[0])
-    dim = dim if dim is not None else known.dim if known else None
-    channels = channels or (known.channels if known else "last")
-    if dim is None:
-        raise UserError(f"the width of what enters {paths[0]!r} is not known: say dim=.")
-    module = BatchFormer(dim, **module_keywords)
-    _move_beside(module, [*layers, model])
-    feature, final = Once(module, channels), len(layers) - 1
-    insertions = [Before(layer, feature, i == 0, i == final) for i, layer in enumerate(layers)]
-    return Point(tuple(paths), module, insertions, feature)
-
-
-def _attach_after(
-    model: nn.Module,
-    places: list[str],
-    share: bool,
-    batch_norm: BatchNormMode,
-    dim: int | None,
-    channels: Channels | None,
-    keywords: Mapping[str, Any],
-) -> Attachment:
-    if not places:
-        raise UserError("after=[] names no place: name a submodule.")
-    plan = plan_after(model, places, share=share, batch_norm=batch_norm, dim=dim, channels=channels, keywords=keywords)
-    points = [Point((path,), one.module, [one], one) for path, one in zip(plan.paths, plan.insertions, strict=True)]
-    for point in points:
-        _move_beside(point.module, [point.insertions[0].layer, model])
-    return Attachment(model, points, plan.supports, plan.double)
-
-
-def _move_beside(module: nn.Module, parts: Sequence[nn.Module]) -> None:
-    """To the device and precision of the first of the parts that has weights: those of one model may differ."""
-    weights = (p for part in parts for p in part.parameters() if p.is_floating_point())
-    weight = next(weights, torch.empty(0))
-    module.to(device=weight.device, dtype=weight.dtype)
-
-
 def _refuse_unknown(keywords: Mapping[str, Any]) -> None:
     known = [name for name in inspect.signature(BatchFormer.__init__).parameters if name not in ("self", "dim")]
     for name in keywords:
@@ -289,6 +250,6 @@ def _remove_hooks(model: nn.Module) -> None:
             del model._forward_hooks[key]
             model._forward_hooks_with_kwargs.pop(key, None)
     for key, pre_hook in list(model._forward_pre_hooks.items()):
-        if isinstance(pre_hook, Double):
+        if isinstance(pre_hook, Entry):
             del model._forward_pre_hooks[key]
             model._forward_pre_hooks_with_kwargs.pop(key, None)

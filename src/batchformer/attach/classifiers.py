@@ -17,10 +17,12 @@ def find_classifiers(model: nn.Module) -> list[str]:
     """Dotted paths of the layers that turn features into class scores.
 
     timm says it itself (`pretrained_cfg["classifier"]`, or `get_classifier()`), several for models with several heads;
-    torchvision uses one of a few names, for a container then the last Linear or 1x1 convolution in it; in a plain
-    `nn.Sequential` it is the last Linear.
+    transformers has a `classifier` beside its backbone, or several whose names end so; torchvision uses one of a few
+    names, for a container then the last Linear or 1x1 convolution in it; in a plain `nn.Sequential` it is the last
+    Linear.
     """
-    named = _named_by_timm(model) or _found_by_getter(model) or _usually_named(model) or _last_of_sequential(model)
+    ways = (_named_by_timm, _found_by_getter, _named_by_transformers, _usually_named, _last_of_sequential)
+    named = next((found for found in (way(model) for way in ways) if found), [])
     named = [_last_of_container(model, path) for path in named]
     paths = [path for path in named if _scores(model.get_submodule(path))]
     if paths:
@@ -66,6 +68,13 @@ def _found_by_getter(model: nn.Module) -> list[str]:
     found = getter()
     layers = found if isinstance(found, tuple | list) else (found,)
     return [name for layer in layers for name, module in model.named_modules() if module is layer and name]
+
+
+def _named_by_transformers(model: nn.Module) -> list[str]:
+    backbone = getattr(model, "base_model_prefix", None)
+    if not isinstance(backbone, str) or backbone not in model._modules:
+        return []
+    return [name for name in model._modules if name.endswith("classifier")]
 
 
 def _usually_named(model: nn.Module) -> list[str]:

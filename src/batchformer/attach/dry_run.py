@@ -36,8 +36,7 @@ def watch(model: nn.Module, images: int) -> dict[str, Calls]:
 
         def end(_: nn.Module, args: Any, out: Any, name: str = name) -> None:
             seen[name].ends.append(next(clock))
-            tensors = [item for item in (out if isinstance(out, tuple | list) else (out,)) if isinstance(item, Tensor)]
-            seen[name].output = tensors[0] if tensors else None
+            seen[name].output = _first_tensor(out)
 
         handles += [module.register_forward_pre_hook(begin, with_kwargs=True), module.register_forward_hook(end)]
     try:
@@ -46,6 +45,13 @@ def watch(model: nn.Module, images: int) -> dict[str, Calls]:
         for handle in handles:
             handle.remove()
     return seen
+
+
+def _first_tensor(out: Any) -> Tensor | None:
+    """The one that is related: depth first (transformers' PVT gives a tuple in a tuple)."""
+    if isinstance(out, tuple | list):
+        return next((found for found in map(_first_tensor, out) if found is not None), None)
+    return out if isinstance(out, Tensor) and out.ndim else None
 
 
 def batch_arguments(two: Calls, three: Calls) -> frozenset[int | str]:
@@ -58,7 +64,7 @@ def feature_of_output(path: str, calls: Calls | None, dim: int | None, channels:
     if calls is None or not calls.begins:
         raise UserError(f"{path!r} is never called in a forward: name a submodule that is (a list of layers is not).")
     x = calls.output
-    if dim is not None and channels is not None:
+    if x is not None and dim is not None and channels is not None:
         return Feature(dim, channels)
     if x is not None and x.ndim == 3:
         return Feature(x.shape[-1], "last")

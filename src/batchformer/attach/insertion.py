@@ -1,4 +1,4 @@
-"""What attach really puts into a model: one object as the instance `forward` of the layer it stands before.
+"""What attach really puts into a model: objects in the place of the `forward` of single layers.
 
 Why an instance `forward` and neither a hook nor a wrapper: keys stay, `deepcopy` and pickling give a copy that drives
 itself, and `torch.compile` guards on it, whereas it skips guards on hooks (an attached model compiled after a plain
@@ -7,15 +7,52 @@ twin would silently run plain).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
-from batchformer.attach.after import InstanceForward
 from batchformer.attach.probe import Channels
-from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
-from batchformer.nn.streams import count_rows
+
+
+class InstanceForward:
+    """An object that stands in for the `forward` (or another method) of one module, and can be taken away again."""
+
+    def __init__(self, layer: nn.Module, name: str = "forward") -> None:
+        self.layer, self.name = layer, name
+        self.previous: Callable[..., Any] | None = layer.__dict__.get(name)
+        self.removed = False
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        if self.previous is not None:
+            return self.previous(*args, **kwargs)
+        return getattr(type(self.layer), self.name)(self.layer, *args, **kwargs)
+
+    def put(self) -> None:
+        self.layer.__dict__[self.name] = self
+
+    def remove(self) -> None:
+        self.removed = True  # somebody may have wrapped this `forward` in another since: then it only passes through
+        self.take_away()
+
+    def take_away(self) -> None:
+        if self.layer.__dict__.get(self.name) is self:
+            del self.layer.__dict__[self.name]
+            if self.previous is not None:
+                self.layer.__dict__[self.name] = self.previous
+
+
+def relates_in_eval(feature: Any) -> bool:
+    """Whether a place relates the rows of the batch although the model is in eval mode (V2, Table 12)."""
+    return feature.infers and feature.module.enabled and not feature.module.training
+
+
+def relate_alone(module: BatchFormer, x: Tensor, channels: Channels) -> Tensor:
+    """All rows related, in one stream, whatever the layout."""
+    if channels == "last" or x.ndim == 2:
+        return module.relate(x)
+    return module.relate(x.movedim(1, -1)).movedim(-1, 1)
 
 
 class Once:
@@ -30,17 +67,21 @@ class Once:
         self.rows: int | None = None  # that left the module in the forward under way, for `RowCheck`
         self.read: Tensor | None = None
         self.streams: Tensor | None = None
+        self.infers = False  # see `Attachment.infer_with_batch`
 
     def __call__(self, x: Tensor, first: bool, last: bool) -> Tensor:
         if first or self.streams is None or self.read is not x:
             self.read, self.streams = x, self._relate(x)
         out = self.streams
-        self.rows = out.shape[0]
+        if self.module.active:
+            self.rows = out.shape[0]
         if last:
             self.read = self.streams = None
         return out
 
     def _relate(self, x: Tensor) -> Tensor:
+        if not self.module.active:
+            return relate_alone(self.module, x, self.channels)
         if self.channels == "last" or x.ndim == 2:
             return self.module(x)
         return self.module(x.movedim(1, -1)).movedim(-1, 1)
@@ -58,7 +99,7 @@ class Before(InstanceForward):
         self.feature, self.first, self.last = feature, first, last
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.removed and self.feature.module.active:
+        if not self.removed and (self.feature.module.active or relates_in_eval(self.feature)):
             if args:
                 args = (self.feature(args[0], self.first, self.last), *args[1:])
             else:  # the layer's input by name, whatever that is
@@ -72,32 +113,3 @@ class Held(nn.ModuleList):
 
     def forward(self, x: Any) -> Any:
         return x
-
-
-class RowCheck:
-    """A forward hook of the whole model: the rows that left the module must be the rows that leave the model."""
-
-    def __init__(self, features: list[Any]) -> None:  # each with a module and the rows that left it
-        self.features = features
-
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        if not any(feature.module.active for feature in self.features):
-            return
-        expected = [feature.rows for feature in self.features if feature.rows is not None]
-        for feature in self.features:
-            feature.rows = None
-        left = count_rows(outputs)
-        if not expected:
-            raise UserError(
-                f"{type(model).__name__} went through a forward in training without calling the layer the module was "
-                f"attached at, so nothing was related: attach at a layer that is called (not one whose weights are "
-                f"read directly), or use `with attachment.disabled():` for this forward."
-            )
-        if left is not None and left != expected[0]:
-            if left == 2 * expected[0] or len(set(expected)) > 1:
-                cure = "the streams were opened twice on one way: name one place of it"
-            else:
-                cure = "the model does not pass the second stream on from there: attach at another layer"
-            raise UserError(
-                f"{expected[0]} rows left the module in training and {left} left {type(model).__name__}; {cure}."
-            )

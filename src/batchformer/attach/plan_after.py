@@ -8,9 +8,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-from batchformer.attach.after import After, Double, InstanceForward, SeparateNorm, Thin
+from batchformer.attach.after import After, SeparateNorm, Thin
 from batchformer.attach.classifiers import get_submodule
 from batchformer.attach.dry_run import Calls, batch_arguments, before, feature_of_output, watch
+from batchformer.attach.entry import Entry, WholeOnly
+from batchformer.attach.insertion import InstanceForward
+from batchformer.attach.point import Point, move_beside
 from batchformer.attach.probe import Channels, call_blank
 from batchformer.errors import UserError
 from batchformer.nn.batchformer_v2 import BatchFormerV2
@@ -22,17 +25,24 @@ _IMAGES = 2  # of a dry run
 
 @dataclass
 class Plan:
-    """Insertions in the order of the calls; what runs thin before or apart behind them; doubling for wide models."""
+    """Insertions in the order of the calls; the door of the model; what runs thin before or apart behind them."""
 
     paths: list[str]
     insertions: list[After]
+    entry: Entry
     supports: list[InstanceForward] = field(default_factory=list)
-    double: Double | None = None
+
+    def points(self, model: nn.Module) -> list[Point]:
+        for insertion in self.insertions:
+            move_beside(insertion.module, [insertion.layer, model])
+        return [Point((path,), one.module, [one], one) for path, one in zip(self.paths, self.insertions, strict=True)]
 
 
 def block_paths(model: nn.Module, blocks: Sequence[int] | Literal["all"]) -> list[str]:
-    """Paths of numbered blocks, counted from 0 (the papers count from 1)."""
-    for name in ("blocks", "encoder.layers", "layers"):
+    """Paths of numbered blocks, counted from 0 (the papers count from 1); in Swin they are its stages."""
+    backbone = getattr(model, "base_model_prefix", "")  # how transformers names what stands before the classifier
+    roots = ("", f"{backbone}.") if isinstance(backbone, str) and backbone else ("",)
+    for name in (root + usual for root in roots for usual in ("blocks", "encoder.layers", "layers", "encoder.layer")):
         try:
             found = model.get_submodule(name)
         except AttributeError:
@@ -57,6 +67,8 @@ def plan_after(
 ) -> Plan:
     if batch_norm not in ("separate", "joint"):
         raise UserError(f'batch_norm={batch_norm!r} must be "separate" or "joint" (as published).')
+    if not paths:
+        raise UserError("after=[] names no place: name a submodule.")
     places = {path: _last_called(get_submodule(model, path), path) for path in paths}
     layers = {path: model.get_submodule(place) for path, place in places.items()}
     if len({id(layer) for layer in layers.values()}) < len(paths):
@@ -77,11 +89,13 @@ def plan_after(
             else BatchFormerV2(features[path].dim, channels=features[path].channels, **keywords)
         )
     insertions = [After(layers[path], modules[path], opens=path == ordered[0]) for path in ordered]
-    plan = Plan(ordered, insertions)
     first = modules[ordered[0]]
+    plan = Plan(ordered, insertions, Entry(model, first))
     if first.streams == "duplicate":
         if not _rows_double(model, plan):
             _make_wide(model, plan, places[ordered[0]], seen, seen_with_three)
+        apart = ("forward_intermediates", "forward_features") if plan.entry.wide else ("forward_intermediates",)
+        plan.supports += [WholeOnly(model, name, plan.entry) for name in apart if hasattr(type(model), name)]
         if batch_norm == "separate":
             end = seen[places[ordered[0]]].ends[-1]
             for name, module in model.named_modules():
@@ -104,7 +118,7 @@ def _last_called(module: nn.Module, path: str) -> str:
 
 def _make_wide(model: nn.Module, plan: Plan, place: str, seen: dict[str, Calls], three: dict[str, Calls]) -> None:
     opener = plan.insertions[0]
-    plan.double = Double(opener.module)
+    plan.entry.wide = True
     opener.thin = Thin(opener.layer, opener.module, batch_arguments(seen[place], three[place]))
     for name in before(seen[place].begins[0], seen):
         names = batch_arguments(seen[name], three[name])
@@ -120,7 +134,7 @@ def _make_wide(model: nn.Module, plan: Plan, place: str, seen: dict[str, Calls],
 def _rows_double(model: nn.Module, plan: Plan) -> bool:
     """Whether twice the images leave a dry run with the plan in place."""
     pieces: list[InstanceForward] = [*plan.insertions, *plan.supports]
-    hook = None if plan.double is None else model.register_forward_pre_hook(plan.double, with_kwargs=True)
+    hook = model.register_forward_pre_hook(plan.entry, with_kwargs=True)
     for piece in pieces:
         piece.put()
     try:
@@ -128,5 +142,5 @@ def _rows_double(model: nn.Module, plan: Plan) -> bool:
     finally:
         for piece in pieces:
             piece.take_away()
-        if hook is not None:
-            hook.remove()
+        hook.remove()
+        plan.entry.inside = False

@@ -105,13 +105,23 @@ def _input_shapes(model: nn.Module) -> list[tuple[int, ...]]:
     built = getattr(
         getattr(model, "patch_embed", None), "img_size", None
     )  # a ViT made for another size than its weights
-    shapes = [(3, *built)] if isinstance(built, tuple) else []
+    shapes = [(3, *built)] if isinstance(built, tuple) else _shape_in_config(model)
     shapes += [tuple(size)] if size else []
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)), None)
     if isinstance(first, nn.Linear):
         shapes.append((first.in_features,))
     channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
     return shapes + [(channels, s, s) for s in _SIZES if (channels, s, s) not in shapes]
+
+
+def _shape_in_config(model: nn.Module) -> list[tuple[int, ...]]:
+    """What the configuration of transformers' models says, where it says anything."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "vision_config", config)
+    size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
+    if isinstance(size, int):
+        size = (size, size)
+    return [(channels, *size)] if isinstance(size, tuple | list) and isinstance(channels, int) else []
 
 
 def _blank(model: nn.Module, shape: tuple[int, ...], images: int) -> Tensor:

@@ -61,10 +61,12 @@ def plain_rows(outputs: T, streams: Streams = "duplicate") -> T:
     return _map_rows(outputs, lambda t: t[: plain_count(rows, streams)] if len(t) == rows else t)
 
 
-def related_rows(outputs: T) -> T:
-    """The other half: the related rows of outputs whose batch was doubled."""
+def related_rows(outputs: T, streams: Streams = "duplicate") -> T:
+    """The other rows: what `plain_rows` leaves out; with `streams="single"` all of them."""
     rows = count_rows(outputs)
-    return outputs if rows is None else _map_rows(outputs, lambda t: t[rows // 2 :] if len(t) == rows else t)
+    if rows is None:
+        return outputs
+    return _map_rows(outputs, lambda t: t[plain_count(rows, streams) :] if len(t) == rows else t)
 
 
 def repeat_rows(values: T, rows: int) -> T:

@@ -1,0 +1,119 @@
+"""The door of an attached model: what enters it in training, what leaves it, and which side doors stay shut."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchformer.attach.insertion import InstanceForward
+from batchformer.errors import UserError
+from batchformer.nn import BatchFormer
+from batchformer.nn.streams import count_rows, repeat_rows
+
+_LABELS = "labels"  # the argument by which transformers' models (and many written like them) compute their loss inside
+_COUNT = "num_items_in_batch"  # by which transformers' Trainer has a sum of losses divided
+
+
+class Entry:
+    """A forward pre-hook of the whole model: in training, labels for both streams; to a wide model every image twice.
+
+    A model that computes its loss inside `forward` sees each label twice, so its mean over rows is the mean over both
+    streams. transformers' `Trainer` hands over the number of labels to divide a sum by: that is doubled as well.
+    """
+
+    def __init__(self, model: nn.Module, module: BatchFormer, wide: bool = False) -> None:
+        self.module, self.wide = module, wide
+        self.inside = False  # between the model's entry and its end
+        arguments = [name for name in inspect.signature(type(model).forward).parameters if name != "self"]
+        self.labels_at = arguments.index(_LABELS) if _LABELS in arguments else None
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if getattr(model, "_is_replica", False):
+            raise UserError(
+                "an attached model cannot run in nn.DataParallel, whose replicas would call the first GPU's layers: "
+                "start one process per GPU (torchrun, DistributedDataParallel), or show the program one GPU only."
+            )
+        if not self.module.active or self.module.streams != "duplicate":
+            return None
+        self.inside = True
+        rows = count_rows([*args, *kwargs.values()])
+        if rows is None:
+            return None
+        labels = self._labels(args, kwargs)
+        if labels is not None and len(labels) == rows and _COUNT in kwargs and kwargs[_COUNT] is not None:
+            kwargs = {**kwargs, _COUNT: 2 * kwargs[_COUNT]}
+        if self.wide:
+            args, kwargs = repeat_rows(args, rows), {name: repeat_rows(value, rows) for name, value in kwargs.items()}
+        elif labels is not None and len(labels) == rows:
+            args, kwargs = self._with_labels(_twice(labels), args, kwargs)
+        return args, kwargs
+
+    def _labels(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        at = self.labels_at
+        if at is None:
+            return None
+        given = args[at] if at < len(args) else kwargs.get(_LABELS)
+        return given if isinstance(given, list) or (isinstance(given, Tensor) and given.ndim) else None
+
+    def _with_labels(self, labels: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        at = self.labels_at
+        if at is not None and at < len(args):
+            return (*args[:at], labels, *args[at + 1 :]), kwargs
+        return args, {**kwargs, _LABELS: labels}
+
+
+def _twice(labels: Any) -> Any:
+    return torch.cat([labels, labels]) if isinstance(labels, Tensor) else labels + labels
+
+
+class WholeOnly(InstanceForward):
+    """In the place of a method of the model that gives wrong rows when it is called by itself in training.
+
+    timm's `forward_intermediates` notes the batch size and would fold both streams into the channels; of a wide model,
+    `forward_features` called from outside would take half of the images for the second stream.
+    """
+
+    def __init__(self, model: nn.Module, name: str, entry: Entry) -> None:
+        super().__init__(model, name)
+        self.entry = entry
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.removed and self.entry.module.active and not self.entry.inside:
+            raise UserError(
+                f"{type(self.layer).__name__}.{self.name} cannot be called by itself in training while a BatchFormerV2 "
+                f"is attached inside: call the whole model, or do it in eval mode or in `with attachment.disabled():`."
+            )
+        return self.original(*args, **kwargs)
+
+
+class RowCheck:
+    """A forward hook of the whole model: the rows that left the module must be the rows that leave the model."""
+
+    def __init__(self, features: list[Any], entry: Entry) -> None:  # features: each with a module and its rows
+        self.features, self.entry = features, entry
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        self.entry.inside = False
+        if not any(feature.module.active for feature in self.features):
+            return
+        expected = [feature.rows for feature in self.features if feature.rows is not None]
+        for feature in self.features:
+            feature.rows = None
+        left = count_rows(outputs)
+        if not expected:
+            raise UserError(
+                f"{type(model).__name__} went through a forward in training without calling the layer the module was "
+                f"attached at, so nothing was related: attach at a layer that is called (not one whose weights are "
+                f"read directly), or use `with attachment.disabled():` for this forward."
+            )
+        if left is not None and left != expected[0]:
+            if left == 2 * expected[0] or len(set(expected)) > 1:
+                cure = "the streams were opened twice on one way: name one place of it"
+            else:
+                cure = "the model does not pass the second stream on from there: attach at another layer"
+            raise UserError(
+                f"{expected[0]} rows left the module in training and {left} left {type(model).__name__}; {cure}."
+            )

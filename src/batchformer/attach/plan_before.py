@@ -1,0 +1,68 @@
+"""Where BatchFormer goes: before the classifier, or before any layer that was named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from batchformer.attach.classifiers import get_submodule
+from batchformer.attach.insertion import Before, Once
+from batchformer.attach.point import Point, move_beside
+from batchformer.attach.probe import Channels, feature_from_layer, feature_from_tensor, run_dry
+from batchformer.errors import UserError
+from batchformer.nn import BatchFormer
+
+
+def points_before(
+    model: nn.Module,
+    paths: list[str],
+    dim: int | None,
+    channels: Channels | None,
+    keywords: Mapping[str, Any],
+) -> list[Point]:
+    """Heads that read the same feature are one place, with one module; heads that read different ones are several."""
+    if not paths:
+        raise UserError("before=[] names no place: leave it out to find the classifier, or name a submodule.")
+    for path in paths:
+        if isinstance(get_submodule(model, path), nn.ModuleList | nn.ModuleDict):
+            raise UserError(f"{path!r} is a list of layers, which is never called itself: name one of its layers.")
+    return [_make_point(model, group, dim, channels, keywords, seen) for group, seen in _heads_by_feature(model, paths)]
+
+
+def _heads_by_feature(model: nn.Module, paths: list[str]) -> list[tuple[list[str], Tensor | None]]:
+    """Paths grouped by the tensor they read, in the order the model calls them."""
+    if len(paths) == 1 and feature_from_layer(model.get_submodule(paths[0])) is not None:
+        return [(paths, None)]
+    groups: list[tuple[list[str], Tensor | None]] = []
+    for path, tensor in run_dry(model, paths).items():
+        group = next((g for g, seen in groups if seen is tensor), None)
+        if group is None:
+            groups.append(([path], tensor))
+        else:
+            group.append(path)
+    return groups
+
+
+def _make_point(
+    model: nn.Module,
+    paths: list[str],
+    dim: int | None,
+    channels: Channels | None,
+    keywords: Mapping[str, Any],
+    seen: Tensor | None,
+) -> Point:
+    layers = [model.get_submodule(path) for path in paths]
+    known = feature_from_layer(layers[0])
+    if known is None and (dim is None or channels is None) and seen is not None:
+        known = feature_from_tensor(seen, paths[0])
+    dim = dim if dim is not None else known.dim if known else None
+    channels = channels or (known.channels if known else "last")
+    if dim is None:
+        raise UserError(f"the width of what enters {paths[0]!r} is not known: say dim=.")
+    module = BatchFormer(dim, **keywords)
+    move_beside(module, [*layers, model])
+    feature, final = Once(module, channels), len(layers) - 1
+    insertions = [Before(layer, feature, i == 0, i == final) for i, layer in enumerate(layers)]
+    return Point(tuple(paths), module, insertions, feature)
