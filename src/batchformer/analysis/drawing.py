@@ -1,0 +1,130 @@
+"""Pieces of a picture: images as tiles, heat over them, rows with a heading. A dark sheet, so it fits any page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from batchformer.errors import UserError
+
+TILE, GAP, MARGIN, HEADING = 160, 10, 28, 46
+PAPER, INK, MUTED = (20, 26, 33), (236, 240, 244), (160, 174, 189)
+LESS, MORE = (64, 140, 255), (255, 158, 44)
+_GROUND = np.full((1, 1, 1), 58, dtype=np.float32)
+
+
+def to_pictures(
+    images: Float[Tensor, "batch channel height width"],
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> list[Image.Image]:
+    """What the model was shown, as pictures. Without mean and std each image is stretched between its extremes."""
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise UserError(f"images of the shape {tuple(images.shape)} cannot be drawn: (batch, 1 or 3, height, width).")
+    x = images.detach().float().cpu().expand(-1, 3, -1, -1)
+    if mean is not None and std is not None:
+        x = x * _per_channel(std) + _per_channel(mean)
+    else:
+        low, high = x.amin(dim=(1, 2, 3), keepdim=True), x.amax(dim=(1, 2, 3), keepdim=True)
+        x = (x - low) / (high - low).clamp_min(1e-12)
+    pixels = (x.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    return [Image.fromarray(each) for each in pixels]
+
+
+def fit(picture: Image.Image, size: int = TILE) -> Image.Image:
+    """The picture with its longer side of this length; small ones with their pixels visible."""
+    scale = size / max(picture.size)
+    wanted = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+    smooth = Image.Resampling.NEAREST if scale >= 2.5 else Image.Resampling.LANCZOS
+    return picture.convert("RGB").resize(wanted, smooth)
+
+
+def tile(picture: Image.Image, size: int = TILE) -> Image.Image:
+    """The whole picture in the middle of a square of this size."""
+    sheet, fitted = Image.new("RGB", (size, size), PAPER), fit(picture, size)
+    sheet.paste(fitted, corner(fitted, size))
+    return sheet
+
+
+def corner(fitted: Image.Image, size: int = TILE) -> tuple[int, int]:
+    """Where a fitted picture begins on its tile."""
+    return (size - fitted.width) // 2, (size - fitted.height) // 2
+
+
+def heat_over(picture: Image.Image, mass: Float[Tensor, "row column"], limit: float) -> Image.Image:
+    """The picture in grey, tinted where `mass` is off 1: `MORE` above, `LESS` below, full at a factor of 2^limit."""
+    level = np.log2(np.clip(mass.numpy().astype(np.float32), 1e-6, None)) / limit
+    level = np.clip(_stretched(level, picture.size), -1, 1)[..., None]
+    grey = np.asarray(picture.convert("L"), dtype=np.float32)[..., None] * 0.45 + 45
+    return Image.fromarray(_tinted(grey, level))
+
+
+def tint(factor: float, limit: float) -> tuple[int, int, int]:
+    """The tint of `heat_over` on a plain ground."""
+    level = np.clip(np.log2(np.float32(max(factor, 1e-6))) / limit, -1, 1)
+    red, green, blue = _tinted(_GROUND, np.full((1, 1, 1), level, dtype=np.float32))[0, 0].tolist()
+    return red, green, blue
+
+
+def colour_map(colours: Float[Tensor, "row column 3"], size: tuple[int, int]) -> Image.Image:
+    pixels = (colours.clamp(0, 1) * 255).round().byte().numpy()
+    return Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST)
+
+
+def contact_sheet(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
+    """Rows of tiles, each under its heading."""
+    columns = max(len(tiles) for _, tiles in rows)
+    sheet = blank(2 * MARGIN + columns * (TILE + GAP) - GAP, MARGIN + len(rows) * (HEADING + TILE + GAP))
+    for k, (heading, tiles) in enumerate(rows):
+        top = MARGIN // 2 + k * (HEADING + TILE + GAP)
+        text(sheet, (MARGIN, top + HEADING // 2), heading, 26, INK, "lm")
+        for c, each in enumerate(tiles):
+            sheet.paste(each, (MARGIN + c * (TILE + GAP), top + HEADING))
+    return sheet
+
+
+def blank(width: int, height: int) -> Image.Image:
+    return Image.new("RGB", (width, height), PAPER)
+
+
+def text(
+    sheet: Image.Image, at: tuple[float, float], words: str, size: int, fill: tuple[int, int, int], anchor: str = "mm"
+) -> None:
+    ImageDraw.Draw(sheet).text(at, words, fill=fill, font=ImageFont.load_default(size), anchor=anchor)
+
+
+def scale_bar(sheet: Image.Image, left: int, top: int, width: int, limit: float) -> None:
+    """What the tints of `heat_over` mean."""
+    height = 16
+    level = np.broadcast_to(np.linspace(-1, 1, width, dtype=np.float32)[None, :, None], (height, width, 1))
+    sheet.paste(Image.fromarray(_tinted(_GROUND, level)), (left, top))
+    middle, factor = top + height + 16, 2**limit
+    text(sheet, (left, middle), f"{1 / factor:.2f}x", 20, MUTED, "lm")
+    text(sheet, (left + width / 2, middle), "as by chance", 20, MUTED)
+    text(sheet, (left + width, middle), f"{factor:.2f}x", 20, MUTED, "rm")
+
+
+def limit_of(mass: Tensor) -> float:
+    """The reach of the tints for these maps: nearly their largest factor, in powers of two; never below a tenth."""
+    logs = mass.clamp_min(1e-6).log2().abs().flatten()
+    return max(0.1375, math.ceil(logs.quantile(0.995).item() * 20) / 20)
+
+
+def _tinted(ground: np.ndarray, level: np.ndarray) -> np.ndarray:
+    """The ground mixed with `MORE` where the level is above zero, with `LESS` where it is below."""
+    colour = np.where(level > 0, np.array(MORE, dtype=np.float32), np.array(LESS, dtype=np.float32))
+    strength = np.abs(level) * 0.85
+    return (ground * (1 - strength) + colour * strength).round().astype(np.uint8)
+
+
+def _stretched(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return np.asarray(Image.fromarray(values).resize(size, Image.Resampling.BICUBIC), dtype=np.float32)
+
+
+def _per_channel(values: Sequence[float]) -> Tensor:
+    return Tensor(list(values)).view(1, -1, 1, 1)

@@ -1,0 +1,219 @@
+"""The pictures: attention mass (V2, Figs. 5 and 10), who looks at whom, features with and without (Fig. 8)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from PIL import Image, ImageDraw
+from torch import Tensor, nn
+
+from batchformer.analysis.batch_attention import AttentionOverBatch, attention_over_batch
+from batchformer.analysis.drawing import (
+    HEADING,
+    INK,
+    LESS,
+    MARGIN,
+    MORE,
+    MUTED,
+    blank,
+    colour_map,
+    contact_sheet,
+    corner,
+    fit,
+    heat_over,
+    limit_of,
+    scale_bar,
+    text,
+    tile,
+    tint,
+    to_pictures,
+)
+from batchformer.analysis.features import FeaturePair, features_with_and_without
+
+MOST_SHOWN = 8
+INDEX = "pictures.json"
+Position = int | tuple[int, int]
+
+MASS_CAPTION = (
+    "Mean over the heads, {n} images. Orange: the others look here more than by chance (uniform attention); blue: "
+    "less. At one place the images compete: what one gets, another lacks."
+)
+TABLE_CAPTION = (
+    "At {position}, counted from 0: how many times more than by chance the image of a row looks at a column's."
+)
+FEATURES_CAPTION = (
+    "Three principal components as red, green and blue, one scale for both rows: equal colours, equal features."
+)
+PLANE_CAPTION = "The mean token of each image, in the plane of the first two principal components."
+
+
+def draw_attention_mass(attention: AttentionOverBatch, pictures: Sequence[Image.Image]) -> Image.Image:
+    """Images, and below each where the other samples of the batch look: orange more than by chance, blue less."""
+    maps = attention.mass_map()
+    limit = limit_of(maps)
+    shown = range(min(len(pictures), MOST_SHOWN))
+    heat = [tile(heat_over(fit(pictures[k]), maps[k], limit)) for k in shown]
+    heading = "where the other samples look, at the same place"
+    sheet = contact_sheet([("what the model is shown", [tile(pictures[k]) for k in shown]), (heading, heat)])
+    tall = blank(max(sheet.width, 560), sheet.height + 70)
+    tall.paste(sheet)
+    scale_bar(tall, MARGIN, sheet.height + 4, min(400, tall.width - 2 * MARGIN), limit)
+    return tall
+
+
+def draw_who_looks_at_whom(
+    attention: AttentionOverBatch, pictures: Sequence[Image.Image], position: Position
+) -> Image.Image:
+    """A table with images on both sides: the row looks at the column, at the position marked.
+
+    The cells say how many times more than by chance (uniform attention over the samples that can be seen).
+    """
+    factors = attention.factors(position)
+    count, cell = min(len(pictures), MOST_SHOWN), 96
+    tiles = [_marked(tile(pictures[k], cell), attention, position, pictures[k]) for k in range(count)]
+    side = cell + 8
+    left, top = MARGIN + side + 12, MARGIN + HEADING + side + 12
+    bottom = top + count * side
+    sheet = blank(max(left + count * side + MARGIN, 560), bottom + 80)
+    text(sheet, (left, MARGIN + HEADING // 2 - 6), "is looked at", 26, INK, "lm")
+    text(sheet, (MARGIN, MARGIN + HEADING + side // 2), "looks", 26, INK, "lm")
+    limit = limit_of(factors[:count, :count])
+    pen = ImageDraw.Draw(sheet)
+    for i in range(count):
+        sheet.paste(tiles[i], (left + i * side, MARGIN + HEADING))
+        sheet.paste(tiles[i], (MARGIN, top + i * side))
+        for j in range(count):
+            factor = factors[i, j].item()
+            corner = (left + j * side, top + i * side)
+            fill = tint(factor, limit)
+            pen.rectangle((*corner, corner[0] + cell, corner[1] + cell), fill=fill)
+            ink = (12, 16, 20) if sum(fill) > 380 else INK
+            text(sheet, (corner[0] + cell / 2, corner[1] + cell / 2), f"{factor:.2f}", 24, ink)
+    scale_bar(sheet, left, bottom + 14, min(400, sheet.width - left - MARGIN), limit)
+    return sheet
+
+
+def draw_features(features: FeaturePair, pictures: Sequence[Image.Image]) -> Image.Image:
+    """Fig. 8: images, features of the plain model, features with the module; equal colours are equal features."""
+    without, related = features.colours()
+    shown = range(min(len(pictures), MOST_SHOWN))
+    size = [fit(pictures[k]).size for k in shown]
+    return contact_sheet(
+        [
+            ("what the model is shown", [tile(pictures[k]) for k in shown]),
+            ("features without the module", [tile(colour_map(without[k], size[k])) for k in shown]),
+            ("features with the module", [tile(colour_map(related[k], size[k])) for k in shown]),
+        ]
+    )
+
+
+def draw_plane(
+    features: FeaturePair, labels: Sequence[int] | None = None, size: tuple[int, int] = (900, 620)
+) -> Image.Image:
+    """Each sample as a point without the module (ring) and with it (disc), a line between; colours are the classes."""
+    without, related = features.plane()
+    points = torch.cat([without, related])
+    low, high = points.amin(0), points.amax(0)
+    sheet = blank(size[0], size[1] + 50)
+    inside = torch.tensor([size[0] - 2 * MARGIN - 20.0, size[1] - 2 * MARGIN - 20.0])
+
+    def place(point: Float[Tensor, " 2"]) -> tuple[float, float]:
+        x, y = ((point - low) / (high - low).clamp_min(1e-12) * inside + MARGIN + 10).tolist()
+        return x, size[1] - y
+
+    classes = sorted(set(labels)) if labels is not None else [0]
+    for k in range(len(without)):
+        colour = _class_colour(classes.index(labels[k]) if labels is not None else 0, len(classes))
+        start, end = place(without[k]), place(related[k])
+        pen = ImageDraw.Draw(sheet)
+        pen.line((*start, *end), fill=tuple(c // 2 for c in colour), width=2)
+        pen.ellipse(_around(start, 8), outline=colour, width=3)
+        pen.ellipse(_around(end, 8), fill=colour)
+    pen, level = ImageDraw.Draw(sheet), size[1] + 20
+    pen.ellipse(_around((MARGIN + 10, level), 8), outline=INK, width=3)
+    text(sheet, (MARGIN + 30, level), "without the module", 22, MUTED, "lm")
+    pen.ellipse(_around((MARGIN + 280, level), 8), fill=INK)
+    text(sheet, (MARGIN + 300, level), "with the module", 22, MUTED, "lm")
+    return sheet
+
+
+def write_pictures(
+    folder: Path | str,
+    model: nn.Module,
+    images: Float[Tensor, "batch channel height width"],
+    *,
+    place: int | str = 0,
+    position: Position | None = None,
+    labels: Sequence[int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> list[Path]:
+    """All pictures that can be drawn at one insertion, as PNG files with an index that `batchformer report` reads.
+
+    Args:
+        folder: `pictures` in a run folder is where the report looks.
+        position: for "who looks at whom"; None: the middle of the grid, else the first position.
+        labels: classes of the images, for colours.
+        mean, std: by which the images were normalised.
+    """
+    folder, pictures = Path(folder), to_pictures(images, mean, std)
+    attention = attention_over_batch(model, images, place)
+    features = features_with_and_without(model, images, place)
+    grid = attention.layout.grid
+    position = position if position is not None else 0 if grid is None else (grid[0] // 2, grid[1] // 2)
+    named = f"position {position}" if isinstance(position, int) else f"row {position[0]}, column {position[1]}"
+    made = []
+    if grid is not None and grid != (1, 1):
+        mass = draw_attention_mass(attention, pictures)
+        made.append(
+            ("attention-mass.png", mass, "Where the samples of a batch look", MASS_CAPTION.format(n=len(images)))
+        )
+    table = draw_who_looks_at_whom(attention, pictures, position)
+    made.append(("who-looks-at-whom.png", table, "Who looks at whom", TABLE_CAPTION.format(position=named)))
+    if grid is not None and grid != (1, 1):
+        maps = draw_features(features, pictures)
+        made.append(("features.png", maps, "Features without and with the module", FEATURES_CAPTION))
+    made.append(("plane.png", draw_plane(features, labels), "How far the module moves each image", PLANE_CAPTION))
+    made = [(name, picture, title, f"After {attention.path}. {told}") for name, picture, title, told in made]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture, _, _ in made:
+        picture.save(folder / name, optimize=True)
+    index = [{"file": name, "title": title, "caption": caption} for name, _, title, caption in made]
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    return [folder / name for name, *_ in made]
+
+
+def _marked(shown: Image.Image, attention: AttentionOverBatch, position: Position, picture: Image.Image) -> Image.Image:
+    """The tile with a frame around the patch of the position."""
+    layout = attention.layout
+    index = layout.index(position)
+    if layout.grid is None or index < layout.prefix:
+        return shown
+    row, column = divmod(index - layout.prefix, layout.grid[1])
+    fitted = fit(picture, shown.width)
+    width, height = fitted.width / layout.grid[1], fitted.height / layout.grid[0]
+    left, top = corner(fitted, shown.width)
+    left, top = round(left + column * width), round(top + row * height)
+    marked = shown.copy()
+    ImageDraw.Draw(marked).rectangle(
+        (left - 1, top - 1, left + round(width), top + round(height)), outline=MORE, width=3
+    )
+    return marked
+
+
+def _class_colour(number: int, count: int) -> tuple[int, int, int]:
+    """Colours around the circle, light enough for the dark sheet."""
+    import colorsys
+
+    if count == 1:
+        return LESS
+    red, green, blue = colorsys.hls_to_rgb(number / count, 0.66, 0.75)
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def _around(point: tuple[float, float], radius: float) -> tuple[float, float, float, float]:
+    return point[0] - radius, point[1] - radius, point[0] + radius, point[1] + radius

@@ -1,0 +1,160 @@
+"""Attention over the batch and features with and without the module are those of a walk through the model."""
+
+import pytest
+import timm
+import torch
+from sklearn.decomposition import PCA
+
+import batchformer as bf
+from batchformer.analysis import attention_over_batch, features_with_and_without
+from batchformer.analysis.attention_weights import attention_weights
+from batchformer.analysis.features import principal_components
+from batchformer.errors import UserError
+
+BATCH, WIDTH = 6, 32
+
+
+def tiny_vit(**keywords):
+    torch.manual_seed(0)
+    shape = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": WIDTH, "num_heads": 2, "num_classes": 5}
+    return timm.create_model("vit_tiny_patch16_224", **{**shape, **keywords})
+
+
+@pytest.fixture
+def images():
+    torch.manual_seed(1)
+    return torch.randn(BATCH, 3, 32, 32)
+
+
+def walk(vit, modules, images):
+    """(tokens before, tokens after) the module of each block, all rows related, and those of the plain model."""
+    vit.eval()
+    plain = related = vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))
+    found = {}
+    for k, block in enumerate(vit.blocks):
+        plain, related = block(plain), block(related)
+        if k in modules:
+            before = related
+            related = modules[k].relate(before)
+            found[k] = (before, related, plain)
+    return found
+
+
+@pytest.mark.parametrize("streams", ["duplicate", "split", "single"])
+@pytest.mark.parametrize("share", [False, True])
+def test_arrays_are_those_of_a_walk_through_the_model(images, streams, share):
+    vit = tiny_vit()
+    attachment = bf.attach(vit, blocks=[0, 2], heads=2, streams=streams, share=share)
+    modules = {0: attachment.points[0].module, 2: attachment.points[1].module}
+    found = attention_over_batch(vit, images, "blocks.2")
+    features = features_with_and_without(vit, images, 1)
+    with torch.no_grad():
+        before, after, plain = walk(vit, modules, images)[2]
+        wanted = attention_weights(modules[2].layers[0].self_attn, before).mean(1)
+    torch.testing.assert_close(found.weights, wanted, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(features.related, after, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(features.without, plain, atol=1e-5, rtol=1e-4)
+
+
+def test_mass_is_what_the_others_give_in_multiples_of_chance(images):
+    vit = tiny_vit()
+    bf.attach(vit, blocks=[0], heads=2, group_size=4)  # groups of 4 and 2
+    found = attention_over_batch(vit, images)
+    mass = found.mass()
+    for n in (0, 5, 16):
+        for j in range(BATCH):
+            group = range(0, 4) if j < 4 else range(4, 6)
+            others = sum(found.weights[n, i, j].item() for i in group if i != j)
+            assert mass[j, n].item() == pytest.approx(others / ((len(group) - 1) / len(group)), rel=1e-4)
+            assert found.factors(n)[j].sum().item() == pytest.approx(len(group), rel=1e-4)
+    assert found.weights[:, 0, 4:].abs().max() == 0
+
+
+def test_uniform_attention_is_one_everywhere(images):
+    vit = tiny_vit()
+    attachment = bf.attach(vit, blocks=[0], heads=2)
+    torch.nn.init.zeros_(attachment.points[0].module.layers[0].self_attn.in_proj_weight)
+    found = attention_over_batch(vit, images)
+    torch.testing.assert_close(found.mass_map(), torch.ones(BATCH, 4, 4))
+    torch.testing.assert_close(found.factors((1, 2)), torch.ones(BATCH, BATCH))
+
+
+def test_heads_average_to_the_mean(images):
+    vit = tiny_vit()
+    bf.attach(vit, blocks=[0], heads=2)
+    one, other = (attention_over_batch(vit, images, head=head).weights for head in (0, 1))
+    torch.testing.assert_close((one + other) / 2, attention_over_batch(vit, images).weights)
+    assert not torch.allclose(one, other)
+
+
+SMALL_VIT = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2}
+SMALL_SWIN = {"img_size": 32, "window_size": 4, "depths": (1, 1), "embed_dim": 24, "num_heads": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "place", "size", "prefix", "grid"),
+    [
+        ("vit_tiny_patch16_224", {**SMALL_VIT, "img_size": (32, 64)}, "blocks.0", (32, 64), 1, (4, 8)),
+        ("vit_tiny_patch16_224", {**SMALL_VIT, "reg_tokens": 4}, "blocks.0", (32, 32), 5, (4, 4)),
+        ("resnet10t", {}, "layer2", (32, 48), 0, (4, 6)),
+        ("swin_tiny_patch4_window7_224", SMALL_SWIN, "layers.0", (32, 32), 0, (8, 8)),
+    ],
+    ids=["vit-wide", "vit-registers", "resnet", "swin"],
+)
+def test_positions_are_found_on_the_image(name, options, place, size, prefix, grid):
+    torch.manual_seed(0)
+    net = timm.create_model(name, num_classes=3, **options)
+    bf.attach(net, after=place, heads=2)
+    found = attention_over_batch(net, torch.randn(3, 3, *size))
+    assert (found.layout.prefix, found.layout.grid) == (prefix, grid)
+    assert found.mass_map().shape == (3, *grid)
+    last = (grid[0] - 1, grid[1] - 1)
+    assert torch.equal(found.at(last), found.weights[-1])
+
+
+def test_a_pooled_feature_has_one_position_and_no_map(images):
+    net = tiny_vit()
+    bf.attach(net, heads=2)
+    found = attention_over_batch(net, images)
+    assert found.weights.shape == (1, BATCH, BATCH)
+    with pytest.raises(UserError, match="no grid"):
+        found.mass_map()
+
+
+def test_principal_components_are_those_of_scikit_learn():
+    torch.manual_seed(0)
+    rows = torch.randn(40, 6) * torch.tensor([5.0, 4, 3, 2, 1, 0.5])
+    wanted = torch.from_numpy(PCA(3).fit_transform(rows.double().numpy())).float()
+    torch.testing.assert_close(principal_components(rows, 3).abs(), wanted.abs(), atol=1e-4, rtol=1e-4)
+    assert principal_components(rows[:, :1], 3)[:, 1:].abs().max() == 0
+
+
+def test_a_module_that_changes_nothing_leaves_the_colours_and_the_plane(images):
+    vit = tiny_vit()
+    bf.attach(vit, blocks=[0], heads=2, norm="pre", layer_scale=0.0)
+    features = features_with_and_without(vit, images)
+    for without, related in (features.colours(), features.plane()):
+        torch.testing.assert_close(without, related)
+    assert features.colours()[0].std() > 0.1
+
+
+def test_wrong_calls_say_what_to_do(images):
+    vit = tiny_vit()
+    with pytest.raises(UserError, match="call attach first"):
+        attention_over_batch(vit, images)
+    bf.attach(vit, blocks=[0, 1], heads=2)
+    for keywords, words in [
+        ({"place": "blocks.2"}, "'blocks.0', 'blocks.1'"),
+        ({"place": 2}, "2 insertions"),
+        ({"layer": 1}, "1 layers"),
+        ({"head": 2}, "there are 2"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            attention_over_batch(vit, images, **keywords)
+    with pytest.raises(UserError, match="two or more"):
+        attention_over_batch(vit, images[:1])
+    found = attention_over_batch(vit, images)
+    with pytest.raises(UserError, match="4 rows and 4 columns"):
+        found.at((4, 0))
+    with pytest.raises(UserError, match="no position 17"):
+        found.at(17)
