@@ -1,17 +1,16 @@
-"""What every task that classifies images shares: building, counting steps, metering, evaluating, resuming."""
+"""What every task that classifies images shares: building, counting steps, metering, resuming."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
-import lightning as L
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.metrics import ShotAccuracy
+from batchformer.tasks.evaluated_task import EvaluatedTask
 from batchformer.tasks.graph_step import GraphedStep
 from batchformer.tasks.optimizer import set_lr
 from batchformer.tasks.reseed import reseed
@@ -21,7 +20,7 @@ from batchformer.tasks.train_meter import TrainMeter
 CHECK_EVERY = 50  # steps between two looks at whether the loss is finite, where looking waits for the device
 
 
-class ImageTask(L.LightningModule):
+class ImageTask(EvaluatedTask):
     """A network that classifies images, with or without the module, trained by Lightning.
 
     Everything random is a function of the seed: the initial weights (the same for both methods), and the dropout of
@@ -34,16 +33,10 @@ class ImageTask(L.LightningModule):
 
     #: where the task keeps its part of a checkpoint
     checkpoint_key: ClassVar[str]
-    #: what validation logs (as val/NAME) that goes into result.json, and what of it the progress line shows
-    metric_names: tuple[str, ...] = ("all", "many", "medium", "few")
-    shown_metrics: tuple[str, ...] = ("all", "few")
 
-    net: nn.Module
     criterion: nn.Module
-    metric: ShotAccuracy
     attachment: Any
     class_counts: list[int]
-    per_class_accuracy: list[float]
 
     def __init__(
         self,
@@ -66,6 +59,7 @@ class ImageTask(L.LightningModule):
         self.attachment = None
         self.class_counts, self.per_class_accuracy = [], []
         self._whole_step = False
+        self._last_lr = 0.0
         self._meter: TrainMeter | None = None
         self._meter_state: dict[str, float] | None = None
         self._graphed: GraphedStep | None = None
@@ -102,7 +96,10 @@ class ImageTask(L.LightningModule):
     def _make_meter(self) -> TrainMeter:
         return TrainMeter(self.device, self.trainer.accumulate_grad_batches)
 
-    def _prepare_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _before_attach(self, net: nn.Module) -> None:
+        """What is to be known of the network before the module is in it."""
+
+    def _prepare_batch(self, images: Tensor, labels: Tensor, batch_idx: int) -> tuple[Tensor, Tensor]:
         """What happens to a training batch before the step, outside a captured graph."""
         return images, labels
 
@@ -113,9 +110,14 @@ class ImageTask(L.LightningModule):
         """What is logged of an epoch of training; reading it waits for the device."""
         assert self._meter is not None
         loss, accuracy = self._meter.values()
-        return {"train/loss": loss, "train/acc": accuracy, "lr": self._lr()}
+        return {"train/loss": loss, "train/acc": accuracy, "lr": self._last_lr}
 
     # ---- building
+
+    @property
+    def before_classifier(self) -> bool:
+        """Whether the module stands before the classifier, where the paper's gradient influence is defined."""
+        return True
 
     @property
     def built(self) -> bool:
@@ -142,6 +144,7 @@ class ImageTask(L.LightningModule):
     def _build_net(self, num_classes: int) -> nn.Module:
         reseed(self.seed, 0)
         net = self.plain_net(num_classes)
+        self._before_attach(net)
         if self.method == "batchformer":
             reseed(self.seed, 1)
             self.attachment = self._attach(net)
@@ -185,11 +188,6 @@ class ImageTask(L.LightningModule):
 
     # ---- training
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "rows classes"]:
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return self.net(images)
-
     def on_fit_start(self) -> None:
         if self.compile_net and self.device.type == "cuda":
             self.net.compile(dynamic=False)  # in place: no key changes
@@ -220,7 +218,7 @@ class ImageTask(L.LightningModule):
         return self.seed, self.global_rank, self.trainer.global_step, part
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
-        images, targets = self._prepare_batch(*batch)
+        images, targets = self._prepare_batch(*batch, batch_idx)
         if self._whole_step:
             assert self._graphed is not None
             self._graphed(images, targets)
@@ -261,7 +259,8 @@ class ImageTask(L.LightningModule):
         self._set_lr()
 
     def _set_lr(self) -> None:
-        set_lr(self.trainer.optimizers[0], self._lr(), self._fused, self.device if self._whole_step else None)
+        self._last_lr = self._lr()
+        set_lr(self.trainer.optimizers[0], self._last_lr, self._fused, self.device if self._whole_step else None)
 
     @property
     def _fused(self) -> bool:
@@ -271,49 +270,8 @@ class ImageTask(L.LightningModule):
         if self._meter is not None:
             self._meter.raise_if_not_finite(self.current_epoch)
 
-    # ---- evaluation
-
     def on_validation_start(self) -> None:
         self._raise_if_not_finite()
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, "test")
-
-    def on_validation_epoch_end(self) -> None:
-        self._log_accuracies("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._log_accuracies("test")
-
-    def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "batch classes"]:
-        images = batch[0] if isinstance(batch, tuple | list) else batch
-        return self._test_logits(images).softmax(1)
-
-    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
-        images, labels = batch
-        logits = self._test_logits(images)
-        self.metric.update(logits, labels)
-        loss = F.cross_entropy(logits, labels)
-        self.log(f"{stage}/loss", loss, on_epoch=True, batch_size=len(labels), sync_dist=self.trainer.world_size > 1)
-
-    def _test_logits(self, images: Tensor) -> Float[Tensor, "batch classes"]:
-        """Logits of the plain network, nothing added."""
-        with torch.compiler.set_stance("force_eager" if self.compile_net else "default"):
-            return self(images).float()
-
-    def _log_accuracies(self, stage: str) -> None:
-        values = self.metric.compute()
-        self.per_class_accuracy = values.pop("per_class").tolist()
-        self._log_metrics(stage, values)
-        self.metric.reset()
-
-    def _log_metrics(self, stage: str, values: dict[str, Tensor]) -> None:
-        # every process has the sums of all already; the mean over them changes nothing
-        logged = {f"{stage}/{name}": value.float() for name, value in values.items()}
-        self.log_dict(logged, sync_dist=self.trainer.world_size > 1)
 
     # ---- checkpoints
 

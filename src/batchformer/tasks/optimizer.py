@@ -36,10 +36,13 @@ def build_sgd(
 def set_lr(optimizer: torch.optim.Optimizer, lr: float, fused: bool, tensor_on: torch.device | None = None) -> None:
     """The learning rate of every group; as a tensor that keeps its place, where a CUDA graph reads it (`tensor_on`).
 
-    `fused` is set again too: a loaded optimiser state brings along what suited the device it was saved on.
+    `fused` and `capturable` are set again too: a loaded optimiser state brings along what suited the device it was
+    saved on.
     """
     for group in optimizer.param_groups:
         group["fused"] = fused or None
+        if "capturable" in group:
+            group["capturable"] = tensor_on is not None and tensor_on.type == "cuda"
         value = lr * group["lr_factor"]
         if tensor_on is None:
             group["lr"] = value

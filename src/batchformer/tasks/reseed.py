@@ -7,11 +7,16 @@ import hashlib
 import torch
 
 
-def reseed(*numbers: int) -> None:
-    """Seed torch's generators, those of CUDA too, from a hash of the numbers.
-
-    Neighbouring steps get unrelated seeds, which a sum of seed and step would not give. A CUDA graph reads the
-    generator when it is replayed, so this also decides the dropout of the next replay. Nothing waits for the device.
-    """
+def seed_from(*numbers: int) -> int:
+    """63 bits of a hash of the numbers: neighbouring steps get unrelated seeds, which a sum would not give."""
     digest = hashlib.blake2b(":".join(map(str, numbers)).encode(), digest_size=8).digest()
-    torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+    return int.from_bytes(digest, "little") >> 1
+
+
+def reseed(*numbers: int) -> None:
+    """Seed torch's generators, those of CUDA too, from the numbers.
+
+    A CUDA graph reads the generator when it is replayed, so this also decides the dropout of the next replay. Nothing
+    waits for the device.
+    """
+    torch.manual_seed(seed_from(*numbers))

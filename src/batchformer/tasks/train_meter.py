@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -15,6 +17,9 @@ class TrainMeter:
     Reading (`values`, `raise_if_not_finite`) waits for the device; `update` never does.
     """
 
+    #: the sums that an epoch starts anew and a checkpoint holds
+    counted: ClassVar[tuple[str, ...]] = ("loss", "right", "rows", "batch")
+
     def __init__(self, device: torch.device, batches_per_step: int = 1) -> None:
         self.batches_per_step = batches_per_step
         self.first_step = 0
@@ -27,8 +32,8 @@ class TrainMeter:
     def restart(self, global_step: int) -> None:
         """A new epoch begins at this step."""
         self.first_step = global_step
-        for total in (self._loss, self._right, self._rows, self._batch):
-            total.zero_()
+        for name in self.counted:
+            getattr(self, f"_{name}").zero_()
         self._first_bad_batch.fill_(-1)
 
     @torch.no_grad()
@@ -56,10 +61,10 @@ class TrainMeter:
             )
 
     def state_dict(self) -> dict[str, float]:
-        counted = {name: getattr(self, f"_{name}").item() for name in ("loss", "right", "rows", "batch")}
+        counted = {name: getattr(self, f"_{name}").item() for name in self.counted}
         return {**counted, "first_step": self.first_step}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        for name in ("loss", "right", "rows", "batch"):
+        for name in self.counted:
             getattr(self, f"_{name}").fill_(state[name])
         self.first_step = int(state["first_step"])

@@ -1,0 +1,155 @@
+"""The options of image classification: DeiT's recipe field by field, and where BatchFormer goes in it."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from batchformer.errors import UserError
+
+
+@dataclass
+class InsertionOptions:
+    """How and where the module is attached.
+
+    Without blocks, after and before it is BatchFormer in front of the classifier; with blocks or after it is
+    BatchFormerV2 behind the named places. What is null is left to the variant.
+
+    Args:
+        blocks: numbers of the blocks to insert the module after, counted from 0, or "all". The papers count from 1.
+        after: the same by dotted names.
+        before: dotted name of the submodule to insert the module before.
+        share: one module at all places instead of one each.
+        heads: attention heads; null takes the number the backbone has at the places (as the paper says; the released
+            code has 4), and 4 where it has none.
+        variant: "published", or "stable": trains after any number of blocks.
+        dropout: on attention, MLP and residual branches.
+        norm: "post" as published, or "pre".
+        layer_scale: start of a learnt factor on both branches.
+        hidden_dim: width of the module's MLP; null means the width of the features, as published.
+        layers: encoder layers of one module.
+        group_size: attend inside groups of so many samples, as the per-GPU batches of the papers; null: whole batch.
+        streams: "duplicate" as published; "split" relates half of the batch; "single" relates all.
+        batch_norm: BatchNorm behind the place sees each stream by itself ("separate") or both ("joint", as published).
+    """
+
+    blocks: list[int] | Literal["all"] | None = None
+    after: list[str] | None = None
+    before: str | None = None
+    share: bool = False
+    heads: int | None = None
+    variant: Literal["published", "stable"] = "published"
+    dropout: float | None = None
+    norm: Literal["post", "pre"] | None = None
+    layer_scale: float | None = None
+    hidden_dim: int | None = None
+    layers: int = 1
+    group_size: int | None = None
+    streams: Literal["duplicate", "split", "single"] = "duplicate"
+    batch_norm: Literal["separate", "joint"] = "separate"
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is BatchFormerV2 inside the network, not BatchFormer in front of its classifier."""
+        return self.blocks is not None or self.after is not None
+
+    def keywords(self) -> dict[str, Any]:
+        """What `attach` is called with."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not self.inside:
+            for name in ("share", "batch_norm"):
+                given.pop(name)
+        if given["variant"] == "published":
+            given.pop("variant")  # the default of attach
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass
+class MixOptions:
+    """Mixup and CutMix, by timm's Mixup; with both at 0 images and labels stay as they are.
+
+    Args:
+        mixup: alpha of mixup; 0 switches it off.
+        cutmix: alpha of CutMix; 0 switches it off.
+        prob: how likely a batch is mixed at all.
+        switch_prob: where both are on, how likely CutMix is taken.
+        mode: one draw for the "batch" (DeiT), for each "pair" or for each "elem".
+    """
+
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    prob: float = 1.0
+    switch_prob: float = 0.5
+    mode: Literal["batch", "pair", "elem"] = "batch"
+
+    @property
+    def on(self) -> bool:
+        return (self.mixup > 0 or self.cutmix > 0) and self.prob > 0
+
+
+@dataclass
+class DistillationOptions:
+    """DeiT's distillation: the class head learns the labels, the head of the distillation token the teacher.
+
+    Args:
+        kind: "hard" (the teacher's decision), "soft" (its distribution), or "none".
+        teacher: any name timm knows.
+        teacher_args: passed on to the teacher.
+        checkpoint: a local file with the teacher's weights (.pth, .safetensors); null takes timm's pretrained ones.
+        alpha: weight of the distillation; 1 - alpha is that of the labels.
+        tau: soft: temperature.
+    """
+
+    kind: Literal["none", "hard", "soft"] = "none"
+    teacher: str = "regnety_160"
+    teacher_args: dict[str, Any] | None = None
+    checkpoint: str | None = None
+    alpha: float = 0.5
+    tau: float = 1.0
+
+
+@dataclass
+class AdamWOptions:
+    """AdamW (or SGD), with DeiT's rule for the batch and an own learning rate and weight decay for the module.
+
+    Biases, norms and what the backbone names (position embedding, class token) have no weight decay.
+
+    Args:
+        name: "adamw" or "sgd" (with momentum 0.9, Nesterov).
+        lr: learning rate at its highest, for a batch of lr_per.
+        lr_per: lr is multiplied by the images of a step, over all devices, and divided by this (DeiT: 512); null: lr is
+            taken as it is.
+        weight_decay: of the network's weights.
+        layer_decay: learning rate of each layer is this times that of the one behind it; null: one for all.
+        betas: adamw: its two.
+        module_lr_factor: the module's learning rate is this times lr.
+        module_weight_decay: of the module's weights; null: as the network's (the paper has 0.5 for DeiT-B on ImageNet).
+    """
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 5e-4
+    lr_per: int | None = 512
+    weight_decay: float = 0.05
+    layer_decay: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    module_lr_factor: float = 1.0
+    module_weight_decay: float | None = None
+
+
+@dataclass
+class CosineOptions:
+    """Warm-up, then cosine, as timm's scheduler that DeiT uses: the cosine runs over all epochs, the warm-up included.
+
+    Args:
+        warmup_epochs: epochs of linear warm-up, from warmup_lr to lr; may be a fraction.
+        warmup_lr: learning rate the warm-up starts from (not scaled by the batch, as in DeiT).
+        min_lr: learning rate the cosine ends at (not scaled either).
+        per: the learning rate changes with every "step", or with every "epoch" as in DeiT.
+    """
+
+    warmup_epochs: float = 5.0
+    warmup_lr: float = 1e-6
+    min_lr: float = 1e-5
+    per: Literal["step", "epoch"] = "step"
+
+    def check(self) -> None:
+        if self.warmup_epochs < 0:
+            raise UserError(f"schedule.warmup_epochs={self.warmup_epochs} must be 0 or more.")
