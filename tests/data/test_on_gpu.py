@@ -10,26 +10,47 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 STATISTICS = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
 
 
-def loader(device, n=2000):
+def loader(device, augment="autoaugment-cutout", size=32, n=2000, erase_prob=0.0, **options):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (n, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    augmentation = batched_augmentation("autoaugment-cutout")
+    augmentation = batched_augmentation(augment, 32, size, erase_prob)
     labels = torch.arange(n) % 100
-    return DeviceLoader(images, labels, batch_size=256, device=device, augmentation=augmentation, **STATISTICS)
+    return DeviceLoader(
+        images, labels, batch_size=256, device=device, augmentation=augmentation, **STATISTICS, **options
+    )
 
 
-def test_cuda_augments_as_the_cpu_does():
+CASES = pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"augment": "randaugment", "erase_prob": 0.25, "repeats": 3},
+        {"augment": "randaugment", "size": 80, "erase_prob": 0.25, "n": 520},
+        {"augment": "resized-crop", "size": 80, "n": 520},
+        {"augment": "resized-crop", "size": 20, "n": 520},
+        {"augment": "crop-flip", "size": 48, "n": 520},
+        {"augment": "randaugment", "size": 80, "n": 520, "training": False},
+    ],
+    ids=str,
+)
+
+
+@CASES
+def test_cuda_augments_as_the_cpu_does(case):
     """One grey level (0.016 after normalisation) where float32 rounds differently before the cut to whole numbers."""
     different = total = 0
-    for (images, labels), (expected, expected_labels) in zip(loader("cuda"), loader("cpu"), strict=True):
+    for (images, labels), (expected, expected_labels) in zip(
+        loader("cuda", **case), loader("cpu", **case), strict=True
+    ):
         assert torch.equal(labels.cpu(), expected_labels)
         different += ((images.cpu() - expected).abs() > 1e-4).sum().item()
         total += expected.numel()
     assert different / total < 0.005
 
 
-def test_an_epoch_never_waits_for_the_device():
-    on_device = loader("cuda")
+@CASES
+def test_an_epoch_never_waits_for_the_device(case):
+    on_device = loader("cuda", **case)
     list(on_device)  # allocations of the first epoch may synchronise
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -40,12 +61,21 @@ def test_an_epoch_never_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_tf32_does_not_move_pixels():
+@CASES
+def test_an_epoch_read_again_is_the_same_bits(case):
+    on_device = loader("cuda", **case)
+    first = [images for images, _ in on_device]
+    on_device.set_epoch(0)
+    assert all(torch.equal(a, b) for a, b in zip(first, (images for images, _ in on_device), strict=True))
+
+
+@CASES
+def test_tf32_does_not_move_pixels(case):
     before = torch.get_float32_matmul_precision()
-    exact = torch.cat([images for images, _ in loader("cuda")])
+    exact = torch.cat([images for images, _ in loader("cuda", **case)])
     torch.set_float32_matmul_precision("high")
     try:
-        fast = torch.cat([images for images, _ in loader("cuda")])
+        fast = torch.cat([images for images, _ in loader("cuda", **case)])
     finally:
         torch.set_float32_matmul_precision(before)
     assert torch.equal(exact, fast)

@@ -65,11 +65,17 @@ def run(tmp_path, data, ckpt_path=None, callbacks=(), **options):
     return model.seen
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["device", "host"])
+@pytest.fixture(scope="module", params=["device", "host", "device-repeats", "host-repeats"])
 def uninterrupted(request, tmp_path_factory):
     """A whole run with a checkpoint after every step and after every epoch."""
     tmp_path = tmp_path_factory.mktemp("run")
-    make = lambda seed=1: DigitsLT(batch_size=BATCH, seed=seed, on_device="auto" if request.param else False)  # noqa: E731
+    options = {"batch_size": BATCH, "on_device": "auto" if "device" in request.param else False}
+    if "repeats" in request.param:
+        options |= {"augment_repeats": 3, "erase_prob": 0.5}
+
+    def make(seed=1):
+        return DigitsLT(seed=seed, **options)
+
     return tmp_path, make, run(tmp_path, make(), callbacks=[Saver(tmp_path)])
 
 

@@ -15,7 +15,7 @@ class DigitsLT(ArrayData):
     """Of each digit the first 145 images are for training and the rest (29 to 38) for testing; then the tail is cut.
 
     A split by file order and not at random: later images come from other writers, and the split is the same for
-    everybody. At imbalance 20 the zeros keep 145 training images and the nines 7.
+    everybody. At imbalance 20 the zeros keep 145 training images and the nines 7; at 1 all classes keep theirs.
     """
 
     mean = (0.305, 0.305, 0.305)
@@ -34,10 +34,14 @@ class DigitsLT(ArrayData):
         drop_last: bool = True,
         eval_batch_size: int = 512,
         channels_last: bool = False,
+        image_size: int = 8,
+        erase_prob: float = 0.0,
+        augment_repeats: int = 1,
     ) -> None:
         super().__init__(
             root, augment=augment, batch_size=batch_size, seed=seed, workers=workers, on_device=on_device,
-            drop_last=drop_last, eval_batch_size=eval_batch_size, channels_last=channels_last,
+            drop_last=drop_last, eval_batch_size=eval_batch_size, channels_last=channels_last, image_size=image_size,
+            erase_prob=erase_prob, augment_repeats=augment_repeats,
         )  # fmt: skip
         self.imbalance = imbalance
 

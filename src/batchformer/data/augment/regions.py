@@ -4,9 +4,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from batchformer.data.augment.draws import RegionDraw, choose
+from batchformer.data.augment.draws import ATTEMPTS, RegionDraw, choose
+
+Range = tuple[float, float]
 
 
 class Rectangles(NamedTuple):
@@ -16,46 +18,49 @@ class Rectangles(NamedTuple):
     width: Int[np.ndarray, " n"]
 
 
-def _attempts(
-    draws: Float[np.ndarray, "n draws"],
-    pixels: int,
-    area: tuple[float, float],
-    ratio: tuple[float, float],
-) -> tuple[Int[np.ndarray, "n attempts"], Int[np.ndarray, "n attempts"]]:
-    """Heights and widths: the area uniform in `area` of the image, width / height log-uniform in `ratio`."""
-    areas = draws[:, RegionDraw.AREAS : RegionDraw.RATIOS]
-    ratios = draws[:, RegionDraw.RATIOS : RegionDraw.END]
-    target = pixels * (area[0] + (area[1] - area[0]) * areas)
+def _sides(
+    draws: Float[np.ndarray, "n draws"], height: int, width: int, area: Range, ratio: Range, largest: tuple[int, int]
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """Heights and widths of the first attempts from 1 to `largest`; 0 where none of them was.
+
+    The area is uniform in `area` of the image, width / height log-uniform in `ratio`. Later attempts are computed for
+    the few samples that need them.
+    """
+    tall, wide = np.zeros((2, len(draws)), np.int64)
     low, high = math.log(ratio[0]), math.log(ratio[1])
-    aspect = np.exp(low + (high - low) * ratios)
-    return np.rint(np.sqrt(target / aspect)).astype(np.int64), np.rint(np.sqrt(target * aspect)).astype(np.int64)
+    open_ones = np.arange(len(draws))
+    for attempt in range(ATTEMPTS):
+        target = area[0] + (area[1] - area[0]) * draws[open_ones, RegionDraw.AREAS + attempt]
+        across = np.sqrt(height * width * target)
+        stretch = np.exp(0.5 * (low + (high - low) * draws[open_ones, RegionDraw.RATIOS + attempt]))
+        h, w = np.rint(across / stretch).astype(np.int64), np.rint(across * stretch).astype(np.int64)
+        fits = (h > 0) & (h <= largest[0]) & (w > 0) & (w <= largest[1])
+        tall[open_ones[fits]], wide[open_ones[fits]] = h[fits], w[fits]
+        open_ones = open_ones[~fits]
+        if not len(open_ones):
+            break
+    return tall, wide
 
 
-def _first(fits: Bool[np.ndarray, "n attempts"], *values: np.ndarray) -> list[np.ndarray]:
-    rows, place = np.arange(len(fits)), fits.argmax(1)
-    return [value[rows, place] for value in values]
+def _placed(draws: np.ndarray, tall: np.ndarray, wide: np.ndarray, height: int, width: int) -> Rectangles:
+    top = choose(draws[:, RegionDraw.TOP], height - tall + 1)
+    left = choose(draws[:, RegionDraw.LEFT], width - wide + 1)
+    return Rectangles(top, left, tall, wide)
 
 
 def crop_rectangles(
-    draws: Float[np.ndarray, "n draws"],
-    height: int,
-    width: int,
-    area: tuple[float, float],
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    draws: Float[np.ndarray, "n draws"], height: int, width: int, area: Range, ratio: Range = (3 / 4, 4 / 3)
 ) -> Rectangles:
     """torchvision's RandomResizedCrop: the first of ten attempts that fits, or else the largest centre that may be."""
-    heights, widths = _attempts(draws, height * width, area, ratio)
-    fits = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
-    h, w = _first(fits, heights, widths)
-    top = choose(draws[:, RegionDraw.TOP], height - h + 1)
-    left = choose(draws[:, RegionDraw.LEFT], width - w + 1)
-    last_h, last_w = _largest(height, width, ratio)
-    centre = (height - last_h) // 2, (width - last_w) // 2, last_h, last_w
-    found = fits.any(1)
-    return Rectangles(*(np.where(found, drawn, last) for drawn, last in zip((top, left, h, w), centre, strict=True)))
+    tall, wide = _sides(draws, height, width, area, ratio, (height, width))
+    drawn = _placed(draws, tall, wide, height, width)
+    last_tall, last_wide = _largest(height, width, ratio)
+    centre = (height - last_tall) // 2, (width - last_wide) // 2, last_tall, last_wide
+    found = tall > 0
+    return Rectangles(*(np.where(found, value, last) for value, last in zip(drawn, centre, strict=True)))
 
 
-def _largest(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
+def _largest(height: int, width: int, ratio: Range) -> tuple[int, int]:
     if width / height < ratio[0]:
         return round(width / ratio[0]), width
     if width / height > ratio[1]:
@@ -66,11 +71,12 @@ def _largest(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, 
 def erased_rectangles(
     draws: Float[np.ndarray, "n draws"], height: int, width: int, probability: float
 ) -> tuple[Int[np.ndarray, " erased"], Rectangles]:
-    """timm's RandomErasing: (which samples, what of them): 2 to 33 % of the area, sides of 0.3 to 1 / 0.3."""
-    heights, widths = _attempts(draws, height * width, (0.02, 1 / 3), (0.3, 1 / 0.3))
-    fits = (heights < height) & (widths < width)
-    members = np.flatnonzero((draws[:, RegionDraw.CHANCE] < probability) & fits.any(1))
-    h, w = _first(fits[members], heights[members], widths[members])
-    top = choose(draws[members, RegionDraw.TOP], height - h + 1)
-    left = choose(draws[members, RegionDraw.LEFT], width - w + 1)
-    return members, Rectangles(top, left, h, w)
+    """timm's RandomErasing: (which samples, what of them): 2 to 33 % of the area, sides of 0.3 to 1 / 0.3.
+
+    A sample that draws ten rectangles as high or as wide as the image is left alone.
+    """
+    members = np.flatnonzero(draws[:, RegionDraw.CHANCE] < probability)
+    chosen = draws[members]
+    tall, wide = _sides(chosen, height, width, (0.02, 1 / 3), (0.3, 1 / 0.3), (height - 1, width - 1))
+    found = tall > 0
+    return members[found], _placed(chosen[found], tall[found], wide[found], height, width)
