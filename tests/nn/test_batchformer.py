@@ -126,3 +126,73 @@ def test_a_wrong_argument_is_named(arguments: dict, says: str) -> None:
 def test_features_of_another_width_are_refused() -> None:
     with pytest.raises(UserError, match=r"dim=8.*\(3, 9\)"):
         bf.BatchFormer(8).relate(torch.randn(3, 9))
+
+
+def relative_layer_slowly(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    """Token by token: each branch is a fraction of the token's own size, and the size stays."""
+    for norm, scale, branch in (
+        (layer.norm1, layer.scale1, layer.self_attn),
+        (layer.norm2, layer.scale2, lambda t: layer.linear2(torch.relu(layer.linear1(t)))),
+    ):
+        sizes = torch.stack([torch.stack([token.square().mean().sqrt() for token in row]) for row in x])
+        change = norm(branch(x / sizes[..., None])) * scale
+        mixed = torch.stack(
+            [
+                torch.stack([t + s * c for t, s, c in zip(*row, strict=True)])
+                for row in zip(x, sizes, change, strict=True)
+            ]
+        )
+        x = torch.stack(
+            [
+                torch.stack([m * s / m.square().mean().sqrt() for m, s in zip(*r, strict=True)])
+                for r in zip(mixed, sizes, strict=True)
+            ]
+        )
+    return x
+
+
+def test_relative_norm_is_its_definition_with_gradients() -> None:
+    module = bf.BatchFormer(8, heads=2, dropout=0.0, norm="relative", layer_scale=0.3).double()
+    x = (torch.randn(4, 3, 8) * torch.tensor([1e-1, 1.0, 1e2])[:, None]).double().requires_grad_()
+    weight = torch.randn(4, 3, 8).double()
+    fast, slow = module.relate(x), relative_layer_slowly(x, module.layers[0])
+    torch.testing.assert_close(fast, slow, rtol=1e-6, atol=1e-9)
+    names = [name for name, _ in module.named_parameters()]
+    ours = torch.autograd.grad((fast * weight).sum(), [x, *module.parameters()])
+    theirs = torch.autograd.grad((slow * weight).sum(), [x, *module.parameters()])
+    for name, a, b in zip(["x", *names], ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_relative_norm_keeps_the_size_of_every_token_and_changes_it_by_its_scale(dtype: torch.dtype) -> None:
+    module = bf.BatchFormer(64, variant="stable", layer_scale=0.1).to(dtype)
+    x = (torch.randn(16, 5, 64) * torch.logspace(-2, 2, 5)[:, None]).to(dtype)  # squares of 100 overflow in float16
+    related = module.relate(x).float()
+    sizes = x.float().norm(dim=-1)
+    torch.testing.assert_close(related.norm(dim=-1), sizes, rtol=2e-2, atol=0)
+    change = (related - x.float()).norm(dim=-1) / sizes
+    assert (change > 0.05).all()
+    assert (change < 0.3).all()
+
+
+def test_the_stable_variant_is_a_name_for_the_relative_norm_unless_told_otherwise() -> None:
+    assert bf.BatchFormer(8, variant="stable").layers[0].norm == "relative"
+    assert bf.BatchFormer(8, variant="stable", norm="pre").layers[0].norm == "pre"
+    assert bf.BatchFormer(8).layers[0].norm == "post"
+
+
+def test_what_tells_samples_apart_survives_twelve_stable_modules_and_not_twelve_published_ones() -> None:
+    """docs/stability.md: the part of the related tokens that is the same under another dropout mask."""
+
+    def signal(variant: str) -> float:
+        torch.manual_seed(0)
+        x = torch.randn(32, 4, 64)
+        twelve = nn.ModuleList(bf.BatchFormer(64, variant=variant) for _ in range(12))
+        first, second = x, x
+        for module in twelve:
+            first, second = module.relate(first), module.relate(second)
+        return torch.cosine_similarity(first - first.mean(0), second - second.mean(0), dim=-1).mean().item()
+
+    assert signal("stable") > 0.7
+    assert signal("published") < 0.3

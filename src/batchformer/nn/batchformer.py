@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
-from batchformer.nn.encoder import BatchEncoderLayer
+from batchformer.nn.encoder import BatchEncoderLayer, Norm
 from batchformer.nn.streams import STREAMS, Streams, open_streams, repeat_targets
 
 
@@ -28,10 +28,11 @@ class BatchFormer(nn.Module):
         hidden_dim: width of the MLP; None means `dim` (the papers do not expand).
         dropout: on attention weights, MLP and residual branches.
         layers: encoder layers (the paper's appendix, Table 9, finds no gain beyond one).
-        norm: "post" as published, or "pre".
+        norm: "post" as published, "pre", or "relative", which stays alive at any depth (`BatchEncoderLayer`).
         group_size: attend inside groups of so many samples (the papers' per-GPU batches on one device).
         streams: "duplicate" as published, "split" or "single"; see `batchformer.nn.streams`.
         layer_scale: start of a learnt factor on both branches of each layer; None, as published, has no factor.
+        variant: "published", or "stable" for insertions at many depths: norm="relative" where norm= says nothing else.
 
     Its state dict is that of `torch.nn.TransformerEncoder`; one of a bare `TransformerEncoderLayer` loads as well.
     """
@@ -43,12 +44,17 @@ class BatchFormer(nn.Module):
         hidden_dim: int | None = None,
         dropout: float = 0.5,
         layers: int = 1,
-        norm: Literal["post", "pre"] = "post",
+        norm: Norm = "post",
         group_size: int | None = None,
         streams: Streams = "duplicate",
         layer_scale: float | None = None,
+        variant: Literal["published", "stable"] = "published",
     ) -> None:
         super().__init__()
+        if variant not in ("published", "stable"):
+            raise UserError(f'variant={variant!r} must be "published" or "stable".')
+        if variant == "stable" and norm == "post":
+            norm = "relative"
         if layers < 1:
             raise UserError(f"layers={layers} must be 1 or more; to train without the module use `disabled()`.")
         if streams not in STREAMS:

@@ -12,14 +12,21 @@ from torch import Tensor, nn
 from batchformer.errors import UserError
 from batchformer.nn.attention import BatchAttention
 
+Norm = Literal["post", "pre", "relative"]
+NORMS: tuple[Norm, ...] = ("post", "pre", "relative")
+
 
 class BatchEncoderLayer(nn.Module):
     """x^ = LN(MSA(x) + x);  x' = LN(MLP(x^) + x^)   (eq. 1, 2: `norm="post"`, as the released code).
 
     `norm="pre"` puts the LayerNorm before each block instead: x^ = x + MSA(LN(x)); x' = x^ + MLP(LN(x^)).
+    `norm="relative"` (ours, for insertions at many depths; docs/stability.md) measures each branch by the token itself:
+    x^ = keep(x + s |x| LN(MSA(x / |x|))), where |x| is the root mean square of the token, s the layer scale, and keep
+    gives the sum the |x| the token had. No insertion can drown a token or blow it up, whatever its depth or dropout.
     Dropout acts on the attention weights, inside the MLP and on both residual branches, as in the papers' layer,
     `torch.nn.TransformerEncoderLayer(dim, heads, dim, 0.5)`; parameters have its names, shapes and initial values.
-    `layer_scale` (not in the papers) multiplies each branch by a learnt vector that starts at this value.
+    `layer_scale` (not in the papers) multiplies each branch by a learnt vector that starts at this value; with
+    "relative" None means 0.1.
     """
 
     def __init__(
@@ -28,13 +35,13 @@ class BatchEncoderLayer(nn.Module):
         heads: int = 4,
         hidden_dim: int | None = None,
         dropout: float = 0.5,
-        norm: Literal["post", "pre"] = "post",
+        norm: Norm = "post",
         group_size: int | None = None,
         layer_scale: float | None = None,
     ) -> None:
         super().__init__()
-        if norm not in ("post", "pre"):
-            raise UserError(f'norm={norm!r} must be "post" (as published) or "pre".')
+        if norm not in NORMS:
+            raise UserError(f'norm={norm!r} must be "post" (as published), "pre" or "relative".')
         if not 0.0 <= dropout <= 1.0:
             raise UserError(f"dropout={dropout} must lie between 0 and 1.")
         hidden_dim = dim if hidden_dim is None else hidden_dim
@@ -44,6 +51,8 @@ class BatchEncoderLayer(nn.Module):
         self.linear2 = nn.Linear(hidden_dim, dim)
         self.norm1 = nn.LayerNorm(dim)
         self.norm2 = nn.LayerNorm(dim)
+        if layer_scale is None and norm == "relative":
+            layer_scale = 0.1
         if layer_scale is None:
             self.register_parameter("scale1", None)
             self.register_parameter("scale2", None)
@@ -57,8 +66,18 @@ class BatchEncoderLayer(nn.Module):
         if self.norm == "post":
             x = self.norm1(x + self._branch(self.self_attn(x, valid), self.scale1))
             return self.norm2(x + self._branch(self._mlp(x), self.scale2))
-        x = x + self._branch(self.self_attn(self.norm1(x), valid), self.scale1)
-        return x + self._branch(self._mlp(self.norm2(x)), self.scale2)
+        if self.norm == "pre":
+            x = x + self._branch(self.self_attn(self.norm1(x), valid), self.scale1)
+            return x + self._branch(self._mlp(self.norm2(x)), self.scale2)
+        size = _size(x)
+        attended = self.self_attn((x / size).to(x.dtype), valid)
+        x = self._keep(x, size, self.norm1(self._drop(attended)) * self.scale1)
+        return self._keep(x, size, self.norm2(self._drop(self._mlp((x / size).to(x.dtype)))) * self.scale2)
+
+    @staticmethod
+    def _keep(x: Tensor, size: Tensor, branch: Tensor) -> Tensor:
+        mixed = x + size * branch
+        return (mixed * (size / _size(mixed))).to(x.dtype)
 
     def _branch(self, x: Tensor, scale: Tensor | None) -> Tensor:
         x = self._drop(x)
@@ -72,3 +91,9 @@ class BatchEncoderLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}, dropout={self.dropout}"
+
+
+def _size(x: Float[Tensor, "batch position dim"]) -> Float[Tensor, "batch position 1"]:
+    """Root mean square of each token, at least in single precision: squares of half-precision tokens overflow."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.square().mean(-1, keepdim=True).add(1e-12).sqrt()
