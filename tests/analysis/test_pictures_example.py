@@ -1,0 +1,99 @@
+"""The example draws a user's own images with any timm model, and says what is wrong. (tests/house runs it bare.)"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import batchformer as bf
+from batchformer.errors import UserError
+
+FILE = Path(__file__).parents[2] / "examples" / "batch_attention_pictures.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("batch_attention_pictures", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for k in range(6):
+        folder = tmp_path / "photos" / ("cats", "dogs")[k % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((40, 30), 60 + 10 * k).convert("RGB").save(folder / f"{k}.png")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def run(example, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def called(*arguments):
+        monkeypatch.setattr(sys, "argv", ["example", *map(str, arguments)])
+        example.main()
+
+    return called
+
+
+def test_own_images_give_four_pictures(run, photos, tmp_path, capsys):
+    run(photos, "--model", "test_vit", "--out", tmp_path / "seen")
+    assert sorted(path.name for path in (tmp_path / "seen").glob("*.png")) == [
+        "attention-mass.png",
+        "features.png",
+        "plane.png",
+        "who-looks-at-whom.png",
+    ]
+    assert "random weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["attached", "plain", "lightning", "safetensors"])
+def test_trained_weights_change_the_pictures(run, photos, tmp_path, capsys, kind):
+    torch.manual_seed(5)
+    net = timm.create_model("test_vit")
+    attachment = bf.attach(net, after="blocks.4", heads=2)
+    state = net.state_dict()
+    if kind == "plain":
+        state = attachment.detach().state_dict()
+    if kind == "safetensors":
+        from safetensors.torch import save_file
+
+        file = tmp_path / "trained.safetensors"
+        save_file(state, file)
+    else:
+        file = tmp_path / "trained.pt"
+        torch.save({"state_dict": {f"net.{k}": v for k, v in state.items()}} if kind == "lightning" else state, file)
+    common = (photos, "--model", "test_vit", "--after", "blocks.4", "--heads", 2)
+    run(*common, "--out", tmp_path / "random")
+    run(*common, "--weights", file, "--out", tmp_path / "trained")
+    pictures = [(tmp_path / name / "attention-mass.png").read_bytes() for name in ("random", "trained")]
+    assert pictures[0] != pictures[1]
+    assert ("no weights of the module" in capsys.readouterr().out) == (kind == "plain")
+
+
+def test_mistakes_are_named(run, photos, tmp_path):
+    (tmp_path / "broken.pt").write_bytes(b"nothing")
+    torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
+    (tmp_path / "empty").mkdir()
+    for arguments, words in [
+        ([tmp_path / "nowhere"], "is not a folder"),
+        ([tmp_path / "empty"], "holds 0 images"),
+        ([photos, "--model", "vit_tiny_patch16_22"], "did you mean vit_tiny_patch16_224"),
+        ([photos, "--model", "test_resnet"], "--after layer3"),
+        ([photos, "--model", "test_vit", "--after", "blocks.77"], "blocks.77"),
+        ([photos, "--model", "test_vit", "--weights", tmp_path / "broken.pt"], "cannot be read as weights"),
+        ([photos, "--model", "test_vit", "--weights", tmp_path / "other.pt"], "does not fit"),
+        ([photos, "--model", "test_vit", "--images", "1"], "two images or more"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            run(*arguments)
+    (photos / "cats" / "0.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"0\.png"):
+        run(photos, "--model", "test_vit")
