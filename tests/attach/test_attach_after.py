@@ -140,6 +140,13 @@ def test_wrong_calls_say_what_to_do_and_leave_nothing(arguments: dict, says: str
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+def test_attaching_twice_is_refused_with_the_side_it_is_on() -> None:
+    model = Blocks()
+    bf.attach(model, blocks=[1], heads=2)
+    with pytest.raises(UserError, match=r"already attached after 'blocks.1'.*after=\["):
+        bf.attach(model, blocks=[2], heads=2)
+
+
 def test_blocks_of_a_model_without_them_are_asked_for_by_path() -> None:
     with pytest.raises(UserError, match="no blocks in a well-known place"):
         bf.attach(timm.create_model("resnet18", num_classes=3), blocks=[0])

@@ -168,6 +168,22 @@ def test_the_trainer_trains_the_module_and_leaves_a_stock_model(kind: str, insid
     assert trainer(loaded, tmp_path / "again").evaluate()["eval_loss"] == pytest.approx(evaluated, rel=1e-5)
 
 
+def test_a_loss_of_ones_own_is_given_to_the_trainer(tmp_path: Path) -> None:
+    model, criterion = build(), bf.TwoStreamLoss(nn.CrossEntropyLoss(label_smoothing=0.1))
+    bf.attach(model, blocks=[0], heads=2)
+    rows: list[int] = []
+
+    def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        rows.append(len(outputs["logits"]))
+        return criterion(outputs["logits"], labels)
+
+    training = trainer(model, tmp_path, steps=2)
+    training.compute_loss_func = loss
+    training.train()
+    assert rows == [8, 8]
+    assert math.isfinite(training.state.log_history[0]["loss"])
+
+
 def test_the_trainer_goes_on_from_a_checkpoint_of_an_attached_model(tmp_path: Path) -> None:
     """With ConvNeXt: of ViT, Swin and DINOv2 transformers' own resume finds no weights, attached or not (5.22)."""
     whole, resumed = build("ConvNext"), build("ConvNext")

@@ -65,8 +65,8 @@ def attach(
         raise UserError("attach before wrapping the model in DistributedDataParallel: it has counted the parameters.")
     if (existing := attachment_of(model)) is not None:
         raise UserError(
-            f"a BatchFormer is already attached before {', '.join(map(repr, existing.paths))}: detach it first, or "
-            f"name all places in one call, before=[...]."
+            f"a BatchFormer is already attached {existing.points[0].side} {', '.join(map(repr, existing.paths))}: "
+            f"detach it first, or name all places in one call, {existing.points[0].side}=[...]."
         )
     _refuse_unknown(module_keywords)
     if after is not None or blocks is not None:

@@ -20,9 +20,12 @@ class Point:
     ) -> None:
         self.paths, self.module, self.insertions, self.feature = paths, module, list(insertions), feature
 
+    @property
+    def side(self) -> str:
+        return "after" if isinstance(self.feature, After) else "before"
+
     def __repr__(self) -> str:
-        side = "after" if isinstance(self.feature, After) else "before"
-        return f"Point({side}={' and '.join(self.paths)}, dim={self.module.dim})"
+        return f"Point({self.side}={' and '.join(self.paths)}, dim={self.module.dim})"
 
 
 def move_beside(module: nn.Module, parts: Sequence[nn.Module]) -> None:
