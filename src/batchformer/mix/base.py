@@ -1,0 +1,146 @@
+"""The one interface of all mixing methods: what is drawn for a batch, and what is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from batchformer.errors import UserError
+from batchformer.mix.mixed import Mixed, soft_labels
+
+Partner = Literal["random", "flip"]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Everything random about one batch, on the device of the images. One row where the batch shares a draw.
+
+    `share` is that of image B as drawn, 1 - lambda of the papers, and 0 where `prob` left the images alone; `centre`
+    lies anywhere in the image, (row, column) in parts of its height and width.
+    """
+
+    partner: Int[Tensor, " batch"]
+    share: Float[Tensor, " #batch"]
+    centre: Float[Tensor, "#batch 2"]
+
+
+class Mix:
+    """Mixes the images of a batch in pairs; a method says in `apply` how.
+
+        mixed = mix(images, targets)
+        loss = criterion(model(mixed.images), mixed.targets())
+
+    All random numbers of a batch are drawn in `draw`; `apply` is plain tensor code that waits for no device, so a
+    compiler or a CUDA graph can be put around it. Draws are made where the generator is (without one, by torch's
+    global CPU generator) and copied over: with a CPU generator the same seed gives the same batch on every device.
+
+    Args:
+        num_classes: width of the targets.
+        alpha: lambda ~ Beta(alpha, alpha).
+        prob: how likely a batch (with `per_sample`, an image) is mixed.
+        label_smoothing: the part of every label spread over all classes before mixing.
+        per_sample: an own lambda (and box) for every image instead of one for the batch, as all released code has it.
+        partner: "random" is a random permutation of the batch, "flip" pairs the first image with the last, as timm and
+            TransMix's code do. Both take odd batches.
+        generator: a `torch.Generator` on the CPU or the images' device.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        alpha: float = 1.0,
+        prob: float = 1.0,
+        label_smoothing: float = 0.0,
+        per_sample: bool = False,
+        partner: Partner = "random",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        name = type(self).__name__
+        if not (isinstance(num_classes, int) and num_classes > 0):
+            raise UserError(f"{name}: num_classes={num_classes!r} must be a positive whole number.")
+        if not alpha > 0:
+            raise UserError(f"{name}: alpha={alpha!r} must be above 0; use prob=0 to switch mixing off.")
+        if not 0 <= prob <= 1:
+            raise UserError(f"{name}: prob={prob!r} must lie between 0 and 1.")
+        if not 0 <= label_smoothing < 1:
+            raise UserError(f"{name}: label_smoothing={label_smoothing!r} must be at least 0 and below 1.")
+        if partner not in ("random", "flip"):
+            raise UserError(f'{name}: partner={partner!r} must be "random" or "flip".')
+        self.num_classes, self.alpha, self.prob = num_classes, float(alpha), float(prob)
+        self.label_smoothing, self.per_sample = float(label_smoothing), per_sample
+        self.partner: Partner = partner
+        self.generator = generator
+
+    def __call__(
+        self,
+        images: Float[Tensor, "batch channels height width"],
+        targets: Int[Tensor, " batch"] | Float[Tensor, "batch classes"],
+    ) -> Mixed:
+        self.check(images, targets)
+        labels = soft_labels(targets, self.num_classes, self.label_smoothing)
+        return self.apply(images, labels, self.draw(images))
+
+    def draw(self, images: Float[Tensor, "batch channels height width"]) -> Draw:
+        """The random part."""
+        batch, device = len(images), images.device
+        at = self.generator.device if self.generator is not None else torch.device("cpu")
+        numbers = torch.rand(batch if self.per_sample else 1, 3, generator=self.generator, device=at)
+        share = sample_beta(self.alpha, len(numbers), self.generator, at)
+        share = share.where(numbers[:, 2] < self.prob, torch.zeros_like(share))
+        if self.partner == "random":
+            partner = torch.randperm(batch, generator=self.generator, device=at)
+        else:
+            partner = torch.arange(batch - 1, -1, -1, device=device)
+        wait = at.type != "cpu"  # what comes from the host is copied without waiting; to the host it may not be
+        return Draw(
+            partner=partner.to(device, non_blocking=not wait),
+            share=share.to(device, non_blocking=not wait),
+            centre=numbers[:, :2].contiguous().to(device, non_blocking=not wait),
+        )
+
+    def apply(
+        self,
+        images: Float[Tensor, "batch channels height width"],
+        labels: Float[Tensor, "batch classes"],
+        draw: Draw,
+    ) -> Mixed:
+        """The images and soft labels of a batch, mixed as drawn."""
+        raise NotImplementedError
+
+    def check(self, images: Tensor, targets: Tensor) -> None:
+        name = type(self).__name__
+        if images.ndim != 4 or not images.is_floating_point():
+            raise UserError(
+                f"{name} takes float images (batch, channels, height, width) and got {tuple(images.shape)} of "
+                f"{images.dtype}: stack and convert them first."
+            )
+        if len(images) < 2:
+            raise UserError(
+                f"{name} mixes the images of a batch with each other, and this batch has {len(images)}: leave the "
+                f"last, smaller batch out (drop_last=True) or train on it unmixed."
+            )
+        if len(targets) != len(images):
+            raise UserError(f"{name} got {len(images)} images and {len(targets)} targets: one for each is needed.")
+
+    def close(self) -> None:
+        """Take out of a model what the method put into it; most put nothing there."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_classes={self.num_classes}, alpha={self.alpha:g}, prob={self.prob:g})"
+
+
+def sample_beta(alpha: float, count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """`count` numbers from Beta(alpha, alpha)."""
+    # Beta is the Dirichlet distribution of two; torch.distributions draws it by this very function, without generator.
+    return torch._sample_dirichlet(torch.full((count, 2), alpha, device=device), generator=generator)[:, 0]

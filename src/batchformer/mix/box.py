@@ -1,0 +1,40 @@
+"""The box of CutMix: where it lies, the mask it makes, and the share of the image it really covers."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def box_around(
+    centre: Float[Tensor, "#boxes 2"], share: Float[Tensor, " #boxes"], height: int, width: int
+) -> Int[Tensor, "boxes 4"]:
+    """Boxes (top, bottom, left, right) of about `share` of the image, clipped to it; bottom and right lie outside.
+
+    CutMix, eq. 2: sides sqrt(share) times those of the image. As in its released code and timm's, the side is rounded
+    down and halved in whole pixels to both sides of the centre, which is given in parts of height and width.
+    """
+    side = share.sqrt()
+    top, bottom = _span(centre[:, 0], side, height)
+    left, right = _span(centre[:, 1], side, width)
+    return torch.stack(torch.broadcast_tensors(top, bottom, left, right), dim=1)
+
+
+def _span(centre: Tensor, side: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    middle, half = (centre * length).long(), (side * length).long() // 2
+    return (middle - half).clamp(min=0), (middle + half).clamp(max=length)
+
+
+def box_mask(box: Int[Tensor, "boxes 4"], height: int, width: int) -> Float[Tensor, "boxes 1 height width"]:
+    """1 inside the box, 0 outside."""
+    top, bottom, left, right = box[:, :, None].unbind(1)
+    rows, columns = torch.arange(height, device=box.device), torch.arange(width, device=box.device)
+    inside = ((rows >= top) & (rows < bottom))[:, :, None] & ((columns >= left) & (columns < right))[:, None, :]
+    return inside[:, None].float()
+
+
+def box_share(box: Int[Tensor, "boxes 4"], height: int, width: int) -> Float[Tensor, " boxes"]:
+    """The part of the image the box really covers."""
+    top, bottom, left, right = box.unbind(1)
+    return ((bottom - top) * (right - left)).float() / (height * width)
