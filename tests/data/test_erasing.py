@@ -62,6 +62,7 @@ def test_rectangles_are_as_large_and_as_frequent_as_timms():
     assert np.quantile(ours, [0.1, 0.5, 0.9]) == pytest.approx(
         np.quantile(theirs[theirs > 0], [0.1, 0.5, 0.9]), rel=0.1
     )
+    assert max(rectangles.height.max(), rectangles.width.max()) == size - 1, "never from one border to the other"
     assert np.median(rectangles.height / rectangles.width) == pytest.approx(1.0, abs=0.1)
 
 

@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import functional as F
 
 from batchformer.data.augment.draws import draw_table
 from batchformer.data.augment.regions import crop_rectangles
-from batchformer.data.augment.resample import resize, resized_crop
+from batchformer.data.augment.resample import _weights, resize, resized_crop
 
 BICUBIC = InterpolationMode.BICUBIC
 
@@ -27,7 +27,7 @@ def regions(n, size):
 
 @pytest.mark.parametrize(("native", "size"), [(32, 224), (32, 32), (20, 33), (32, 20), (32, 9)])
 def test_resized_crops_are_torchvisions_within_two_grey_levels(native, size):
-    """torchvision computes bytes with weights of 15 bits: on noise, half a percent of them fall on the other side."""
+    """Both compute bytes with weights of about 15 bits: on noise, one in 100 falls on the other side."""
     images, region = noise(16, native), regions(16, native)
     result = resized_crop(images, region, size).int()
     expected = torch.stack(
@@ -35,7 +35,7 @@ def test_resized_crops_are_torchvisions_within_two_grey_levels(native, size):
     ).int()
     difference = (result - expected).abs()
     assert difference.max() <= 2
-    assert (difference > 0).float().mean() < 0.01
+    assert (difference > 0).float().mean() < 0.02
 
 
 @pytest.mark.parametrize("native", [20, 32])
@@ -46,7 +46,7 @@ def test_enlarged_crops_are_pils(native):
         cut = F.to_pil_image(image).crop((left, top, left + width, top + height))
         difference = (ours - F.pil_to_tensor(cut.resize((48, 48), 3)).int()).abs()
         assert difference.max() <= 2
-        assert (difference > 0).float().mean() < 0.002
+        assert (difference > 0).float().mean() < 0.01
 
 
 def test_mirrored_where_asked():
@@ -92,3 +92,23 @@ def test_where_no_region_fits_the_largest_centre_is_taken():
     draws = np.full((1, draw_table(1, 0, 0, "crop").shape[1]), 0.999999)
     assert [int(v[0]) for v in crop_rectangles(draws, 32, 32, (1.0, 1.0))] == [0, 0, 32, 32]
     assert [int(v[0]) for v in crop_rectangles(draws, 10, 40, (1.0, 1.0))] == [0, 13, 10, 13]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_precision_of_matrix_products_moves_no_pixel(dtype):
+    """Inside somebody's autocast, and with float32 products allowed to run in bfloat16."""
+    images, region = noise(6, 32), regions(6, 32)
+    expected = resized_crop(images, region, 40)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", dtype):
+            assert torch.equal(resized_crop(images, region, 40), expected)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_weights_are_exact_in_eight_bits_each():
+    region = regions(50, 32)
+    for part in _weights(region[:, 1], region[:, 3], 40, 32):
+        assert torch.equal(part.to(torch.bfloat16).float(), part)
