@@ -49,10 +49,10 @@ def normal_noise(key: Int[Tensor, " n"], count: int) -> Float[Tensor, "n count"]
     """`count` standard normal numbers that are a function of the key: the same wherever and with whatever computed.
 
     A generator of torch has a state, so its numbers would depend on the samples before. Here each pair of numbers is
-    made from (key, place) by the mixing steps of SplitMix64 (Steele et al., 2014) and by Box and Muller.
+    made from (key, place) by SplitMix64 (Steele et al., 2014), the key its state, and by Box and Muller.
     """
     half = -(-count // 2)
-    bits = _mixed(_mixed(key).view(-1, 1) + torch.arange(half, device=key.device) * _signed(0x9E3779B97F4A7C15))
+    bits = _mixed(key.view(-1, 1) + torch.arange(half, device=key.device) * _signed(0x9E3779B97F4A7C15))
     # 24 bits are what float32 can tell apart; half a step keeps the logarithm finite
     first = ((bits & 0xFFFFFF).float() + 0.5) / 2**24
     second = (_shifted(bits, 40) & 0xFFFFFF).float() / 2**24
