@@ -22,7 +22,8 @@ def machine() -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return {"device": torch.cuda.get_device_name(), "versions": versions}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {"device": device, "versions": versions}
 
 
 def milliseconds(step: Callable[[], Any], repeats: int, rounds: int = 5) -> float:
@@ -39,10 +40,11 @@ def milliseconds(step: Callable[[], Any], repeats: int, rounds: int = 5) -> floa
     return sorted(times)[len(times) // 2]
 
 
-def write(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
+def write(name: str, result: dict[str, Any], folder: Path | None = None, show: bool = True) -> Path:
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps({**machine(), **result}, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    if show:
+        print(json.dumps(result, indent=1))
     return path

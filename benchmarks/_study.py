@@ -1,0 +1,91 @@
+"""A study: one recipe, several variants of it, several seeds, trained side by side; what every study script shares.
+
+Each run is `batchformer fit` in a process of its own, `--jobs` at a time: small networks leave a large card idle. With
+NVIDIA's MPS they run side by side. Finished runs are kept, stopped ones go on. The result files are copied to
+`results/<name>-<variant>/`, and the table of paired differences to the baseline is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from batchformer.report.statistics import paired_difference, summarise
+
+
+@dataclass
+class Study:
+    """`variants` maps a name to the arguments that make it; the others are held to the one called "baseline"."""
+
+    name: str
+    recipe: str
+    seeds: Sequence[int]
+    variants: Mapping[str, list[str]]
+    common: list[str] = field(default_factory=list)
+
+    def run_name(self, variant: str) -> str:
+        return f"{self.name}-{variant}"
+
+    def parser(self, description: str | None) -> argparse.ArgumentParser:
+        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--data-root", default="data")
+        parser.add_argument("--runs", type=Path, default=Path("runs") / self.name)
+        parser.add_argument("--results", type=Path, default=Path("results"))
+        parser.add_argument("--jobs", type=int, default=4)
+        parser.add_argument("--seeds", type=int, nargs="+", default=list(self.seeds))
+        parser.add_argument("--only", nargs="+", choices=list(self.variants), default=list(self.variants))
+        parser.add_argument("extra", nargs="*", help="after --: more overrides for every run")
+        return parser
+
+    def train(self, args: argparse.Namespace) -> int:
+        """All runs, seed by seed so that a study cut short is balanced; then the table. The number that failed."""
+        with ThreadPoolExecutor(args.jobs) as pool:
+            pending = [pool.submit(self._fit, variant, seed, args) for seed in args.seeds for variant in args.only]
+        failed = sum(job.result() != 0 for job in pending)
+        self._print_table({variant: self._collect(variant, args) for variant in args.only}, args.seeds)
+        return failed
+
+    def _fit(self, variant: str, seed: int, args: argparse.Namespace) -> int:
+        out = args.runs / self.run_name(variant) / f"seed{seed}"
+        if (out / "result.json").is_file():
+            return 0
+        command = [sys.executable, "-m", "batchformer.cli", "fit", self.recipe, "--name", self.run_name(variant)]
+        command += ["--data-root", args.data_root, "--seed", str(seed), "--out", str(out), "--resume"]
+        command += [*self.common, *self.variants[variant], *args.extra]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with open(out.parent / f"seed{seed}.log", "w") as log:
+            code = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT)
+        print(f"{variant} seed {seed}: {'done' if code == 0 else f'failed, see {log.name}'}", flush=True)
+        return code
+
+    def _collect(self, variant: str, args: argparse.Namespace) -> dict[int, float]:
+        found = {}
+        for seed in args.seeds:
+            file = args.runs / self.run_name(variant) / f"seed{seed}" / "result.json"
+            if file.is_file():
+                result = json.loads(file.read_text())
+                found[seed] = result["metrics"]["all"]
+                kept = args.results / self.run_name(variant) / f"{result['method']}-seed{seed}.json"
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, kept)
+        return found
+
+    def _print_table(self, table: Mapping[str, dict[int, float]], seeds: Sequence[int]) -> None:
+        base = table.get("baseline", {})
+        for variant, found in table.items():
+            if not found:
+                continue
+            mean, sd = summarise(list(found.values()))
+            line = f"{variant:16} {mean:6.2f} ± {0.0 if sd is None else sd:.2f} ({len(found)} seeds)"
+            both = [seed for seed in seeds if seed in found and seed in base]
+            if variant != "baseline" and len(both) > 1:
+                gain = paired_difference([base[s] for s in both], [found[s] for s in both])
+                line += f"   {gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
+            print(line)
