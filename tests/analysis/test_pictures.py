@@ -96,8 +96,8 @@ def test_all_pictures_are_written_with_an_index(vit, tmp_path):
     assert [tmp_path / "pictures" / entry["file"] for entry in index] == written
     assert [path.name for path in written] == [
         "attention-mass.png",
-        "who-looks-at-whom.png",
         "features.png",
+        "who-looks-at-whom.png",
         "plane.png",
     ]
     for path in written:

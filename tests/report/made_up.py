@@ -75,3 +75,77 @@ def write(folder, results):
 
 def comparison(seeds=3, **keywords):
     return [result(method=m, seed=s, **keywords) for m in ("baseline", "batchformer") for s in range(seeds)]
+
+
+def health(depth=12, dead=False, batch=64):
+    """What `StreamHealth.save` writes, for a ViT with an insertion after every block."""
+
+    def stats(norm, rank):
+        return {"norm": norm, "effective_rank": rank, "between_samples": 0.8}
+
+    def signal(k):
+        return 0.8 ** (k + 1) if dead else 1 - 0.01 * k
+
+    points = [
+        {
+            "path": f"blocks.{k}",
+            "plain": stats(10 + k, 40 - k),
+            "related_in": stats(12.0, 40),
+            "related_out": stats(12.0, 41),
+            "change": 0.6,
+            "change_quiet": 0.25 - 0.01 * k,
+            "from_others": 0.1 - 0.005 * k,
+            "direction_kept": 0.95,
+            "reproducible": signal(k),
+            "reproducible_plain": 1.0,
+            "signal": signal(k),
+            "signal_plain": 1.0,
+            "attention": [{"entropy": [0.9, 0.95 - 0.03 * k, 0.7], "on_itself": [0.1, 0.1, 0.2]}],
+            "gradient": 0.3,
+        }
+        for k in range(depth)
+    ]
+    blocks = [
+        {
+            "path": f"blocks.{k}",
+            "plain": stats(10 + k, 40 - k),
+            "related": stats(13.8, 45),
+            "signal": signal(k),
+            "gradient": {"plain": 0.5 + 0.1 * k, "related": (0.01 if dead else 0.4) + 0.02 * k, "cosine": 0.3},
+        }
+        for k in range(depth)
+    ]
+    return {
+        "batch": batch,
+        "positions": 16,
+        "streams": "duplicate",
+        "plain_loss": 3.1,
+        "related_loss": 4.6 if dead else 3.2,
+        "chance": math.log(100),
+        "points": points,
+        "blocks": blocks,
+        "gradient_on_others": {
+            mode: {"norm_share": 0.31, "squared_share": 0.04, "samples": 8} for mode in ("train", "quiet")
+        },
+    }
+
+
+def classification(recipe="vit-cifar100-32", method="batchformer", seed=0, top1=55.0, dead=False, epochs=50, **more):
+    """A result of image classification on balanced classes, with the losses of its streams."""
+    noise = random.Random(f"{recipe}{method}{seed}")
+    top1 += random.Random(seed).gauss(0, 0.4) + noise.gauss(0, 0.1)
+    falling = [4.6 * math.exp(-1.2 * e / epochs) + 0.02 * noise.random() for e in range(epochs)]
+    made = result(recipe, method, seed, epochs=epochs)
+    del made["per_class"]
+    made.pop("gradient_influence", None)
+    made |= {
+        "metrics": {"top1": top1, "top5": top1 + 27, "all": top1},
+        "class_counts": [500] * 100,
+        "history": [
+            {"epoch": e, "train_loss": falling[e], "all": top1 * (e + 1) / epochs} for e in range(9, epochs, 10)
+        ],
+    }
+    if method == "batchformer":
+        related = [4.605 - 0.01 * noise.random() for _ in falling] if dead else [loss + 0.1 for loss in falling]
+        made["streams"] = {"plain_loss": falling, "related_loss": related}
+    return {**made, **more}

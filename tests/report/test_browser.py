@@ -1,9 +1,11 @@
 """The page in a real browser: laptop and phone, light and dark, offline."""
 
+import json
 import shutil
 
 import pytest
-from made_up import comparison, result, write
+from made_up import classification, comparison, health, result, write
+from PIL import Image
 
 from batchformer.report import write_report
 
@@ -44,7 +46,25 @@ def pages(tmp_path_factory):
     for name, results in contents.items():
         write(folder / name, results)
         write_report([folder / name], folder / f"{name}.html")
+    put_streams(folder / "streams")
+    write_report([folder / "streams"], folder / "streams.html")
     return folder
+
+
+def put_streams(folder):
+    """A study in which one variant's related stream is dead, with its measurement and two pictures."""
+    base = "vit-cifar100-32"
+    runs = [classification(f"{base}-baseline", "baseline", s, 54) for s in range(2)]
+    runs += [classification(f"{base}-published", seed=s, dead=True) for s in range(2)]
+    write(folder, runs)
+    run = folder / f"{base}-published-batchformer-seed0"
+    (run / "stream_health.json").write_text(json.dumps(health(dead=True)))
+    (run / "pictures").mkdir()
+    index = []
+    for name, size in (("wide", (1400, 500)), ("tall", (1000, 1100))):
+        Image.new("RGB", size, (20, 26, 33)).save(run / "pictures" / f"{name}.png")
+        index.append({"file": f"{name}.png", "title": f"A {name} picture", "caption": "What it shows."})
+    (run / "pictures" / "pictures.json").write_text(json.dumps(index))
 
 
 @pytest.fixture
@@ -69,7 +89,7 @@ def visit(browser, pages):
         context.close()
 
 
-@pytest.mark.parametrize("name", ["full", "bare", "long"])
+@pytest.mark.parametrize("name", ["full", "bare", "long", "streams"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_is_quiet_offline_and_no_wider_than_the_screen(visit, name, size, scheme):
@@ -146,3 +166,44 @@ def test_words_in_pictures_stay_inside_and_legible(visit, size):
         }"""
     )
     assert problems == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_two_streams_are_seen(visit, size):
+    page = visit("streams", size)
+    section = page.locator("#recipe-2")
+    for words in ("The two streams", "sits at chance (4.60)", "What survives of the related tokens", "A tall picture"):
+        assert section.get_by_text(words).first.is_visible()
+    assert section.locator("figure > svg").count() == 10
+    pictures = section.locator("figure.seen img")
+    assert pictures.count() == 2
+    for k in range(2):
+        assert pictures.nth(k).evaluate("image => image.complete && image.naturalWidth > 0")
+    wide, tall = (pictures.nth(k).bounding_box()["width"] for k in range(2))
+    assert wide > 600  # on a phone one scrolls to read it
+    assert tall < SIZES[size][0]
+
+
+def test_lines_of_both_streams_can_be_told_from_the_ground_and_from_each_other(visit):
+    for scheme in ("light", "dark"):
+        page = visit("streams", scheme=scheme)
+        colours = [
+            page.locator(f"svg .line.{stream}").first.evaluate("line => getComputedStyle(line).stroke")
+            for stream in ("plain", "related")
+        ]
+        ground = page.locator("figure").first.evaluate("figure => getComputedStyle(figure).backgroundColor")
+        assert len({*colours, ground}) == 3
+        for colour in colours:
+            assert contrast(colour, ground) > 3
+
+
+def contrast(one, other):
+    """As WCAG defines it; 3 is what it asks of lines."""
+
+    def light(colour):
+        parts = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    bright, dark = sorted((light(one), light(other)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)

@@ -172,11 +172,10 @@ def write_pictures(
         made.append(
             ("attention-mass.png", mass, "Where the samples of a batch look", MASS_CAPTION.format(n=len(images)))
         )
-    table = draw_who_looks_at_whom(attention, pictures, position)
-    made.append(("who-looks-at-whom.png", table, "Who looks at whom", TABLE_CAPTION.format(position=named)))
-    if grid is not None and grid != (1, 1):
         maps = draw_features(features, pictures)
         made.append(("features.png", maps, "Features without and with the module", FEATURES_CAPTION))
+    table = draw_who_looks_at_whom(attention, pictures, position)
+    made.append(("who-looks-at-whom.png", table, "Who looks at whom", TABLE_CAPTION.format(position=named)))
     made.append(("plane.png", draw_plane(features, labels), "How far the module moves each image", PLANE_CAPTION))
     made = [(name, picture, title, f"After {attention.path}. {told}") for name, picture, title, told in made]
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,8 @@ from batchformer.errors import UserError
 from batchformer.report.statistics import PairedDifference, Summary, paired_difference, summarise
 
 METRICS = {"all": "All", "many": "Many", "medium": "Medium", "few": "Few"}
+TOP_METRICS = {"all": "Top-1", "top5": "Top-5"}
+_WHERE_THERE_ARE = {"top1_ema": "Top-1, EMA", "many": "Many", "medium": "Medium", "few": "Few"}
 METHODS = ("baseline", "batchformer")
 
 
@@ -29,7 +31,7 @@ class ComparisonRow:
 
 
 def comparison_table(results: Iterable[Mapping[str, Any]]) -> list[ComparisonRow]:
-    """Rows All, Many, Medium, Few from the contents of `result.json` files of one recipe.
+    """Rows of `metrics_of` from the contents of `result.json` files of one recipe.
 
     Seeds are matched between the methods; a metric that a run does not have (no class in that split) is left out.
     """
@@ -37,7 +39,23 @@ def comparison_table(results: Iterable[Mapping[str, Any]]) -> list[ComparisonRow
     recipes = sorted({str(result.get("recipe")) for result in results})
     if len(recipes) > 1:
         raise UserError(f"one table compares runs of one recipe, got {', '.join(recipes)}: compare them one by one")
-    return [_row(metric, label, results) for metric, label in METRICS.items()]
+    return [_row(metric, label, results) for metric, label in metrics_of(results).items()]
+
+
+def metrics_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Which metrics these results are about: All, Many, Medium, Few, or Top-1 and Top-5 of image classification.
+
+    Image classification on a long tail has both; its `all` is the top-1 accuracy.
+    """
+    metrics = [result["metrics"] for result in results]
+    if not any("top1" in each for each in metrics):
+        return METRICS
+    more = {key: label for key, label in _WHERE_THERE_ARE.items() if any(_known(each.get(key)) for each in metrics)}
+    return {**TOP_METRICS, **more}
+
+
+def _known(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def by_seed(results: Iterable[Mapping[str, Any]], method: str, metric: str) -> dict[int, float]:

@@ -14,6 +14,7 @@ from batchformer.errors import UserError
 from batchformer.report.comparison import comparison_table, format_interval, format_summary, signed
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.sections import recipe_section
+from batchformer.report.studies import with_references
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -56,7 +57,7 @@ def write_report(paths: Iterable[Path | str], out: Path | str, title: str | None
 
 def render(runs: Sequence[Run], title: str | None = None) -> str:
     """The page as text."""
-    recipes = by_recipe(runs)
+    recipes = with_references(by_recipe(runs))
     several = len(recipes) > 1
     title = title or ("BatchFormer, with and without" if several else f"BatchFormer on {next(iter(recipes))}")
     names = {recipe: f"recipe-{number}" for number, recipe in enumerate(recipes, 1)}
@@ -100,7 +101,7 @@ def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) ->
             f'<td class="strong">{difference}</td></tr>'
         )
     return (
-        '<div class="card overview"><table><caption>Test accuracy over all classes, percent'
+        '<div class="card overview"><table><caption>Test accuracy over all classes (top-1), percent'
         '</caption><thead><tr><th scope="col">Recipe</th><th scope="col">baseline</th><th scope="col">BatchFormer</th>'
         f'<th scope="col">difference</th></tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
     )

@@ -1,4 +1,4 @@
-"""The numbers of the BatchFormer paper that docs/results.md puts beside ours: the only ones typed in by hand."""
+"""The numbers of the papers beside ours in docs/results.md (V2: BatchFormerV2), the only ones typed in by hand."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ Row = dict[str, float]
 
 def _row(all_: float, many: float, medium: float, few: float) -> Row:
     return {"all": all_, "many": many, "medium": medium, "few": few}
+
+
+def _top(top1: float, top5: float | None = None) -> Row:
+    return {"all": top1} if top5 is None else {"all": top1, "top5": top5}
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,130 @@ MAIN = {
         "Places-LT, ResNet-152, BALMS (Balanced Softmax with its meta sampler)",
         _row(37.8, 41.4, 38.8, 29.1),
         _row(38.2, 39.5, 38.3, 35.7),
+    ),
+    "deit-ti-cifar100-100": PaperResult(
+        "V2, Table 7",
+        "CIFAR-100 at 224 px, DeiT-Ti from scratch, 100 epochs",
+        _top(49.2),
+        _top(58.7),
+    ),
+    "deit-ti-cifar100-300": PaperResult(
+        "V2, Table 7",
+        "CIFAR-100 at 224 px, DeiT-Ti from scratch, 300 epochs",
+        _top(69.2),
+        _top(73.4),
+    ),
+    "deit-ti-imagenet": PaperResult(
+        "V2, Table 6",
+        "ImageNet, DeiT-Ti, 300 epochs",
+        _top(72.2, 91.1),
+        _top(72.7, 91.5),
+    ),
+    "deit-s-cifar100-100": PaperResult(
+        "V2, Table 7",
+        "CIFAR-100 at 224 px, DeiT-S from scratch, 100 epochs",
+        _top(57.5),
+        _top(68.5),
+    ),
+    "deit-s-cifar100-300": PaperResult(
+        "V2, Table 7",
+        "CIFAR-100 at 224 px, DeiT-S from scratch, 300 epochs",
+        _top(72.5),
+        _top(75.2),
+    ),
+    "deit-s-imagenet": PaperResult(
+        "V2, Table 6",
+        "ImageNet, DeiT-S, 300 epochs",
+        _top(79.8, 95.0),
+        _top(80.4, 95.2),
+    ),
+    "deit-b-cifar100-100": PaperResult(
+        "V2, Table 7",
+        "CIFAR-100 at 224 px, DeiT-B from scratch, 100 epochs",
+        _top(52.2),
+        _top(66.6),
+    ),
+    "deit-b-cifar100-300": PaperResult(
+        "V2, Table 7",
+        "CIFAR-100 at 224 px, DeiT-B from scratch, 300 epochs",
+        _top(71.8),
+        _top(74.8),
+    ),
+    "deit-b-imagenet": PaperResult(
+        "V2, Table 6",
+        "ImageNet, DeiT-B, 300 epochs",
+        _top(81.7, 95.5),
+        _top(82.2, 95.8),
+    ),
+    "deit-s-tiny-imagenet": PaperResult(
+        "V2, Table 13",
+        "Tiny-ImageNet, DeiT-S, mixup and CutMix",
+        _top(81.8, 94.1),
+        _top(82.9, 94.3),
+    ),
+    "deit-s-tiny-imagenet-no-mix": PaperResult(
+        "V2, Table 13",
+        "Tiny-ImageNet, DeiT-S, without mixup and CutMix",
+        _top(75.8, 89.6),
+        _top(78.2, 95.6),
+    ),
+    "deit-s-tiny-imagenet-no-cutmix": PaperResult(
+        "V2, Table 13",
+        "Tiny-ImageNet, DeiT-S, without CutMix",
+        _top(79.8, 92.5),
+        _top(81.1, 92.3),
+    ),
+    "deit-s-imagenet-lt-1-12": PaperResult(
+        "V2, Table 8",
+        "ImageNet-LT, DeiT-S, one module after all blocks",
+        _row(32.8, 52.5, 24.3, 7.0),
+        _row(35.5, 55.4, 27.2, 8.6),
+    ),
+    "deit-s-imagenet-lt-8-12": PaperResult(
+        "V2, Table 8",
+        "ImageNet-LT, DeiT-S, one module after blocks 8 to 12, as the paper counts",
+        _row(32.8, 52.5, 24.3, 7.0),
+        _row(34.7, 54.7, 26.3, 7.2),
+    ),
+    "deit-s-imagenet-lt-4-12": PaperResult(
+        "V2, Table 8",
+        "ImageNet-LT, DeiT-S, one module after blocks 4 to 12, as the paper counts",
+        _row(32.8, 52.5, 24.3, 7.0),
+        _row(35.5, 55.3, 26.8, 8.4),
+    ),
+    "deit-s-imagenet-lt-not-shared": PaperResult(
+        "V2, Table 8",
+        "ImageNet-LT, DeiT-S, a module after each block",
+        _row(32.8, 52.5, 24.3, 7.0),
+        _row(35.2, 55.3, 26.7, 8.3),
+    ),
+    "resnet50-imagenet": PaperResult(
+        "appendix, Table 3",
+        "ImageNet, ResNet-50, 200 epochs, BatchFormer before the classifier",
+        _top(78.9),
+        _top(78.9),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class OwnStudy:
+    """Variants of `recipe` under names of their own, none of them a row of a paper."""
+
+    recipe: str
+    setting: str
+
+
+STUDIES = {
+    "vit-cifar100-32": OwnStudy(
+        "vit-cifar100-32",
+        "CIFAR-100 at 32 px, DeiT-Ti's width and depth with patches of 4, from scratch, 50 epochs",
+    ),
+    "cifar100-lt-50-tuning": OwnStudy(
+        "cifar100-lt-100", "CIFAR-100-LT, imbalance 50, ResNet-32, Balanced Softmax: where settings were chosen"
+    ),
+    "cifar100-lt-100-short": OwnStudy(
+        "cifar100-lt-100", "CIFAR-100-LT, imbalance 100, a shorter schedule: what the ablations vary"
     ),
 }
 

@@ -6,33 +6,47 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchformer.report.comparison import METHODS
+from batchformer.report.paper import STUDIES
 from batchformer.report.runs import Run
+from batchformer.report.studies import base_of
 
 _SETTINGS = {
     "model.backbone": "backbone",
     "model.loss.name": "loss",
     "model.stream_loss": "loss over the streams",
+    "model.batchformer.variant": "variant",
+    "model.batchformer.blocks": "after blocks",
+    "model.batchformer.after": "after",
+    "model.batchformer.share": "one module for all places:",
     "model.batchformer.streams": "streams",
     "model.batchformer.heads": "heads",
     "model.batchformer.layers": "layers",
     "model.batchformer.dropout": "dropout",
+    "model.batchformer.norm": "norm",
+    "model.batchformer.layer_scale": "layer scale",
     "model.batchformer.group_size": "group size",
+    "model.mix.mixup": "mixup",
+    "model.mix.cutmix": "CutMix",
     "model.optimizer.lr": "learning rate",
     "model.optimizer.module_lr_factor": "factor for the module",
     "model.optimizer.weight_decay": "weight decay",
     "model.schedule.name": "schedule",
     "data.batch_size": "batch size",
     "data.imbalance": "imbalance",
+    "data.image_size": "image size",
     "data.augment": "augmentation",
     "trainer.precision": "precision",
 }
-_MAY_DIFFER = ("seed", "method", "root", "out", "dir", "name", "version", "workers", "seed_everything")
+_OF_THE_MODULE = ("model.batchformer.", "model.stream_loss", "model.optimizer.module_lr_factor")
+_MAY_DIFFER = ("seed", "method", "root", "out", "dir", "name", "version", "workers", "seed_everything", "recipe")
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """What to know about the runs, as (question, answer); unknown answers are left out."""
     run = next((run for run in runs if run.method == "batchformer"), runs[0])
     settings = flatten(run.raw.get("config"))
+    if run.method == "baseline":
+        settings = {key: value for key, value in settings.items() if not key.startswith(_OF_THE_MODULE)}
     chosen = [
         f"{name} {settings[key]}" for key, name in _SETTINGS.items() if settings.get(key) not in (None, "None", "null")
     ]
@@ -49,6 +63,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         "Recipe": run.recipe,
         "Settings": ", ".join(chosen),
         "Seeds": "; ".join(f"{method}: {_seeds(runs, method)}" for method in METHODS if _seeds(runs, method)),
+        "Baseline": _joined(runs, lambda r: r.text("borrowed_from") and f"the runs of {r.text('borrowed_from')}"),
         "Protocol": _protocol(runs),
         "Length": ", ".join(
             f"{run.raw[key]:,} {key}" for key in ("epochs", "steps") if isinstance(run.raw.get(key), int)
@@ -66,12 +81,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
 def caveats(runs: Sequence[Run]) -> list[str]:
     """What makes the comparison less than clean: anything but method and seed that differs between the runs."""
     found = []
-    settings = [flatten(run.raw.get("config")) for run in runs]
-    differing = sorted(
-        key
-        for key in {key for each in settings for key in each}
-        if key.rsplit(".", 1)[-1] not in _MAY_DIFFER and len({each.get(key) for each in settings if each}) > 1
-    )
+    differing = _differing(runs)
     if differing:
         found.append(f"The runs differ in more than method and seed: {', '.join(differing)}.")
     for key, word in (("device", "device"), ("versions", "versions"), ("epochs", "number of epochs")):
@@ -89,6 +99,18 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     odd = sorted({run.text("protocol") or "unknown" for run in runs} - {"last"})
     if odd:
         found.append(f"Not all numbers are those of the last epoch (protocol: {', '.join(odd)}).")
+    return found
+
+
+def _differing(runs: Sequence[Run]) -> list[str]:
+    """Settings that are not the same in all runs they matter to: a baseline has no module to be set."""
+    found = []
+    settings = [(run.method, flatten(run.raw.get("config"))) for run in runs]
+    for key in sorted({key for _, each in settings for key in each}):
+        of_module = key.startswith(_OF_THE_MODULE)
+        values = {each.get(key) for method, each in settings if each and not (of_module and method == "baseline")}
+        if key.rsplit(".", 1)[-1] not in _MAY_DIFFER and len(values) > 1:
+            found.append(key)
     return found
 
 
@@ -134,6 +156,11 @@ def command(runs: Sequence[Run]) -> str:
     if given:
         return given
     recipe, seeds = runs[0].recipe, sorted({run.seed for run in runs})
+    base = base_of(recipe)
+    base = STUDIES[base].recipe if base in STUDIES else base
+    if base not in (None, recipe):  # a variant is the recipe with fields changed, under a name of its own
+        own = [run for run in runs if run.text("borrowed_from") is None]
+        return "\n".join(f"batchformer fit {base} --name {recipe} --method {r.method} --seed {r.seed}" for r in own)
     counted = seeds == list(range(len(seeds)))
     if {run.method for run in runs} == set(METHODS) and (counted or len(seeds) > 1):
         return f"batchformer compare {recipe} --seeds {len(seeds) if counted else ' '.join(map(str, seeds))}"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from batchformer.errors import UserError
 from batchformer.report.comparison import METHODS, comparison_table, format_difference, format_summary
+from batchformer.report.markdown import one_digit
 from batchformer.report.paper import MAIN
 from batchformer.report.provenance import caveats
 from batchformer.report.runs import by_recipe, load_runs
@@ -30,7 +31,7 @@ def readme_table(results: Path) -> str:
             continue
         rows = comparison_table([run.raw for run in runs])
         for row in rows:
-            theirs = [f"{side[row.metric]:.1f}" if side else "–" for side in (paper.baseline, paper.batchformer)]
+            theirs = [one_digit((side or {}).get(row.metric)) for side in (paper.baseline, paper.batchformer)]
             ours = [format_summary(row.baseline), format_summary(row.batchformer), format_difference(row.difference)]
             lines.append([f"`{recipe}`" if row is rows[0] else "", row.label, *theirs, *ours])
         sentences.append(f"- `{recipe}` ({paper.setting}). {verdict(rows).sentence}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,9 +19,12 @@ from batchformer.report.comparison import (
     signed,
 )
 from batchformer.report.figures import influence_correlation
+from batchformer.report.markdown import cell, markdown, one_digit
 from batchformer.report.paper import ABLATIONS, MAIN, Ablation, PaperResult, Row
 from batchformer.report.provenance import caveats, differs_from, facts, flatten
 from batchformer.report.runs import Run, by_recipe, load_runs
+from batchformer.report.studies import ablation_of, find_studies, natural
+from batchformer.report.study_section import study_section
 from batchformer.report.verdict import verdict
 
 _INTRODUCTION = """\
@@ -55,12 +57,17 @@ def results_page(results: Path, benchmarks: Path | None = None) -> str:
     recipes = by_recipe(load_runs([results]))
     used: set[str] = set()
     parts = [_INTRODUCTION]
+    studies = {study.base: study for study in find_studies(recipes)}
     for recipe, paper in MAIN.items():
         if recipe in recipes:
             parts.append(_main_section(recipe, recipes[recipe], paper))
             used.add(recipe)
+        if recipe in studies:
+            parts.append(study_section(studies[recipe]))
+    parts += [study_section(study) for base, study in studies.items() if base not in MAIN]
+    used.update(variant.recipe for study in studies.values() for variant in study.variants)
     for ablation in ABLATIONS:
-        mine = {name: runs for name, runs in recipes.items() if _belongs(name, ablation)}
+        mine = {name: runs for name, runs in recipes.items() if ablation_of(name, runs) is ablation}
         if mine:
             parts.append(_ablation_section(ablation, mine, recipes))
             used.update(mine)
@@ -85,12 +92,12 @@ def _main_section(recipe: str, runs: Sequence[Run], paper: PaperResult | None, l
         before = _paper_value(paper.baseline if paper else None, row.metric)
         after = _paper_value(paper.batchformer if paper else None, row.metric)
         gain = signed(after - before, 1) if before is not None and after is not None else "–"
-        paper_cells = [_one_digit(before), _one_digit(after), gain] if paper else []
+        paper_cells = [one_digit(before), one_digit(after), gain] if paper else []
         ours = [format_summary(row.baseline), format_summary(row.batchformer), format_difference(row.difference)]
         table.append([row.label, *paper_cells, *ours])
     doubts = caveats(runs)
     careful = " **Not a clean comparison: read the caveats below first.**" if doubts else ""
-    lines += [_markdown(header, table), "", verdict(rows).sentence + careful + _seed_counts(rows[0]), ""]
+    lines += [markdown(header, table), "", verdict(rows).sentence + careful + _seed_counts(rows[0]), ""]
     correlation = influence_correlation(runs)
     if correlation is not None:
         lines += [
@@ -105,10 +112,10 @@ def _main_section(recipe: str, runs: Sequence[Run], paper: PaperResult | None, l
 
 def _ablation_section(ablation: Ablation, mine: Mapping[str, Sequence[Run]], all_: Mapping[str, Sequence[Run]]) -> str:
     lines = [f"## Ablation: {ablation.title.lower()}", "", f"Paper: {ablation.reference}, with BatchFormer.", ""]
-    paper = [[name, *(_one_digit(row[metric]) for metric in METRICS)] for name, row in ablation.paper.items()]
-    lines += [_markdown(["paper", *METRICS.values()], paper), "", "Ours:", ""]
+    paper = [[name, *(one_digit(row[metric]) for metric in METRICS)] for name, row in ablation.paper.items()]
+    lines += [markdown(["paper", *METRICS.values()], paper), "", "Ours:", ""]
     anchors = sorted({anchor for name in mine if (anchor := _anchor(name, all_, mine)) is not None})
-    shown = [*((name, all_[name]) for name in anchors), *sorted(mine.items(), key=lambda item: _natural(item[0]))]
+    shown = [*((name, all_[name]) for name in anchors), *sorted(mine.items(), key=lambda item: natural(item[0]))]
     table = []
     for name, runs in shown:
         rows = comparison_table([run.raw for run in runs])
@@ -117,11 +124,11 @@ def _ablation_section(ablation: Ablation, mine: Mapping[str, Sequence[Run]], all
             if any(summary is not None for summary in summaries):
                 seeds = len(getattr(rows[0], f"{method}_seeds"))
                 table.append([f"`{name}`", method, str(seeds), *map(format_summary, summaries)])
-    lines += [_markdown(["ours", "method", "seeds", *METRICS.values()], table), ""]
+    lines += [markdown(["ours", "method", "seeds", *METRICS.values()], table), ""]
     if anchors:
         named = ", ".join(f"`{name}`" for name in anchors)
         lines += [f"{named}: the same training with everything as in the recipe, to compare with.", ""]
-    for name, runs in sorted(mine.items(), key=lambda item: _natural(item[0])):
+    for name, runs in sorted(mine.items(), key=lambda item: natural(item[0])):
         told = dict(facts(runs))
         lines.append(f"- `{name}`: {'; '.join(told[key] for key in ('Settings', 'Length', 'Device') if key in told)}")
         anchor = _anchor(name, all_, mine)
@@ -142,18 +149,14 @@ def _benchmark_section(folder: Path) -> str:
         settings = ", ".join(f"{key} {value}" for key, value in flatten(data).items())
         columns = list(dict.fromkeys(column for row in rows for column in row))
         table = [[_number(row.get(column, "–")) for column in columns] for row in rows]
-        parts.append(f"### {file.stem}\n\n{settings}\n\n{_markdown(columns, table) if rows else ''}\n")
+        parts.append(f"### {file.stem}\n\n{settings}\n\n{markdown(columns, table) if rows else ''}\n")
     return "\n".join(["## Speed\n", "From the files in `benchmarks/results/`.\n", *parts]) if parts else ""
 
 
 def _number(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return _cell(value)
-
-
-def _belongs(recipe: str, ablation: Ablation) -> bool:
-    return any(re.fullmatch(rf"{re.escape(main)}-.*\b{ablation.suffix}\d*\b.*", recipe) for main in MAIN)
+    return cell(value)
 
 
 def _anchor(name: str, all_: Mapping[str, Sequence[Run]], mine: Mapping[str, Sequence[Run]]) -> str | None:
@@ -162,30 +165,12 @@ def _anchor(name: str, all_: Mapping[str, Sequence[Run]], mine: Mapping[str, Seq
     return max(bases, key=len, default=None)
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key with numbers by value: batch64 before batch128."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
 def _seed_counts(row: ComparisonRow) -> str:
     return f" Seeds: {len(row.baseline_seeds)} baseline, {len(row.batchformer_seeds)} with BatchFormer."
 
 
 def _paper_value(row: Row | None, metric: str) -> float | None:
     return None if row is None else row.get(metric)
-
-
-def _one_digit(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
-
-
-def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
-
-
-def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(map(_cell, cells)) + " |" for cells in (header, rule, *lines))
 
 
 def main(arguments: Sequence[str]) -> int:

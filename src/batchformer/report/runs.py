@@ -11,6 +11,7 @@ from typing import Any
 
 from batchformer.errors import UserError
 from batchformer.report.comparison import METHODS
+from batchformer.report.health import read_health
 
 _REQUIRED = ("recipe", "method", "seed", "metrics")
 
@@ -30,6 +31,8 @@ class Run:
     history: list[dict[str, float | None]] = field(default_factory=list)
     influence: list[float | None] = field(default_factory=list)
     influence_wrt: str = "features"
+    streams: dict[str, list[float | None]] = field(default_factory=dict)
+    health: dict[str, Any] = field(default_factory=dict, repr=False)
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def text(self, key: str) -> str | None:
@@ -128,10 +131,20 @@ def _checked(data: Any, file: Path) -> Run:
         history=[{str(k): _number(v, f"history.{k}", file) for k, v in entry.items()} for entry in history],
         influence=_numbers(influence.get("per_class"), "gradient_influence.per_class", file),
         influence_wrt=str(influence.get("wrt", "features")),
+        streams=_streams(data.get("streams"), file),
+        health=read_health(data, file),
         raw=data,
     )
     _check_lengths(run)
     return run
+
+
+def _streams(value: Any, file: Path) -> dict[str, list[float | None]]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UserError(f"{file} has a 'streams' that is not an object")
+    return {str(name): _numbers(losses, f"streams.{name}", file) for name, losses in value.items()}
 
 
 def _check_lengths(run: Run) -> None:

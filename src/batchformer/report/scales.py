@@ -65,6 +65,22 @@ def frequency_axis(counts: Sequence[float], label: str = "") -> Axis:
     return Axis(low, high, [(value, f"{value:.0f}") for value in inside], label, log=True, reverse=True)
 
 
+def decade_axis(values: Sequence[float], label: str = "") -> Axis:
+    """Logarithmic, from a power of ten below the values to one above."""
+    positive = [value for value in values if value > 0] or [1.0]
+    first, last = math.floor(math.log10(min(positive)) + 1e-9), math.ceil(math.log10(max(positive)) - 1e-9)
+    last = max(last, first + 1)
+    step = max(1, math.ceil((last - first) / 6))
+    ticks = [(10.0**k, f"{10.0**k:g}") for k in range(first, last + 1, step)]
+    return Axis(10.0**first, 10.0**last, ticks, label, log=True)
+
+
+def named_axis(names: Sequence[str], label: str = "", most: int = 13) -> Axis:
+    """A place for each name, the first at 0.5, the next at 1.5; so many are written that they fit."""
+    shown = thin(range(len(names)), most if max(map(len, names), default=0) < 4 else 6)
+    return Axis(0, max(len(names), 1), [(k + 0.5, names[k]) for k in shown], label)
+
+
 def round_step(step: float) -> float:
     """The next of 1, 2, 5 times a power of ten."""
     if step <= 0:

@@ -8,12 +8,12 @@ from html import escape
 
 from batchformer.report.comparison import (
     METHODS,
-    METRICS,
     ComparisonRow,
     by_seed,
     comparison_table,
     format_interval,
     format_summary,
+    metrics_of,
     signed,
 )
 from batchformer.report.figures import (
@@ -25,11 +25,15 @@ from batchformer.report.figures import (
     influence_chart,
     influence_correlation,
 )
+from batchformer.report.html_parts import figure, missing
 from batchformer.report.provenance import caveats, command, facts
 from batchformer.report.runs import Run
 from batchformer.report.statistics import PairedDifference, Summary
+from batchformer.report.stream_sections import streams_section
+from batchformer.report.studies import base_of
 from batchformer.report.verdict import verdict
 
+_SPLITS = " Many: more than 100 training images, Medium: 20 to 100, Few: less than 20."
 _VERDICT_WORDS = {"helped": "It helped", "hurt": "It hurt", "unclear": "Undecided", "incomplete": "Incomplete"}
 
 
@@ -38,18 +42,33 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
     rows = comparison_table([run.raw for run in runs])
     title = f"<h2>{escape(runs[0].recipe)}</h2>" if heading else ""
     parts = [
-        _verdict(rows),
+        _verdict(runs, rows),
         _caveats(runs),
         _table(name, runs, rows),
         _curves(name, runs),
-        _classes(name, runs),
-        _influence(name, runs),
+        streams_section(name, runs),
+        _classes(name, runs) if _frequencies_differ(runs) else "",
+        _influence(name, runs) if any(run.influence for run in runs) or not _top_accuracy(runs) else "",
         _made(runs),
     ]
     return f'<section class="recipe" id="{name}">{title}{"".join(parts)}</section>'
 
 
-def _verdict(rows: Sequence[ComparisonRow]) -> str:
+def _top_accuracy(runs: Sequence[Run]) -> bool:
+    """Image classification, as opposed to the many, medium and few classes of a long tail."""
+    return any("top1" in run.metrics for run in runs)
+
+
+def _frequencies_differ(runs: Sequence[Run]) -> bool:
+    """Whether there is a frequency to set the classes against; where it is not known, the page says so."""
+    counts = {count for run in runs for count in run.class_counts}
+    return len(counts) > 1 or not _top_accuracy(runs)
+
+
+def _verdict(runs: Sequence[Run], rows: Sequence[ComparisonRow]) -> str:
+    base = base_of(runs[0].recipe)
+    if base not in (None, runs[0].recipe) and all(run.method == "baseline" for run in runs):
+        return f'<p class="card verdict incomplete"><strong>A baseline</strong>of the study {escape(str(base))}.</p>'
     judged = verdict(rows)
     word = _VERDICT_WORDS[judged.kind]
     return f'<p class="card verdict {judged.kind}"><strong>{word}</strong>{escape(judged.sentence)}</p>'
@@ -66,10 +85,11 @@ def _table(name: str, runs: Sequence[Run], rows: Sequence[ComparisonRow]) -> str
         f'<td class="strong">{_difference(row.difference)}</td></tr>'
         for row in rows
     )
+    kind = "Accuracy" if _top_accuracy(runs) else "Classes"
     table = (
         '<div class="card"><table><caption>Test accuracy in percent: mean ± standard deviation over seeds, and the '
         "difference of matched seeds with its 95 % interval.</caption><thead><tr>"
-        '<th scope="col">Classes</th><th scope="col">baseline</th><th scope="col">BatchFormer</th>'
+        f'<th scope="col">{kind}</th><th scope="col">baseline</th><th scope="col">BatchFormer</th>'
         f'<th scope="col">difference</th></tr></thead><tbody>{body}</tbody></table>{_per_seed(runs)}</div>'
     )
     picture = difference_chart(f"{name}-difference", rows)
@@ -78,8 +98,8 @@ def _table(name: str, runs: Sequence[Run], rows: Sequence[ComparisonRow]) -> str
     figure = _figure(
         "Difference, BatchFormer minus baseline",
         picture,
-        "Dot: mean over matched seeds; line: 95 % interval. Right of zero the method helps. "
-        "Many: more than 100 training images, Medium: 20 to 100, Few: less than 20.",
+        "Dot: mean over matched seeds; line: 95 % interval. Right of zero the method helps."
+        + (_SPLITS if any(row.metric == "few" for row in rows) else ""),
     )
     return f'<div class="grid">{table}{figure}</div>'
 
@@ -97,15 +117,16 @@ def _difference(difference: PairedDifference | None) -> str:
 
 def _per_seed(runs: Sequence[Run]) -> str:
     raw = [run.raw for run in runs]
+    metrics = metrics_of(raw)
     lines = []
     for method in METHODS:
-        values = {metric: by_seed(raw, method, metric) for metric in METRICS}
+        values = {metric: by_seed(raw, method, metric) for metric in metrics}
         for seed in sorted(run.seed for run in runs if run.method == method):
             cells = "".join(
-                f"<td>{values[metric][seed]:.2f}</td>" if seed in values[metric] else "<td>–</td>" for metric in METRICS
+                f"<td>{values[metric][seed]:.2f}</td>" if seed in values[metric] else "<td>–</td>" for metric in metrics
             )
             lines.append(f'<tr><th scope="row">{NAMES[method]}, seed {seed}</th>{cells}</tr>')
-    head = "".join(f'<th scope="col">{label}</th>' for label in METRICS.values())
+    head = "".join(f'<th scope="col">{label}</th>' for label in metrics.values())
     return (
         '<details><summary>Every seed</summary><div class="scroll"><table><thead><tr><th scope="col">Run</th>'
         f"{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
@@ -117,13 +138,13 @@ def _curves(name: str, runs: Sequence[Run]) -> str:
     accuracy = curve_chart(f"{name}-accuracy", runs, "all", "test accuracy, %", skip_start=True)
     loss = curve_chart(f"{name}-loss", runs, "train_loss", "training loss")
     if accuracy is None and loss is None:
-        return title + _missing(
+        return title + missing(
             "These runs carry no history of their epochs", "train with `batchformer fit` or `compare`, which record it"
         )
     figures = ""
     if accuracy:
         figures += _figure(
-            "Accuracy over all classes",
+            "Top-1 accuracy" if _top_accuracy(runs) else "Accuracy over all classes",
             accuracy,
             "Line: mean of the seeds; band: smallest to largest seed. The axis leaves out a steep start.",
             runs,
@@ -143,7 +164,7 @@ def _classes(name: str, runs: Sequence[Run]) -> str:
     title = "<h3>Accuracy per class against training frequency</h3>"
     scatter = class_accuracy_chart(f"{name}-classes", runs)
     if scatter is None:
-        return title + _missing(
+        return title + missing(
             "These runs carry no accuracy per class, or do not say how many training images each class has",
             "train with `batchformer fit` or `compare`, which record both",
         )
@@ -152,7 +173,7 @@ def _classes(name: str, runs: Sequence[Run]) -> str:
     )
     bins = class_difference_chart(f"{name}-bins", runs)
     if bins is None:
-        bins_part = _missing("No seed was run with both methods", "run `batchformer compare`")
+        bins_part = missing("No seed was run with both methods", "run `batchformer compare`")
     else:
         bins_part = _figure(
             "Difference by frequency",
@@ -167,7 +188,7 @@ def _influence(name: str, runs: Sequence[Run]) -> str:
     title = "<h3>Gradients on the other images of the batch (the paper’s Fig. 6)</h3>"
     picture = influence_chart(f"{name}-influence", runs)
     if picture is None:
-        return title + _missing(
+        return title + missing(
             "No run with BatchFormer carries its gradient influence",
             "run `batchformer compare` or `fit` without `--no-analysis`",
         )
@@ -224,22 +245,5 @@ def _made(runs: Sequence[Run]) -> str:
 
 
 def _figure(title: str, svg: str, caption: str, runs: Sequence[Run] = ()) -> str:
-    legend = _legend([method for method in METHODS if any(run.method == method for run in runs)])
-    return f"<figure><h4>{title}</h4>{legend}{svg}<figcaption>{caption}</figcaption></figure>"
-
-
-def _legend(methods: Sequence[str]) -> str:
-    if not methods:
-        return ""
-    items = "".join(
-        f'<li><svg viewBox="0 0 26 12" aria-hidden="true"><polyline class="line {method}" points="0,6 26,6"/>'
-        f'<circle class="dot {method}" cx="13" cy="6" r="3.4"/></svg>{NAMES[method]}</li>'
-        for method in methods
-    )
-    return f'<ul class="legend">{items}</ul>'
-
-
-def _missing(what: str, remedy: str) -> str:
-    pieces = [escape(piece) for piece in remedy.split("`")]
-    marked = "".join(f"<code>{piece}</code>" if k % 2 else piece for k, piece in enumerate(pieces))
-    return f'<p class="card muted missing">{escape(what)}; to get it, {marked}.</p>'
+    legend = {method: NAMES[method] for method in METHODS if any(run.method == method for run in runs)}
+    return figure(title, svg, caption, legend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from batchformer.report.comparison import ComparisonRow, signed
+from batchformer.report.comparison import TOP_METRICS, ComparisonRow, signed
 
 
 class Verdict(NamedTuple):
@@ -22,28 +22,24 @@ def verdict(rows: Sequence[ComparisonRow]) -> Verdict:
     if row.difference is None:
         return Verdict("incomplete", _what_is_missing(row))
     mean, low, high = row.difference
+    accuracy = "top-1 accuracy" if row.label == TOP_METRICS["all"] else "accuracy over all classes"
     if low is None or high is None:
         direction = "higher" if mean > 0 else "lower" if mean < 0 else "the same"
         amount = f"{abs(mean):.2f} points {direction}" if mean else "the same"
         return Verdict(
             "unclear",
-            f"With BatchFormer the accuracy over all classes is {amount}, but this is one seed: no interval can be "
+            f"With BatchFormer the {accuracy} is {amount}, but this is one seed: no interval can be "
             "given, so it may be chance.",
         )
     interval = f"95 % interval {signed(low)} to {signed(high)}"
     seeds = f"{len(row.paired_seeds)} matched seeds"
     if low > 0:
-        return Verdict(
-            "helped", f"BatchFormer helped: {signed(mean)} points of accuracy over all classes ({interval}, {seeds})."
-        )
+        return Verdict("helped", f"BatchFormer helped: {signed(mean)} points of {accuracy} ({interval}, {seeds}).")
     if high < 0:
-        return Verdict(
-            "hurt", f"BatchFormer hurt: {signed(mean)} points of accuracy over all classes ({interval}, {seeds})."
-        )
+        return Verdict("hurt", f"BatchFormer hurt: {signed(mean)} points of {accuracy} ({interval}, {seeds}).")
     return Verdict(
         "unclear",
-        f"No clear difference: {signed(mean)} points of accuracy over all classes, and the {interval} ({seeds}) "
-        "contains zero.",
+        f"No clear difference: {signed(mean)} points of {accuracy}, and the {interval} ({seeds}) contains zero.",
     )
 
 

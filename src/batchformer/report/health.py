@@ -1,0 +1,97 @@
+"""`stream_health.json` of a run folder (or `stream_health` in a result): what `analysis.stream_health` measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchformer.errors import UserError
+
+FILE = "stream_health.json"
+Measured = Sequence[float | None]
+
+
+def read_health(result: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """From the result itself, else from the file beside it; empty where neither is there."""
+    if "stream_health" in result:
+        return _checked(result["stream_health"], file)
+    beside = file.with_name(FILE) if file.name == "result.json" else file.with_name(f"{file.stem}.{FILE}")
+    if not beside.is_file():
+        return {}
+    try:
+        return _checked(json.loads(beside.read_text(encoding="utf-8")), beside)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{beside} is damaged ({error}): delete it or measure again") from None
+    except OSError as error:
+        raise UserError(f"{beside} cannot be read: {error.strerror}") from None
+
+
+def _checked(health: Any, file: Path) -> dict[str, Any]:
+    parts = [health.get(part, []) for part in ("points", "blocks")] if isinstance(health, dict) else [None]
+    if not all(isinstance(part, list) and all(isinstance(entry, dict) for entry in part) for part in parts):
+        raise UserError(f"{file} is not a measurement of the streams: its points and blocks must be lists of objects")
+    return health
+
+
+def number(entry: Any, *keys: str) -> float | None:
+    """A number deep in a measurement, None where it is not there."""
+    for key in keys:
+        entry = entry.get(key) if isinstance(entry, dict) else None
+    known = isinstance(entry, int | float) and not isinstance(entry, bool) and math.isfinite(entry)
+    return float(entry) if known else None
+
+
+def series(entries: Sequence[Mapping[str, Any]], *keys: str) -> list[float | None]:
+    return [number(entry, *keys) for entry in entries]
+
+
+def short_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`blocks.8` is 8, `layer3` is layer3."""
+    return [str(entry.get("path", "?")).rpartition(".")[2] for entry in entries]
+
+
+def attention_per_head(points: Sequence[Mapping[str, Any]], what: str) -> list[list[float]]:
+    """Of each insertion: one value for every head of every layer."""
+    found = []
+    for point in points:
+        layers = point.get("attention")
+        values = [layer.get(what) for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
+        flat = [v for heads in values if isinstance(heads, list) for v in heads]
+        found.append([float(v) for v in flat if isinstance(v, int | float) and math.isfinite(v)])
+    return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the numbers amount to. `alive` is None where they do not tell."""
+
+    alive: bool | None
+    sentence: str
+
+
+def reading(health: Mapping[str, Any]) -> Reading:
+    """Dead: the related rows sit at chance though the plain ones have learnt. Idle: alive, but hardly related.
+
+    The thresholds are those the project sets for a variant that trains at any depth: each insertion changes the related
+    tokens by 5 % of their norm or more (without dropout), and 1 % or more of a sample's gradient falls on others.
+    """
+    plain, related, chance = (number(health, key) for key in ("plain_loss", "related_loss", "chance"))
+    if chance and related is not None and plain is not None and related >= 0.97 * chance and plain <= 0.85 * chance:
+        return Reading(
+            False, f"The related stream sits at chance ({related:.2f}): nothing is learnt through the modules."
+        )
+    changes = [v for v in series(health.get("points", []), "change_quiet") if v is not None]
+    share = number(health, "gradient_on_others", "quiet", "norm_share")
+    if not changes or share is None:
+        return Reading(None, "The measurement is not complete, so it cannot be told whether the streams relate.")
+    told = (
+        f"each changes the related tokens by {min(changes):.1%} of their norm or more, and {share:.1%} of the gradient "
+        "of a sample's loss falls on other samples."
+    )
+    if min(changes) >= 0.05 and share >= 0.01:
+        return Reading(True, f"The modules relate samples: {told}")
+    return Reading(False, f"The modules hardly relate samples: {told}")

@@ -1,0 +1,93 @@
+"""The part of docs/results.md about the variants of one recipe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from batchformer.report.comparison import by_seed, format_difference, format_summary, metrics_of
+from batchformer.report.markdown import markdown, one_digit
+from batchformer.report.paper import MAIN, STUDIES
+from batchformer.report.provenance import caveats, differs_from, facts
+from batchformer.report.runs import Run
+from batchformer.report.statistics import summarise
+from batchformer.report.studies import Study, Variant
+
+
+def study_section(study: Study) -> str:
+    """One table of all variants: accuracy, difference to the baseline, both training losses at the end, cost."""
+    lines = [f"## Study: {study.base}", "", _what(study.base), ""]
+    runs = [run.raw for variant in study.variants for run in variant.runs]
+    metrics = metrics_of(runs)
+    extra = {name: read for name, read in _EXTRA.items() if any(read(each.runs) != "–" for each in study.variants)}
+    header = ["variant", "method", "seeds", *metrics.values(), "difference to the baseline", *extra]
+    table = [
+        [
+            f"`{variant.name or variant.recipe}`",
+            variant.method,
+            str(len(variant.runs)),
+            *(_accuracy(variant, metric) for metric in metrics),
+            "the baseline" if variant is study.reference else format_difference(study.difference(variant)),
+            *(read(variant.runs) for read in extra.values()),
+        ]
+        for variant in study.variants
+    ]
+    lines += [markdown(header, table), "", _reading(study, next(iter(metrics.values())), list(extra)), ""]
+    for variant in study.variants:
+        told = dict(facts(variant.runs))
+        words = "; ".join(told[key] for key in ("Settings", "Length", "Device") if key in told)
+        lines.append(f"- `{variant.recipe}`, {variant.method}: {words}")
+        base = study.reference.runs if study.reference is not None and variant is not study.reference else ()
+        careful = [*(differs_from(base, variant.runs) if base else ()), *caveats(variant.runs)]
+        lines += [f"  - Read with care: {text}" for text in careful]
+    return "\n".join(lines) + "\n"
+
+
+def _what(base: str) -> str:
+    paper = MAIN.get(base)
+    if paper is None:
+        return f"{STUDIES[base].setting}. Not in the paper."
+    sides = [one_digit(None if side is None else side.get("all")) for side in (paper.baseline, paper.batchformer)]
+    return f"{paper.setting}; paper ({paper.table}): {sides[0]} without, {sides[1]} with."
+
+
+def _accuracy(variant: Variant, metric: str) -> str:
+    values = by_seed([run.raw for run in variant.runs], variant.method, metric)
+    return format_summary(summarise(list(values.values())) if values else None)
+
+
+def _reading(study: Study, metric: str, columns: Sequence[str]) -> str:
+    if study.reference is None:
+        return "No baseline was run, so there is no difference to give."
+    told = f"The difference is in {metric}, over matched seeds, with its 95 % interval."
+    if "loss, related" in columns:
+        told += (
+            " Plain and related: the training loss of each stream in the last epoch (a related loss at the logarithm "
+            "of the number of classes is chance)."
+        )
+    return told
+
+
+def _mean_of(runs: Sequence[Run], part: Callable[[Run], float | None], form: str) -> str:
+    values = [value for run in runs if (value := part(run)) is not None]
+    return format(math.fsum(values) / len(values), form) if values else "–"
+
+
+def _last_loss(stream: str) -> Callable[[Run], float | None]:
+    return lambda run: next((value for value in reversed(run.streams.get(stream, [])) if value is not None), None)
+
+
+def _number(key: str) -> Callable[[Run], float | None]:
+    def read(run: Run) -> float | None:
+        value = run.raw.get(key)
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+    return read
+
+
+_EXTRA: dict[str, Callable[[Sequence[Run]], str]] = {
+    "loss, plain": lambda runs: _mean_of(runs, _last_loss("plain_loss"), ".2f"),
+    "loss, related": lambda runs: _mean_of(runs, _last_loss("related_loss"), ".2f"),
+    "epochs": lambda runs: _mean_of(runs, _number("epochs"), ".0f"),
+    "wall time, s": lambda runs: _mean_of(runs, _number("wall_s"), ",.0f"),
+}

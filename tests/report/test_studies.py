@@ -1,0 +1,218 @@
+"""Variants of a recipe are held to one baseline, in docs/results.md and on the page."""
+
+import json
+
+import pytest
+from made_up import classification, comparison, health, result, write
+
+from batchformer.report import load_runs, write_report
+from batchformer.report.comparison import comparison_table, format_difference, metrics_of
+from batchformer.report.paper import MAIN, STUDIES
+from batchformer.report.provenance import command
+from batchformer.report.readme_table import readme_table
+from batchformer.report.results_page import results_page
+from batchformer.report.runs import by_recipe
+from batchformer.report.statistics import paired_difference
+from batchformer.report.studies import base_of, find_studies, with_references
+from batchformer.report.verdict import verdict
+
+BASE = "vit-cifar100-32"
+
+
+def study():
+    """A baseline, a variant that dies, one that gains, and a longer baseline."""
+    made = [classification(f"{BASE}-baseline", "baseline", s, 54) for s in range(3)]
+    made += [classification(f"{BASE}-published", seed=s, top1=53.5, dead=True) for s in range(3)]
+    made += [classification(f"{BASE}-stable-block8", seed=s, top1=56.5) for s in (0, 1)]
+    return made + [classification(f"{BASE}-long", "baseline", s, 57, epochs=100) for s in range(3)]
+
+
+def top1(results, name):
+    return {r["seed"]: r["metrics"]["top1"] for r in results if r["recipe"] == f"{BASE}-{name}"}
+
+
+def test_classification_is_about_top_1_and_top_5():
+    rows = comparison_table([classification(method=m, seed=s) for m in ("baseline", "batchformer") for s in (0, 1)])
+    assert [(row.metric, row.label) for row in rows] == [("all", "Top-1"), ("top5", "Top-5")]
+    assert "top-1 accuracy" in verdict(rows).sentence
+    assert [row.label for row in comparison_table(comparison(seeds=2))] == ["All", "Many", "Medium", "Few"]
+
+
+def test_averaged_weights_and_long_tails_add_their_rows():
+    metrics = {"top1": 50.0, "top5": 70.0, "all": 50.0, "top1_ema": 51.0, "many": 60.0, "medium": 40.0, "few": 20.0}
+    assert list(metrics_of([classification(metrics=metrics)]).values()) == [
+        "Top-1", "Top-5", "Top-1, EMA", "Many", "Medium", "Few",
+    ]  # fmt: skip
+    assert "Few" not in metrics_of([classification(metrics={**metrics, "few": float("nan")})]).values()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "base"),
+    [
+        (f"{BASE}-stable", BASE),
+        (BASE, BASE),
+        ("deit-ti-cifar100-100-stable", "deit-ti-cifar100-100"),
+        ("deit-s-imagenet-lt-1-12", "deit-s-imagenet-lt-1-12"),
+        ("digits-lt", None),
+    ],
+)
+def test_a_row_of_a_paper_is_never_a_variant_of_another(recipe, base):
+    assert base_of(recipe) == base
+
+
+def test_every_recipe_named_in_a_table_is_shipped():
+    from batchformer._cli.shelf import recipe_names
+
+    assert {*MAIN, *(study.recipe for study in STUDIES.values())} <= set(recipe_names())
+
+
+def test_differences_are_to_the_baseline_over_matched_seeds(tmp_path):
+    results = study()
+    (found,) = find_studies(by_recipe(load_runs([write(tmp_path, results)])))
+    assert [v.name for v in found.variants] == ["baseline", "long", "published", "stable-block8"]
+    assert found.reference is found.variants[0]
+    base, stable = top1(results, "baseline"), top1(results, "stable-block8")
+    wanted = paired_difference([base[0], base[1]], [stable[0], stable[1]])
+    assert found.difference(found.variants[3]) == pytest.approx(wanted)
+    assert found.difference(found.reference) is None
+
+
+def test_the_study_is_one_table_of_the_results_page(tmp_path):
+    results = study()
+    page = results_page(write(tmp_path, results))
+    assert page.count(f"## Study: {BASE}") == 1
+    assert "Not in the paper" in page
+    lines = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert list(lines) == ["baseline", "long", "published", "stable-block8"]
+    base, dead = top1(results, "baseline"), top1(results, "published")
+    gain = format_difference(paired_difference(list(base.values()), list(dead.values())))
+    assert gain in lines["published"]
+    last = [r["streams"]["related_loss"][-1] for r in results if r["recipe"] == f"{BASE}-published"]
+    assert f"| {sum(last) / 3:.2f} | 50 |" in lines["published"]
+    assert "| – | – | 100 |" in lines["long"]
+    assert f"{BASE}-long`, baseline" in page
+    assert "makes 2,100 updates" in page
+
+
+def test_a_study_of_a_papers_row_stands_beside_its_number(tmp_path):
+    results = [
+        classification("deit-ti-cifar100-100-baseline", "baseline", 0, 50),
+        classification("deit-ti-cifar100-100-single", "batchformer", 0, 51),
+    ]
+    page = results_page(write(tmp_path, [*results, *comparison(seeds=1), result(recipe="cifar100-lt-100-single")]))
+    assert "paper (V2, Table 7): 49.2 without, 58.7 with." in page
+    single = page.index("## Ablation: without the shared classifier")
+    assert "deit-ti" not in page[single:]  # a V2 variant is no row of BatchFormer's Table 10
+
+
+def test_a_row_of_v2_stands_beside_the_paper_with_top_5(tmp_path):
+    results = [classification("deit-ti-imagenet", m, s) for m in ("baseline", "batchformer") for s in (0, 1)]
+    page = results_page(write(tmp_path / "a", results))
+    assert "| Top-1 | 72.2 | 72.7 | +0.5 |" in page
+    assert "| Top-5 | 91.1 | 91.5 | +0.4 |" in page
+    table = readme_table(tmp_path / "a")
+    assert "| Top-5 | 91.1 | 91.5 |" in table
+    results = [classification("deit-ti-cifar100-100", m, 0) for m in ("baseline", "batchformer")]
+    assert "| Top-5 | – | – |" in readme_table(write(tmp_path / "b", results))
+
+
+def test_a_variant_borrows_the_baseline_of_its_study_and_says_so(tmp_path):
+    results = study()
+    recipes = with_references(by_recipe(load_runs([write(tmp_path, results)])))
+    runs = recipes[f"{BASE}-stable-block8"]
+    assert sorted((run.method, run.seed) for run in runs) == [
+        ("baseline", 0), ("baseline", 1), ("batchformer", 0), ("batchformer", 1),
+    ]  # fmt: skip
+    assert command(runs).splitlines() == [
+        f"batchformer fit {BASE} --name {BASE}-stable-block8 --method batchformer --seed {s}" for s in (0, 1)
+    ]
+    assert command(load_runs([write(tmp_path / "short", [result(recipe="cifar100-lt-100-short")])])) == (
+        "batchformer fit cifar100-lt-100 --name cifar100-lt-100-short --method batchformer --seed 0"
+    )
+    text = write_report([tmp_path], tmp_path / "page.html").read_text()
+    assert f"the runs of {BASE}-baseline" in text
+    assert "Read with care" not in text
+    assert text.count("A baseline</strong>of the study") == 2
+
+
+def test_settings_of_the_module_do_not_make_a_baseline_another_training(tmp_path):
+    results = study()
+    for each in results:
+        each["config"]["model"]["batchformer"] = {"norm": "pre" if "stable" in each["recipe"] else "post"}
+    assert "differ in more" not in write_report([write(tmp_path / "a", results)], tmp_path / "a.html").read_text()
+    results[-1]["config"]["model"]["lr"] = 0.5
+    assert "differ in more" in write_report([write(tmp_path / "b", results)], tmp_path / "b.html").read_text()
+
+
+def test_balanced_classes_leave_out_what_is_about_frequency(tmp_path):
+    results = [classification(BASE, m, s) for m in ("baseline", "batchformer") for s in (0, 1)]
+    text = write_report([write(tmp_path, results)], tmp_path / "page.html").read_text()
+    assert "training frequency" not in text
+    assert "Fig. 6" not in text
+    assert "Training loss of both streams" in text
+
+
+def test_runs_without_streams_have_no_section_about_them(tmp_path):
+    text = write_report([write(tmp_path, comparison(seeds=1))], tmp_path / "page.html").read_text()
+    assert "The two streams" not in text
+
+
+def with_health(folder, content):
+    run = write(folder, [classification(BASE)]) / f"{BASE}-batchformer-seed0"
+    (run / "stream_health.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "The modules relate samples: each changes the related tokens by 14.0%"),
+        ({"related_loss": 4.6}, "sits at chance (4.60)"),
+        ({"gradient_on_others": {"quiet": {"norm_share": 0.002}}}, "hardly relate"),
+        ({"points": [{"path": "blocks.0", "change_quiet": 0.03}]}, "hardly relate"),
+        ({"gradient_on_others": {}}, "not complete"),
+    ],
+)
+def test_the_page_says_whether_the_related_stream_lives(tmp_path, change, words):
+    with_health(tmp_path, {**health(), **change})
+    text = write_report([tmp_path], tmp_path / "page.html").read_text()
+    assert words in text
+
+
+def test_the_health_of_a_result_file_lies_beside_it(tmp_path):
+    (tmp_path / "batchformer-seed0.json").write_text(json.dumps(classification(BASE)))
+    (tmp_path / "batchformer-seed0.stream_health.json").write_text(json.dumps(health(depth=3)))
+    (run,) = load_runs([tmp_path])
+    assert [point["path"] for point in run.health["points"]] == ["blocks.0", "blocks.1", "blocks.2"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"points": 3}', '{"points": [1]}'])
+def test_a_damaged_health_file_is_named(tmp_path, content):
+    from batchformer.errors import UserError
+
+    with_health(tmp_path, content)
+    with pytest.raises(UserError, match=r"stream_health\.json"):
+        load_runs([tmp_path])
+
+
+def test_pictures_of_a_run_are_inside_the_page_and_nothing_else_is(tmp_path):
+    from PIL import Image
+
+    run = write(tmp_path, [classification(BASE)]) / f"{BASE}-batchformer-seed0"
+    folder = run / "pictures"
+    folder.mkdir()
+    Image.new("RGB", (40, 10), (9, 9, 9)).save(folder / "seen.png")
+    (folder / "script.svg").write_text("<svg onload='alert(1)'/>")
+    (run / "secret.png").write_bytes((folder / "seen.png").read_bytes())
+    index = [
+        {"file": "seen.png", "title": "Who & whom", "caption": "<b>caption</b>"},
+        {"file": "script.svg", "title": "no"},
+        {"file": "../secret.png", "title": "outside"},
+        {"file": "missing.png", "title": "gone"},
+    ]
+    (folder / "pictures.json").write_text(json.dumps(index))
+    text = write_report([tmp_path], tmp_path / "page.html").read_text()
+    assert text.count("data:image/png;base64,") == 1
+    assert 'alt="Who &amp; whom"' in text
+    assert "&lt;b&gt;caption" in text
+    assert "onload" not in text
