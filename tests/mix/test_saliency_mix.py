@@ -28,9 +28,9 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def centre(mask: torch.Tensor) -> tuple[float, float]:
+def centre(mask: torch.Tensor) -> tuple[int, int]:
     rows, columns = mask[0].nonzero(as_tuple=True)
-    return (rows.min() + rows.max() + 1).item() / 2, (columns.min() + columns.max() + 1).item() / 2
+    return int(rows.min() + rows.max() + 1) // 2, int(columns.min() + columns.max() + 1) // 2
 
 
 def small_boxes(mix: SaliencyMix, images: torch.Tensor):

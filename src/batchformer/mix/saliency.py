@@ -25,9 +25,9 @@ def fine_grained_saliency(
     sizes, read from an integral image; what is brighter (on-centre) and what is darker (off-centre) is summed over the
     sizes, each stretched to the full range, and both are added. OpenCV's `StaticSaliencyFineGrained`, which SaliencyMix
     calls, does it in 8 bits: grey, twice smoothed by [1 2 1], six half-sides (`SURROUNDS`), the pixel itself left out
-    of its surround, every difference and every stretch cut down to a whole number. So does this, on the device and without
-    waiting for it. It equals OpenCV's map exactly up to 65,793 pixels; above, OpenCV's integral image of 32-bit floats
-    rounds and this one does not: then they agree within 2 of 255 steps (one pixel in a thousand differs at all).
+    of its surround, every difference and every stretch cut down to a whole number. So does this, on the device and
+    without waiting for it. It equals OpenCV's map exactly up to 65,793 pixels; above, OpenCV's integral image of 32-bit
+    floats rounds and this one does not: then they agree within 2 of 255 steps (one pixel in a thousand differs at all).
 
     Args:
         images: RGB (OpenCV reads BGR) or grey, bytes or floats from 0 to 1.

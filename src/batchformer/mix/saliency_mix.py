@@ -28,8 +28,8 @@ class SaliencyMix(Mix):
     by 0.01, and its peak lies 14 of 32 pixels away in the median. The box of the released code is a box anywhere.
 
     **Here.** As the paper: `box="own"`, every image the box of its own partner. `box="first"` is one box for all, that
-    of the partner of the first image, as released, but at the salient place of the picture. See `fine_grained_saliency` for
-    what is computed; nothing waits for the device.
+    of the partner of the first image, as released, but at the salient place of the picture. See
+    `fine_grained_saliency` for what is computed; nothing waits for the device.
 
     Args:
         box: "own" or "first".
