@@ -12,6 +12,11 @@ from batchformer.data import miniature
 # Layout of the data and what makes it small enough for two CPU cores; models and losses stay those of the recipe.
 SMALL_FILES = {"data.image_size": "32", "data.batch_size": "8", "data.eval_batch_size": "32", "data.workers": "0"}
 SMALL_ARRAYS = {"data.batch_size": "16", "data.eval_batch_size": "150"}
+# Depth and heads stay those of the recipe, so that its places exist; 24 divides by 3, 6 and 12 heads.
+NARROW = {f"model.backbone_args.{key}": value for key, value in
+          {"img_size": "32", "patch_size": "16", "embed_dim": "24"}.items()}  # fmt: skip
+NARROW_ARRAYS = {**SMALL_ARRAYS, **NARROW, "data.image_size": "32"}
+NARROW_FILES = {**SMALL_FILES, **NARROW}
 RECIPES = {
     "digits-lt": (None, {"data.batch_size": "16"}),
     "cifar100-lt-100": ("cifar100", SMALL_ARRAYS),
@@ -22,6 +27,20 @@ RECIPES = {
     "places-lt": ("places-lt", {**SMALL_FILES, "model.backbone_args.pretrained": "false"}),
     "inaturalist18": ("inaturalist18", SMALL_FILES),
     "folder-lt": ("folder", SMALL_FILES),
+    "vit-digits": (None, {"data.batch_size": "16"}),
+    "vit-cifar100-32": ("cifar100", NARROW_ARRAYS),
+    **{
+        f"deit-{size}-cifar100-{epochs}": ("cifar100", NARROW_ARRAYS)
+        for size in ("ti", "s", "b")
+        for epochs in (100, 300)
+    },
+    **{f"deit-s-tiny-imagenet{mix}": ("tiny-imagenet", NARROW_FILES) for mix in ("", "-no-mix", "-no-cutmix")},
+    **{f"deit-{size}-imagenet": ("imagenet", NARROW_FILES) for size in ("ti", "s", "b")},
+    "resnet50-imagenet": ("imagenet", SMALL_FILES),
+    **{
+        f"deit-s-imagenet-lt-{places}": ("imagenet-lt", NARROW_FILES)
+        for places in ("1-12", "4-12", "8-12", "not-shared")
+    },
 }
 TWO_STEPS = {
     "trainer.max_epochs": "1",
@@ -69,8 +88,13 @@ def test_recipe_trains_evaluates_and_exports(name, method, data_roots, tmp_path,
     assert (result["recipe"], result["method"], result["steps"], result["protocol"]) == (name, method, 2, "last")
     assert 0 <= result["metrics"]["all"] <= 100
     assert len(result["per_class"]) == len(result["class_counts"]) == len(result["class_names"])
-    assert ("gradient_influence" in result) == (method == "batchformer")
     assert result["history"][-1]["all"] == result["metrics"]["all"]
+    before_classifier = not any(result["config"]["model"]["batchformer"].get(key) for key in ("blocks", "after"))
+    assert ("gradient_influence" in result) == (method == "batchformer" and before_classifier)
+    if result["config"].get("task") == "classification":
+        assert result["metrics"]["top1"] == result["metrics"]["all"] <= result["metrics"]["top5"]
+        assert len(result["streams"]["plain_loss"]) == 1
+        assert len(result["streams"]["related_loss"]) == (method == "batchformer")
 
     assert main(["export", str(out), "--out", str(tmp_path / "model.safetensors")]) == 0, capsys.readouterr().err
     with safe_open(tmp_path / "model.safetensors", "pt") as file:

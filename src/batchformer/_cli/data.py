@@ -13,10 +13,12 @@ batchformer data RECIPE [--data-root DIR]     look at the data of a recipe: clas
 batchformer data miniature NAME DEST          write a tiny data set in the official layout, to try a recipe out
 """
 LAYOUTS = """\
-digits        embedded (scikit-learn), no files needed                        digits-lt
-cifar100      DIR/cifar-100-python/{train,test,meta}                          cifar100-lt-100, cifar100-lt-200
+digits        embedded (scikit-learn), no files needed                        digits-lt, vit-digits
+cifar100      DIR/cifar-100-python/{train,test,meta}                          cifar100-lt-*, deit-*-cifar100-*, vit-...
 cifar10       DIR/cifar-10-batches-py/{data_batch_1..5,test_batch,...}        cifar10-lt-100
-imagenet-lt   DIR/{train,val}/..., ImageNet_LT_train.txt, ImageNet_LT_test.txt    imagenet-lt-r10, imagenet-lt-r50
+tiny-imagenet DIR/train/<wnid>/images/, DIR/val/images/, wnids.txt, ...       deit-s-tiny-imagenet*
+imagenet      DIR/train/<wnid>/*.JPEG, DIR/val/<wnid>/*.JPEG                  deit-*-imagenet, resnet50-imagenet
+imagenet-lt   DIR/{train,val}/..., ImageNet_LT_train.txt, ImageNet_LT_test.txt    imagenet-lt-*, deit-s-imagenet-lt-*
 places-lt     DIR/{data_256,test_256}/..., Places_LT_train.txt, Places_LT_test.txt    places-lt
 inaturalist18 DIR/train_val2018/..., iNaturalist18_train.txt, iNaturalist18_val.txt   inaturalist18
 folder        DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg                  folder-lt

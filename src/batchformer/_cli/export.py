@@ -92,7 +92,7 @@ def _how_to_build(task: Any, classes: int) -> tuple[str, str]:
     from batchformer.models.create import OWN
 
     arguments = "".join(f", {name}={value!r}" for name, value in task.backbone_args.items())
-    if task.loss_options.name == "ldam":
+    if task.normed_classifier:
         call = f"use_normed_classifier(create_backbone({task.backbone!r}, {classes}{arguments}))"
         imports = "from batchformer.models import create_backbone, use_normed_classifier"
     elif task.backbone in OWN:

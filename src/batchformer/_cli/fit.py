@@ -37,6 +37,7 @@ Train one recipe: a shipped name (batchformer recipes) or a YAML file of your ow
 
 Any field of the recipe: --trainer.max_epochs 3 --trainer.precision bf16-mixed --trainer.devices 2
   --model.batchformer.heads 8 --model.loss.name cross_entropy --data.imbalance 50 --run.checkpoint_every_steps 100
+  --model.batchformer.blocks [8] --model.batchformer.variant stable --model.ema 0.9999   (vit-*, deit-*)
 """
 
 

@@ -12,10 +12,11 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from batchformer._cli.mistakes import in_one_line
 from batchformer._cli.nearest import did_you_mean
-from batchformer.data import LongTailedData
+from batchformer._cli.recipe_file import read_recipe
+from batchformer.data import ClassificationData
 from batchformer.errors import UserError
 from batchformer.running.options import RunOptions
-from batchformer.tasks.long_tailed import LongTailed
+from batchformer.tasks import TASKS, ImageTask
 
 TRAINER_DEFAULTS = {
     "use_distributed_sampler": False,  # the data modules share the order among processes themselves
@@ -23,17 +24,48 @@ TRAINER_DEFAULTS = {
     "num_sanity_val_steps": 0,
     "log_every_n_steps": 50,
 }
+DEFAULT_TASK = "long_tailed"  # of recipes that name none
 
-_SECTIONS = ("seed_everything", "trainer", "model", "data", "run")
 
-
-class RecipeCLI(LightningCLI):
-    """Parser built once, then any number of recipes and variants of them parsed and instantiated with it."""
+class RecipeCLI:
+    """Loads and builds recipes of every task; the parser of a task is made when the first of its recipes comes."""
 
     def __init__(self) -> None:
+        self._parsers: dict[str, TaskCLI] = {}
+        self._current: TaskCLI | None = None
+
+    def load(self, file: Path, overrides: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+        """Parse a recipe file with overrides; returns the resolved recipe as plain values."""
+        content = read_recipe(file)
+        task = content.pop("task", DEFAULT_TASK)
+        if not isinstance(task, str) or task not in TASKS:
+            hint = did_you_mean(str(task), TASKS) or f" There are: {', '.join(TASKS)}."
+            raise UserError(f"task in {file}: there is no {task}.{hint}")
+        if task not in self._parsers:
+            self._parsers[task] = TaskCLI(TASKS[task])
+        self._current = self._parsers[task]
+        resolved = self._current.load(content, file, overrides)
+        return resolved if task == DEFAULT_TASK else {"task": task, **resolved}
+
+    def keys_of(self, file: Path) -> set[str]:
+        """Every key that can be given for this recipe."""
+        loaded = self.load(file)
+        assert self._current is not None
+        return self._current.own_keys() | _flat_keys(loaded)
+
+    def build(self) -> tuple[ImageTask, ClassificationData, dict[str, Any], RunOptions]:
+        """Task, data module, keywords of the Trainer and run options of what was parsed last."""
+        assert self._current is not None
+        return self._current.build()
+
+
+class TaskCLI(LightningCLI):
+    """The parser of one task: built once, then any number of its recipes parsed and instantiated with it."""
+
+    def __init__(self, task: type[ImageTask]) -> None:
         super().__init__(
-            LongTailed,
-            LongTailedData,
+            task,
+            ClassificationData,
             save_config_callback=None,
             subclass_mode_data=True,
             run=False,
@@ -58,16 +90,15 @@ class RecipeCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(RunOptions, "run")
 
-    def load(self, file: Path, overrides: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
-        """Parse a recipe file with overrides; returns the resolved recipe as plain values."""
+    def load(self, content: dict[str, Any], file: Path, overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
         words = [word for key, value in overrides for word in (f"--{self._full_key(key)}", value)]
-        known: set[str] = self._keys_of_parser()
-        content = _read_sections(file)
+        known = self.own_keys()
         words = [*_seeds_in(content, file), *words]
+        text = yaml.safe_dump(content, sort_keys=False)
         try:
-            recipe = self.parser.parse_args(["--config", str(file)])
+            recipe = self.parser.parse_args(["--config", text])
             known |= _flat_keys(self._as_dict(recipe))
-            self.config = self.parser.parse_args(["--config", str(file), *words])
+            self.config = self.parser.parse_args(["--config", text, *words])
         except argparse.ArgumentError as problem:
             raise in_one_line(str(problem), known) from problem
         self.config.pop("config", None)
@@ -76,15 +107,15 @@ class RecipeCLI(LightningCLI):
             del self.config_dump
         return self._as_dict(self.config)
 
-    def keys_of(self, file: Path) -> set[str]:
-        """Every key that can be given for this recipe."""
-        return self._keys_of_parser() | _flat_keys(self.load(file))
-
-    def build(self) -> tuple[LongTailed, LongTailedData, dict[str, Any], RunOptions]:
-        """Task, data module, keywords of the Trainer and run options of what was parsed last."""
+    def build(self) -> tuple[ImageTask, ClassificationData, dict[str, Any], RunOptions]:
         self.config_init = self.parser.instantiate(self.config)
         trainer = dict(self.config_init["trainer"].items())
         return self.config_init["model"], self.config_init["data"], trainer, self.config_init["run"]
+
+    def own_keys(self) -> set[str]:
+        """The keys of the task, the trainer and the run; those of the data come with its class."""
+        skipped = ("help", "print_", "config")
+        return {action.dest for action in self.parser._actions if not action.dest.startswith(skipped)} - {"data.help"}
 
     def _full_key(self, key: str) -> str:
         """``data.root`` is short for ``data.init_args.root``."""
@@ -92,10 +123,6 @@ class RecipeCLI(LightningCLI):
         if head == "data" and rest and rest.split(".")[0] not in ("class_path", "init_args", "help"):
             return f"data.init_args.{rest}"
         return key
-
-    def _keys_of_parser(self) -> set[str]:
-        skipped = ("help", "print_", "config")
-        return {action.dest for action in self.parser._actions if not action.dest.startswith(skipped)} - {"data.help"}
 
     def _as_dict(self, config: Any) -> dict[str, Any]:
         return yaml.safe_load(self.parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml"))
@@ -111,22 +138,6 @@ def _seeds_in(content: dict[str, Any], file: Path) -> list[str]:
     given = {"model": content.get("model"), "data.init_args": content["data"].get("init_args")}
     missing = [part for part, values in given.items() if not (isinstance(values, dict) and "seed" in values)]
     return [word for part in missing for word in (f"--{part}.seed", str(seed))]
-
-
-def _read_sections(file: Path) -> dict[str, Any]:
-    """The file as it is, after what jsonargparse would say less clearly about its outermost level."""
-    try:
-        content = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as problem:
-        raise UserError(f"{file} is not valid YAML: {' '.join(str(problem).split())}.") from problem
-    if not isinstance(content, dict):
-        raise UserError(f"{file} is not a recipe: it needs the sections trainer, model and data.")
-    for name in content:
-        if name not in _SECTIONS:
-            raise UserError(f"Unknown key {name}.{did_you_mean(str(name), _SECTIONS)}")
-    if not isinstance(content.get("data"), dict) or "class_path" not in content["data"]:
-        raise UserError(f"{file} has no data: section with a class_path (and init_args).")
-    return content
 
 
 def _flat_keys(values: Any, prefix: str = "") -> set[str]:

@@ -11,6 +11,7 @@ from batchformer.errors import UserError
 
 ORDER = (
     "digits-lt",
+    "vit-digits",
     "cifar100-lt-100",
     "cifar100-lt-200",
     "cifar10-lt-100",
@@ -19,6 +20,24 @@ ORDER = (
     "places-lt",
     "inaturalist18",
     "folder-lt",
+    "vit-cifar100-32",
+    "deit-ti-cifar100-100",
+    "deit-s-cifar100-100",
+    "deit-b-cifar100-100",
+    "deit-ti-cifar100-300",
+    "deit-s-cifar100-300",
+    "deit-b-cifar100-300",
+    "deit-s-tiny-imagenet",
+    "deit-s-tiny-imagenet-no-mix",
+    "deit-s-tiny-imagenet-no-cutmix",
+    "deit-ti-imagenet",
+    "deit-s-imagenet",
+    "deit-b-imagenet",
+    "resnet50-imagenet",
+    "deit-s-imagenet-lt-1-12",
+    "deit-s-imagenet-lt-4-12",
+    "deit-s-imagenet-lt-8-12",
+    "deit-s-imagenet-lt-not-shared",
 )
 
 

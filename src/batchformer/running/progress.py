@@ -117,7 +117,8 @@ class RunProgress(ProgressBar):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         seen = trainer.callback_metrics
-        shown = [f"{name} {float(seen[f'val/{name}']):.1f}" for name in ("all", "few") if f"val/{name}" in seen]
+        names = [name for name in pl_module.shown_metrics if f"val/{name}" in seen]
+        shown = [f"{name} {float(seen[f'val/{name}']):.1f}" for name in names]
         self._accuracy = "  " + " ".join(shown) if shown else ""
         self._validated_step = trainer.global_step
 

@@ -9,7 +9,7 @@ import lightning.pytorch as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
-SPLITS = ("all", "many", "medium", "few")
+STREAMS = ("plain", "related")
 
 
 class RunRecorder(Checkpoint):
@@ -23,9 +23,11 @@ class RunRecorder(Checkpoint):
     def __init__(self) -> None:
         self.history: list[dict[str, float]] = []
         self.per_class: list[float] = []
+        self.streams: dict[str, list[float]] = {}
         self.validated_step = -1
         self.ended = False
         self.class_names: list[str] = []
+        self._metric_names: tuple[str, ...] = ()
         self._wall_before = 0.0
         self._train_s = 0.0
         self._images = 0
@@ -41,7 +43,7 @@ class RunRecorder(Checkpoint):
     @property
     def metrics(self) -> dict[str, float]:
         last = self.history[-1] if self.history else {}
-        return {split: last.get(split, float("nan")) for split in SPLITS}
+        return {name: last.get(name, float("nan")) for name in self._metric_names}
 
     @property
     def wall_s(self) -> float:
@@ -58,6 +60,7 @@ class RunRecorder(Checkpoint):
         return {
             "history": self.history,
             "per_class": self.per_class,
+            "streams": self.streams,
             "validated_step": self.validated_step,
             "ended": self.ended,
             "class_names": self.class_names,
@@ -69,6 +72,7 @@ class RunRecorder(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history = list(state_dict["history"])
         self.per_class = list(state_dict["per_class"])
+        self.streams = {name: list(losses) for name, losses in state_dict.get("streams", {}).items()}
         self.validated_step = state_dict.get("validated_step", -1)
         self.ended = state_dict.get("ended", False)
         self._wall_before = state_dict["wall_s"]
@@ -79,6 +83,7 @@ class RunRecorder(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.class_names = list(trainer.datamodule.class_names)  # type: ignore[attr-defined]
+        self._metric_names = pl_module.metric_names
         self._validate_after_the_last_epoch(trainer)
         if self.ended:  # killed between the last checkpoint and result.json
             trainer.should_stop = True
@@ -98,7 +103,8 @@ class RunRecorder(Checkpoint):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         seen = trainer.callback_metrics
-        self._staged = {split: float(seen[f"val/{split}"]) for split in SPLITS if f"val/{split}" in seen}
+        self._metric_names = pl_module.metric_names
+        self._staged = {name: float(seen[f"val/{name}"]) for name in self._metric_names if f"val/{name}" in seen}
         self.per_class = [float(value) for value in pl_module.per_class_accuracy]
         self.validated_step = trainer.global_step
         if trainer.state.fn != "fit":
@@ -108,6 +114,7 @@ class RunRecorder(Checkpoint):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._epochs_here += 1
+        self._record_streams(trainer)
         if self._staged is not None:
             # Read only in epochs that validated: reading a number waits for the device.
             if (loss := trainer.callback_metrics.get("train/loss")) is not None:
@@ -121,6 +128,15 @@ class RunRecorder(Checkpoint):
             self._train_loss = float(loss)
 
     # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _record_streams(self, trainer: L.Trainer) -> None:
+        """The mean training loss of each stream in every epoch, where the task measures them."""
+        seen, epoch = trainer.callback_metrics, epochs_done(trainer) - 1
+        if any(f"train/loss_{stream}" in seen for stream in STREAMS):
+            for stream in STREAMS:
+                losses = self.streams.setdefault(f"{stream}_loss", [])
+                if (loss := seen.get(f"train/loss_{stream}")) is not None:
+                    losses[epoch:] = [float(loss)]
 
     def _add(self, epochs: int) -> None:
         assert self._staged is not None

@@ -40,6 +40,7 @@ def build_result(*, recipe: str, data: Any, trainer: Any, recorder: Any, config:
     """Everything but the gradient influence, which costs a pass over the test set and is added by the caller."""
     from batchformer.running.recorder import epochs_done
 
+    streams = {"streams": recorder.streams} if recorder.streams else {}
     return {
         "recipe": recipe,
         "method": config["model"]["method"],
@@ -50,6 +51,7 @@ def build_result(*, recipe: str, data: Any, trainer: Any, recorder: Any, config:
         "class_counts": [int(count) for count in data.class_counts],
         "class_names": [str(name) for name in data.class_names],
         "history": recorder.history,
+        **streams,
         "epochs": epochs_done(trainer),
         "steps": trainer.global_step,
         "images_per_s": round(recorder.images_per_s, 1),

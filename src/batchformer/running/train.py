@@ -152,7 +152,7 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 def _gradient_influence(task: Any, data: Any, trainer: L.Trainer) -> dict[str, Any] | None:
     """The paper's Fig. 6 for this run: how much each class's loss moves the other images of its batch."""
-    if task.attachment is None:
+    if task.attachment is None or not task.before_classifier:
         return None
     from batchformer.analysis import gradient_influence
 

@@ -120,6 +120,11 @@ class ImageTask(EvaluatedTask):
         return True
 
     @property
+    def normed_classifier(self) -> bool:
+        """Whether the backbone's classifier was turned into one of cosines."""
+        return False
+
+    @property
     def built(self) -> bool:
         return "net" in self._modules
 

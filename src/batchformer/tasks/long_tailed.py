@@ -90,7 +90,11 @@ class LongTailed(ImageTask):
 
     def plain_net(self, num_classes: int) -> nn.Module:
         net = create_backbone(self.backbone, num_classes, **self.backbone_args)
-        return use_normed_classifier(net) if self.loss_options.name == "ldam" else net
+        return use_normed_classifier(net) if self.normed_classifier else net
+
+    @property
+    def normed_classifier(self) -> bool:
+        return self.loss_options.name == "ldam"
 
     def _attach(self, net: nn.Module) -> Any:
         return bf.attach(net, **asdict(self.module_options))
