@@ -12,8 +12,9 @@ def box_around(
 ) -> Int[Tensor, "boxes 4"]:
     """Boxes (top, bottom, left, right) of about `share` of the image, clipped to it; bottom and right lie outside.
 
-    CutMix, eq. 2: sides sqrt(share) times those of the image. As in its released code and timm's, the side is rounded
-    down and halved in whole pixels to both sides of the centre, which is given in parts of height and width.
+    CutMix, eq. 2: sides sqrt(share) times those of the image, rounded down to whole pixels, around the centre (given in
+    parts of height and width). A side of odd length lies one pixel further down or right, as timm has it now; the code
+    released with CutMix, SaliencyMix and TransMix halves it towards zero twice and loses that pixel.
     """
     side = share.sqrt()
     top, bottom = _span(centre[:, 0], side, height)
@@ -22,8 +23,9 @@ def box_around(
 
 
 def _span(centre: Tensor, side: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    middle, half = (centre * length).long(), (side * length).long() // 2
-    return (middle - half).clamp(min=0), (middle + half).clamp(max=length)
+    middle, size = (centre * length).long(), (side * length).long()
+    low = middle - size // 2
+    return low.clamp(min=0), (low + size).clamp(max=length)
 
 
 def box_mask(box: Int[Tensor, "boxes 4"], height: int, width: int) -> Float[Tensor, "boxes 1 height width"]:

@@ -1,0 +1,117 @@
+"""Which layers of a model pay attention, and how the class attention is read off them: by structure, not by class.
+
+| model | layer read | whose attention |
+|---|---|---|
+| ViT, DeiT, DeiT-3, DINOv2, BEiT, EVA; torchvision's, transformers' ViT and DeiT | attention of a block | class token |
+| DeiT distilled | attention of a block | class token: the distillation token answers to the teacher, not to the label |
+| CaiT, XCiT | class-attention layers, the only ones with a class token | class token |
+| ViT with average pooling, PVT v2 | attention of a block | mean of the image tokens' queries |
+| Swin | a block, its windows put together again | mean of all tokens' queries |
+
+Where the classifier reads the mean of the tokens there is no class token (or one that learns nothing): then the query
+is the mean of the queries, what a class token that were the mean of the tokens would ask. It is one row as well; the
+mean of all rows would need N x N.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from batchformer.errors import UserError
+from batchformer.mix.class_attention import has_projections
+from batchformer.mix.class_attention_readers import ClassQuery, PyramidReader, Reader, TokenReader, WindowReader
+
+# A layer with any other child or weight computes something else than softmax(q k^T) v: talking heads, cross-covariance.
+_CHILDREN = frozenset(
+    {"qkv", "q", "k", "v", "kv", "q_proj", "k_proj", "v_proj", "query", "key", "value", "proj", "o_proj", "out_proj"}
+    | {"q_norm", "k_norm", "norm", "gate", "attn_drop", "proj_drop", "dropout", "softmax"}
+)
+_WEIGHTS = frozenset(("q_bias", "k_bias", "v_bias", "relative_position_bias_table", "in_proj_weight", "in_proj_bias"))
+_CLASS_TOKENS = ("cls_token", "class_token")
+_OTHER_TOKENS = ("dist_token", "distillation_token", "reg_token", "register_tokens")
+
+
+def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tuple[str, nn.Module, Reader]]:
+    """Path, layer and reader of every layer whose attention can be read, in the model's order."""
+    has_class, prefix = prefix_tokens(model)
+    pooled = getattr(_owner(model, "global_pool"), "global_pool", None) in ("avg", "avgmax", "max", "map")
+    chosen: ClassQuery = query or ("class" if has_class and not pooled else "mean")
+    found: list[tuple[str, nn.Module, Reader]] = []
+    for path, module in model.named_modules():
+        if _is_window_block(module):
+            found.append((path, module, WindowReader("mean")))
+        elif _is_pyramid(module):
+            found.append((path, module, PyramidReader("mean")))
+        elif _is_plain(module) and not _is_window_attention(module):
+            only_class = has_class and _is_class_attention(module)
+            found.append((path, module, TokenReader("class" if only_class else chosen, prefix)))
+    if not found:
+        raise UserError(
+            f"TransMix found no attention it can read in {type(model).__name__}: it needs layers with queries and keys "
+            f"(ViT, DeiT, CaiT, XCiT, PVT v2, Swin); for a model without attention use CutMix."
+        )
+    if query == "class" and not has_class:
+        raise UserError(f'{type(model).__name__} has no class token: leave query= out, or say query="mean".')
+    return found
+
+
+def prefix_tokens(model: nn.Module) -> tuple[bool, int]:
+    """Whether there is a class token, and how many tokens stand before those of the image."""
+    has_class, count = False, 0
+    for module in model.modules():
+        for name in (*_CLASS_TOKENS, *_OTHER_TOKENS):
+            token = getattr(module, name, None)
+            if isinstance(token, Tensor) and token.ndim == 3:
+                has_class, count = has_class or name in _CLASS_TOKENS, count + token.shape[1]
+    said = getattr(_owner(model, "num_prefix_tokens"), "num_prefix_tokens", None)  # timm's models say it
+    return has_class, said if isinstance(said, int) else count
+
+
+def patch_size(model: nn.Module) -> tuple[int, int]:
+    """Height and width of the largest patch the model cuts its images into; (1, 1) where it does not say."""
+    largest = (1, 1)
+    for module in model.modules():
+        size: Any = getattr(module, "patch_size", None)
+        size = (size, size) if isinstance(size, int) else size
+        if isinstance(size, tuple | list) and len(size) == 2 and all(isinstance(side, int) for side in size):
+            largest = (max(largest[0], size[0]), max(largest[1], size[1]))
+    return largest
+
+
+def _owner(model: nn.Module, name: str) -> nn.Module | None:
+    """The outermost module with that attribute: the model may be wrapped."""
+    return next((module for module in model.modules() if hasattr(module, name)), None)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    children = {name for name, _ in layer.named_children()}
+    weights = {name for name, _ in layer.named_parameters(recurse=False)}
+    return has_projections(layer) and children <= _CHILDREN and weights <= _WEIGHTS
+
+
+def _is_class_attention(layer: nn.Module) -> bool:
+    """timm's ClassAttn, of CaiT and XCiT: its only query is the class token."""
+    return all(isinstance(getattr(layer, name, None), nn.Linear) for name in "qkv")
+
+
+def _is_pyramid(layer: nn.Module) -> bool:
+    names = ("q", "kv", "sr", "pool", "act")
+    return all(hasattr(layer, name) for name in names) and has_projections(layer)
+
+
+def _is_window_attention(layer: nn.Module) -> bool:
+    """A bias between all positions of a window and nothing else: BEiT's has a place for the class token too."""
+    index, window = getattr(layer, "relative_position_index", None), getattr(layer, "window_size", None)
+    return isinstance(index, Tensor) and window is not None and index.numel() == (window[0] * window[1]) ** 2
+
+
+def _is_window_block(block: nn.Module) -> bool:
+    attention = getattr(block, "attn", None)
+    return (
+        isinstance(attention, nn.Module)
+        and _is_plain(attention)
+        and _is_window_attention(attention)
+        and hasattr(block, "norm1")
+    )

@@ -1,0 +1,77 @@
+"""Reading the class attention while the model runs, and leaving no trace when that is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from batchformer.attach.insertion import InstanceForward
+from batchformer.mix.class_attention_readers import Reader
+
+
+class Recorder(InstanceForward):
+    """In the place of an attention layer's `forward`: reads the class row from its input, then does what the layer did.
+
+    Not a hook, which compiled code may skip (see `InstanceForward`); and read at once, not later from a stored input:
+    inside the forward the precision is that of the model, its weights are there (FSDP gathers them for the forward
+    only), and a compiler fuses it. It only reads in the mode, training or eval, that the layer was in when the batch
+    was mixed: a validation in between changes nothing, and a copy of the model (EMA) reads nothing at all.
+    """
+
+    def __init__(self, layer: nn.Module, reader: Reader, whole: bool = False) -> None:
+        super().__init__(layer)
+        self.reader, self.whole = reader, whole
+        self.mode: bool | None = None
+        self.rows: Tensor | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.removed and self.mode == self.layer.training:
+            with torch.no_grad():
+                self.rows = self.reader(self.layer, args, kwargs, self.whole)
+        return self.original(*args, **kwargs)
+
+    def expect(self) -> None:
+        """A batch was mixed: its forward pass comes next."""
+        self.mode, self.rows = self.layer.training, None
+
+    def take(self) -> Tensor | None:
+        """What the forward pass left, once."""
+        rows, self.rows = self.rows, None
+        return rows
+
+    def take_away(self) -> None:
+        """Also from under what was put over it later, so that nothing is left whoever goes first."""
+        outer = self.layer.__dict__.get(self.name)
+        if outer is self:
+            super().take_away()
+            below = self.layer.__dict__.get(self.name)
+            while isinstance(below, InstanceForward) and below.removed:
+                below.take_away()
+                below = self.layer.__dict__.get(self.name)
+        while isinstance(outer, InstanceForward):
+            if outer.previous is self:
+                outer.previous = self.previous
+            outer = outer.previous  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "mode": None, "rows": None}
+
+
+def roll_out(
+    attention: list[Float[Tensor, "batch tokens tokens"]], reader: Reader
+) -> Float[Tensor, "batch image_tokens"]:
+    """Attention rollout (Abnar & Zuidema, 2020): the product of (A + I) / 2 over all blocks, its class row.
+
+    Taken from the last block to the first it is a row times a matrix each time. A model without class token starts from
+    the mean of its image tokens.
+    """
+    batch, tokens, _ = attention[0].shape
+    start = slice(0, 1) if reader.query == "class" else slice(reader.prefix, tokens)
+    row = attention[0].new_zeros(batch, 1, tokens)
+    row[:, :, start] = 1 / len(range(tokens)[start])
+    for matrix in reversed(attention):
+        row = (row + row @ matrix) / 2
+    return row[:, 0, reader.prefix :]

@@ -1,0 +1,80 @@
+"""One of several methods for each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from batchformer.errors import UserError
+from batchformer.mix.base import Mix
+from batchformer.mix.mixed import Mixed
+
+
+class MixSwitch(Mix):
+    """For each batch one of `mixes`, drawn with `weights`: the switch between mixup and CutMix of DeiT and TransMix.
+
+    DeiT (timm's Mixup with both alphas) switches for the whole batch, half of the batches each. TransMix's released
+    configuration takes CutMix for 0.8 of the batches with DeiT-B; for DeiT-S the option is written so that it is not
+    read, and 0.5 is what ran. Here every method has the same weight unless `weights` says otherwise. A batch that falls
+    to mixup keeps mixup's own targets.
+
+    Args:
+        mixes: the methods, all with the same number of classes.
+        weights: how often each is taken, relative to each other.
+        generator: decides which; on the CPU, since the host must know which method to run. Methods that have no
+            generator of their own draw from this one too.
+    """
+
+    def __init__(
+        self,
+        mixes: Sequence[Mix],
+        weights: Sequence[float] | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if not mixes:
+            raise UserError("MixSwitch needs at least one method to choose from.")
+        if len({mix.num_classes for mix in mixes}) > 1:
+            raise UserError(
+                f"the methods of a MixSwitch differ in num_classes ({', '.join(str(m.num_classes) for m in mixes)}): "
+                f"give all of them the same."
+            )
+        super().__init__(mixes[0].num_classes, generator=generator)
+        chances = [1.0] * len(mixes) if weights is None else [float(weight) for weight in weights]
+        if len(chances) != len(mixes) or min(chances) < 0 or sum(chances) <= 0:
+            raise UserError(
+                f"MixSwitch: weights={weights!r} must be one number for each of the {len(mixes)} methods, none below 0 "
+                f"and not all 0."
+            )
+        if generator is not None and generator.device.type != "cpu":
+            raise UserError("MixSwitch takes a generator on the CPU: its choice decides what the host does next.")
+        self.mixes, self.weights = list(mixes), chances
+        for mix in self.mixes:
+            mix.generator = mix.generator or generator
+
+    def choose(self) -> Mix:
+        """The method of the next batch."""
+        at = torch.rand((), generator=self.generator, dtype=torch.float64).item() * sum(self.weights)
+        for mix, weight in zip(self.mixes, self.weights, strict=True):
+            if at < weight:
+                return mix
+            at -= weight
+        return next(m for m, weight in zip(self.mixes[::-1], self.weights[::-1], strict=True) if weight)  # rounding
+
+    def __call__(
+        self,
+        images: Float[Tensor, "batch channels height width"],
+        targets: Int[Tensor, " batch"] | Float[Tensor, "batch classes"],
+    ) -> Mixed:
+        return self.choose()(images, targets)
+
+    def close(self) -> None:
+        for mix in self.mixes:
+            mix.close()
+
+    def __repr__(self) -> str:
+        parts = [f"{weight:g} x {mix!r}" for mix, weight in zip(self.mixes, self.weights, strict=True)]
+        return f"MixSwitch({', '.join(parts)})"

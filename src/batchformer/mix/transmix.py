@@ -1,0 +1,214 @@
+"""TransMix: CutMix whose labels follow the attention of the model itself."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from batchformer.errors import UserError
+from batchformer.mix.base import Draw, Mix, Partner
+from batchformer.mix.class_attention_find import find_attention, patch_size
+from batchformer.mix.class_attention_readers import ClassQuery, TokenReader
+from batchformer.mix.class_attention_record import Recorder, roll_out
+from batchformer.mix.cutmix import cut
+from batchformer.mix.mixed import Mixed
+
+
+class TransMix(Mix):
+    """CutMix, with image B's share of the label between its share of the area and of the attention (Chen et al., 2022).
+
+        mix = TransMix(model, num_classes=100)
+        mixed = mix(images, targets)
+        logits = model(mixed.images)
+        loss = cross_entropy(logits, mixed.targets())       # after the forward pass
+
+    Let A be the attention of the class token to the tokens of the image in the last block, mean over heads, and M the
+    box on the token grid (nearest). Then s = (1 - w) area(M) + w sum(M A) / sum(A) and y = (1 - s) y_A + s y_B, with
+    w = `attention_weight`. The default is the mean of both, w = 0.5, as the released code has it and the paper's
+    section 4.1 says (the code's own option for it is not read). A is detached, from the model as it trains (drop path
+    on, before attention dropout), never from an average of its weights. No second forward pass and no parameters. The
+    released code pairs by `partner="flip"`; the default here is a random permutation, as for every mix. It mixes some
+    of the batches by mixup: combine by `MixSwitch`.
+
+    Only one row of attention is computed, from the input of the layer, in its own precision; the model goes on with its
+    fused attention. Which layers can be read, and what is asked where there is no class token (PVT v2, Swin, average
+    pooling), stands in `class_attention_find`. `close()`, or leaving `with TransMix(...) as mix:`, takes what reads out
+    of the model again; keys and outputs of the model are the same all the time.
+
+    With `bf.attach` inside the model and two streams, the attention of the plain rows gives the targets of both: it is
+    the plain model that is kept. `targets()` has a row per image; `TwoStreamLoss` repeats it.
+
+    Args:
+        model: the model that is trained, before or after DDP or `torch.compile`; its layers are shared with it.
+        attention_weight: w; 0 is CutMix.
+        block: whose attention, counted from 0, negative from the end (the supplement's Table 1 counts from 1); None is
+            the last, the best there. "rollout" multiplies the attention of all blocks, and needs it whole, N x N.
+        grid: height and width of the token grid, where it cannot be told from the number of tokens and the image.
+        query: "class" or "mean", where the model does not tell rightly.
+        keywords: those of `Mix`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_classes: int,
+        *,
+        alpha: float = 1.0,
+        attention_weight: float = 0.5,
+        block: int | Literal["rollout"] | None = None,
+        grid: tuple[int, int] | None = None,
+        query: ClassQuery | None = None,
+        prob: float = 1.0,
+        label_smoothing: float = 0.0,
+        per_sample: bool = False,
+        partner: Partner = "random",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(
+            num_classes,
+            alpha=alpha,
+            prob=prob,
+            label_smoothing=label_smoothing,
+            per_sample=per_sample,
+            partner=partner,
+            generator=generator,
+        )
+        if not 0 <= attention_weight <= 1:
+            raise UserError(f"TransMix: attention_weight={attention_weight!r} must lie between 0 (CutMix) and 1.")
+        self.attention_weight, self.grid, self.block = float(attention_weight), grid, block
+        self.recorders = _recorders(model, block, query)
+        self.patch = patch_size(model)
+        self._latest: weakref.ref[TransMixed] | None = None
+        for recorder in self.recorders:
+            recorder.put()
+
+    def check(self, images: Tensor, targets: Tensor) -> None:
+        super().check(images, targets)
+        if self.recorders[0].removed:
+            raise UserError("this TransMix was closed and no longer sees the model: make a new one.")
+        height, width = images.shape[-2:]
+        if height < self.patch[0] or width < self.patch[1]:
+            raise UserError(
+                f"the images have {height} x {width} pixels and the model's patches {self.patch[0]} x {self.patch[1]}, "
+                f"so there is no token to attend to; use larger images or a model with smaller patches."
+            )
+
+    def apply(
+        self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
+    ) -> TransMixed:
+        pasted, mask, share = cut(images, draw)
+        earlier = None if self._latest is None else self._latest()
+        if earlier is not None:
+            earlier.keep_attention()
+        mixed = TransMixed(self, pasted, labels, draw.partner, share, mask)
+        self._latest = weakref.ref(mixed)
+        for recorder in self.recorders:
+            recorder.expect()
+        return mixed
+
+    def read(self, mixed: TransMixed) -> Float[Tensor, "batch ..."] | None:
+        """What the forward pass of this batch left, if there was one."""
+        if self._latest is None or self._latest() is not mixed:
+            return None
+        rows = [recorder.take() for recorder in self.recorders]
+        if any(row is None for row in rows):
+            return None
+        return roll_out(rows, self.recorders[-1].reader) if self.block == "rollout" else rows[0]  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        for recorder in self.recorders:
+            if not recorder.removed:
+                recorder.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_latest": None}
+
+
+class TransMixed(Mixed):
+    """A batch whose targets wait for the forward pass."""
+
+    def __init__(
+        self,
+        mix: TransMix,
+        images: Float[Tensor, "batch channels height width"],
+        labels: Float[Tensor, "batch classes"],
+        partner: Int[Tensor, " batch"],
+        share: Float[Tensor, " batch"],
+        mask: Float[Tensor, "#batch 1 height width"],
+    ) -> None:
+        super().__init__(images, labels, partner, share, mask)
+        self._mix, self._mask = mix, mask
+        self._attention: Tensor | None = None
+
+    def keep_attention(self) -> None:
+        """Take what the forward pass left before another one overwrites it."""
+        rows = None if self._attention is not None else self._mix.read(self)
+        if rows is not None:
+            self._attention = self._as_map(rows)
+
+    def attention(self) -> Float[Tensor, "batch grid_height grid_width"]:
+        """What the class token attended to, on the token grid; each map sums to one."""
+        self.keep_attention()
+        if self._attention is None:
+            raise UserError(
+                "the attention of this batch is not there yet: run the model on mixed.images before mixed.targets(), "
+                "and before the next batch is mixed."
+            )
+        return self._attention
+
+    def label_share(self) -> Float[Tensor, " batch"]:
+        attention = self.attention()
+        mask = F.interpolate(self._mask, size=attention.shape[1:], mode="nearest")[:, 0]
+        return torch.lerp(self.share, (mask * attention).sum((1, 2)), self._mix.attention_weight)
+
+    def _as_map(self, rows: Float[Tensor, "rows ..."]) -> Float[Tensor, "batch grid_height grid_width"]:
+        batch = len(self.images)
+        if len(rows) not in (batch, 2 * batch):
+            raise UserError(
+                f"{batch} images were mixed and the model's attention saw {len(rows)} rows: run it on mixed.images."
+            )
+        rows = rows[:batch]  # with two streams the plain ones
+        if rows.ndim == 2:
+            rows = rows.unflatten(1, self._mix.grid or token_grid(rows.shape[1], *self.images.shape[-2:]))
+        return rows / rows.sum((1, 2), keepdim=True)
+
+
+def token_grid(tokens: int, height: int, width: int) -> tuple[int, int]:
+    """The rows and columns that make so many tokens and are shaped most like the image: exact for square patches."""
+    wanted = height / width
+    rows = min(
+        (rows for rows in range(1, tokens + 1) if tokens % rows == 0),
+        key=lambda rows: max(rows * rows / tokens / wanted, wanted * tokens / rows / rows),
+    )
+    ratio = rows * rows / tokens / wanted
+    if not 0.5 < ratio < 2:
+        raise UserError(
+            f"{tokens} tokens make no grid that is shaped like an image of {height} x {width} pixels: say grid=(rows, "
+            f"columns)."
+        )
+    return rows, tokens // rows
+
+
+def _recorders(model: nn.Module, block: int | str | None, query: ClassQuery | None) -> list[Recorder]:
+    found = find_attention(model, query)
+    if block == "rollout":
+        odd = next((path for path, _, reader in found if not isinstance(reader, TokenReader)), None)
+        if odd is not None:
+            raise UserError(
+                f"rollout multiplies the attention of blocks over one row of tokens, and {odd!r} is not such a block: "
+                f"choose a block by its number."
+            )
+        return [Recorder(layer, reader, whole=True) for _, layer, reader in found]
+    index = -1 if block is None else block
+    if not isinstance(index, int) or not -len(found) <= index < len(found):
+        raise UserError(
+            f'TransMix: block={block!r} must be "rollout" or a number from 0 to {len(found) - 1} (there are '
+            f"{len(found)} layers with readable attention, the last is {found[-1][0]!r})."
+        )
+    _, layer, reader = found[index]
+    return [Recorder(layer, reader)]

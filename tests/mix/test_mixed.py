@@ -1,0 +1,152 @@
+"""What every mix shares: labels, draws, partners, errors."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import batchformer as bf
+from batchformer.errors import UserError
+from batchformer.mix.base import sample_beta
+from batchformer.mix.mixed import soft_labels
+
+METHODS = (bf.mix.Mixup, bf.mix.CutMix)
+
+
+def batch(count: int = 6, height: int = 12, width: int = 17, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    return torch.randn(count, 3, height, width, generator=generator), torch.arange(count) % classes
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("per_sample", [False, True])
+@settings(max_examples=20, deadline=None)
+@given(
+    count=st.integers(2, 7),
+    size=st.tuples(st.integers(2, 20), st.integers(2, 20)),
+    seed=st.integers(0, 2**31),
+    alpha=st.sampled_from([0.1, 0.8, 1.0, 4.0]),
+    smoothing=st.sampled_from([0.0, 0.1]),
+    partner=st.sampled_from(["random", "flip"]),
+)
+def test_targets_sum_to_one_and_the_same_seed_gives_the_same_batch(
+    method, per_sample, count, size, seed, alpha, smoothing, partner
+):
+    images, ids = batch(count, *size)
+
+    def mixed() -> bf.mix.Mixed:
+        return method(
+            num_classes=4,
+            alpha=alpha,
+            per_sample=per_sample,
+            label_smoothing=smoothing,
+            partner=partner,
+            generator=torch.Generator().manual_seed(seed),
+        )(images, ids)
+
+    one, other = mixed(), mixed()
+    torch.testing.assert_close(one.targets().sum(1), torch.ones(count))
+    assert one.targets().min() >= 0
+    assert one.share.shape == one.partner.shape == (count,)
+    assert sorted(one.partner.tolist()) == list(range(count))
+    assert torch.equal(one.images, other.images)
+    assert torch.equal(one.targets(), other.targets())
+    # the label is shared as the pixels are
+    y = soft_labels(ids, 4, smoothing)
+    for i, j in enumerate(one.partner.tolist()):
+        torch.testing.assert_close(one.targets()[i], (1 - one.share[i]) * y[i] + one.share[i] * y[j])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ids_and_their_one_hot_rows_give_the_same_targets(method):
+    images, ids = batch(5)
+    soft = torch.nn.functional.one_hot(ids, 4).double()
+    made = [method(4, generator=torch.Generator().manual_seed(3))(images, y).targets() for y in (ids, soft)]
+    assert torch.equal(*made)
+
+
+def test_smoothing_is_that_of_the_released_code():
+    # as timm.data.mixup.one_hot: off = s / K everywhere, 1 - s + off at the label
+    from timm.data.mixup import mixup_target
+
+    ids = torch.tensor([0, 3, 1])
+    torch.testing.assert_close(soft_labels(ids, 5, 0.1), mixup_target(ids, 5, lam=1.0, smoothing=0.1))
+
+
+def test_no_gradient_flows_into_soft_targets():
+    images, _ = batch(4)
+    teacher = torch.randn(4, 4, requires_grad=True)
+    assert not bf.mix.CutMix(4)(images, teacher.softmax(1)).targets().requires_grad
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
+def test_lambda_has_the_moments_of_the_beta_distribution(alpha):
+    drawn = sample_beta(alpha, 20_000, torch.Generator().manual_seed(0), torch.device("cpu"))
+    expected = torch.distributions.Beta(alpha, alpha)
+    assert abs(drawn.mean() - expected.mean) < 0.01
+    assert abs(drawn.var() - expected.variance) < 0.01
+
+
+def test_without_a_generator_torchs_global_one_is_drawn_from():
+    images, ids = batch()
+    mix = bf.mix.CutMix(4)
+    made = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        made.append(mix(images, ids).images)
+    assert torch.equal(*made)
+    assert not torch.equal(mix(images, ids).images, made[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_prob_leaves_that_many_images_alone(method):
+    images, ids = batch(200, 4, 4)
+    mix = method(4, prob=0.25, per_sample=True, partner="flip", generator=torch.Generator().manual_seed(0))
+    untouched = sum(int((mix(images, ids).images == images).flatten(1).all(1).sum()) for _ in range(10))
+    # of 2000 images 1500 are left alone; CutMix now and then draws an empty box in so small an image
+    assert 1400 < untouched < (1600 if method is bf.mix.Mixup else 1900)
+    none = method(4, prob=0.0)(images, ids)
+    assert torch.equal(none.images, images)
+    assert torch.equal(none.targets(), soft_labels(ids, 4))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda mix: pickle.loads(pickle.dumps(mix))])
+def test_a_copy_goes_on_from_the_same_random_state(copied):
+    images, ids = batch()
+    mix = bf.mix.MixSwitch([bf.mix.Mixup(4), bf.mix.CutMix(4)], generator=torch.Generator().manual_seed(2))
+    mix(images, ids)
+    twin = copied(mix)
+    for _ in range(4):
+        assert torch.equal(mix(images, ids).images, twin(images, ids).images)
+
+
+@pytest.mark.parametrize(
+    ("images", "targets", "message"),
+    [
+        (torch.zeros(1, 3, 8, 8), torch.zeros(1).long(), "this batch has 1"),
+        (torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4).long(), "float images"),
+        (torch.zeros(4, 8, 8), torch.zeros(4).long(), "float images"),
+        (torch.zeros(4, 3, 8, 8), torch.zeros(3).long(), "4 images and 3 targets"),
+        (torch.zeros(4, 3, 8, 8), torch.full((4,), 7), "class ids from 7 to 7"),
+        (torch.zeros(4, 3, 8, 8), torch.zeros(4, 6), r"soft targets \(batch, 5\)"),
+        (torch.zeros(4, 3, 8, 8), torch.zeros(4), "class ids"),
+    ],
+)
+def test_a_batch_that_cannot_be_mixed_is_refused(images, targets, message):
+    with pytest.raises(UserError, match=message):
+        bf.mix.CutMix(5)(images, targets)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"alpha": 0}, {"prob": 1.5}, {"label_smoothing": 1.0}, {"partner": "roll"}, {"num_classes": 0}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_wrong_option_is_named(wrong):
+    with pytest.raises(UserError, match=f"CutMix: {next(iter(wrong))}="):
+        bf.mix.CutMix(**{"num_classes": 5, **wrong})
