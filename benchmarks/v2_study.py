@@ -42,7 +42,11 @@ STUDY = Study(
 def main() -> int:
     parser = STUDY.parser(__doc__)
     parser.add_argument("--long-epochs", type=int, default=100, help="epochs of the variant called long")
+    parser.add_argument("--epochs", type=int, help="a shorter look: so many epochs, under a name that says so")
     args = parser.parse_args()
+    if args.epochs is not None:
+        STUDY.name += f"-{args.epochs}epochs"
+        STUDY.common += ["--trainer.max_epochs", str(args.epochs)]
     STUDY.variants["long"].extend(["--trainer.max_epochs", str(args.long_epochs)])
     return 1 if STUDY.train(args) else 0
 

@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from batchformer.errors import NonFiniteLoss, UserError
+from batchformer.running.analyse import analyse
 from batchformer.running.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from batchformer.running.checkpointer import LastCheckpoint
 from batchformer.running.folder import RunFolder, is_main_process
@@ -91,8 +92,8 @@ def train(run: Prepared, config: dict[str, Any], checkpoint: Path | None, analys
         trainer.save_checkpoint(folder.checkpoint)  # with these numbers in it
     recipe = config["run"]["recipe"]
     result = build_result(recipe=recipe, data=data, trainer=trainer, recorder=recorder, config=config)
-    if analysis and trainer.is_global_zero and (influence := _gradient_influence(task, data, trainer)) is not None:
-        result["gradient_influence"] = influence
+    if analysis and trainer.is_global_zero:
+        result.update(analyse(task, data, trainer))
     if trainer.is_global_zero:
         folder.write_result(result)
     trainer.strategy.barrier("result.json")
@@ -148,16 +149,3 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat.update(_flat(value, f"{prefix}.{key}" if prefix else str(key)))
     return flat
-
-
-def _gradient_influence(task: Any, data: Any, trainer: L.Trainer) -> dict[str, Any] | None:
-    """The paper's Fig. 6 for this run: how much each class's loss moves the other images of its batch."""
-    if task.attachment is None or not task.before_classifier:
-        return None
-    from batchformer.analysis import gradient_influence
-
-    device = trainer.strategy.root_device
-    per_class = gradient_influence(
-        task.net.to(device), task.attachment, data.val_dataloader(), data.num_classes, device, wrt="features"
-    )
-    return {"wrt": "features", "per_class": [float(value) for value in per_class]}

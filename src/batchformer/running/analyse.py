@@ -1,0 +1,40 @@
+"""What is measured of the module at the end of a run, and put into result.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as L
+
+HEALTH_IMAGES = 128
+
+
+def analyse(task: Any, data: Any, trainer: L.Trainer) -> dict[str, Any]:
+    """`gradient_influence` of a module before the classifier, `stream_health` of modules inside; {} of a baseline."""
+    if task.attachment is None:
+        return {}
+    task.net.to(trainer.strategy.root_device)
+    if task.before_classifier:
+        return {"gradient_influence": _gradient_influence(task, data, trainer)}
+    return {"stream_health": _stream_health(task, data, trainer)}
+
+
+def _gradient_influence(task: Any, data: Any, trainer: L.Trainer) -> dict[str, Any]:
+    """The paper's Fig. 6 for this run: how much each class's loss moves the other images of its batch."""
+    from batchformer.analysis import gradient_influence
+
+    device = trainer.strategy.root_device
+    per_class = gradient_influence(
+        task.net, task.attachment, data.val_dataloader(), data.num_classes, device, wrt="features"
+    )
+    return {"wrt": "features", "per_class": [float(value) for value in per_class]}
+
+
+def _stream_health(task: Any, data: Any, trainer: L.Trainer) -> dict[str, Any]:
+    """Of one training batch, not mixed, in the precision of the run: is the related stream alive, does it relate?"""
+    from batchformer.analysis import stream_health
+
+    device = trainer.strategy.root_device
+    images, labels = (tensor[:HEALTH_IMAGES].to(device) for tensor in next(iter(data.train_dataloader())))
+    with trainer.strategy.precision_plugin.forward_context():
+        return stream_health(task.net, images, labels, samples=4).as_dict()
