@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import batchformer as bf
 from batchformer.errors import UserError
@@ -55,26 +56,21 @@ def test_own_images_give_four_pictures(run, photos, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["attached", "plain", "lightning", "safetensors"])
-def test_trained_weights_change_the_pictures(run, photos, tmp_path, capsys, kind):
+def test_trained_weights_are_loaded_whatever_they_come_in(example, tmp_path, capsys, kind):
     torch.manual_seed(5)
-    net = timm.create_model("test_vit")
-    attachment = bf.attach(net, after="blocks.4", heads=2)
-    state = net.state_dict()
-    if kind == "plain":
-        state = attachment.detach().state_dict()
+    trained = timm.create_model("test_vit")
+    attachment = bf.attach(trained, after="blocks.4", heads=2)
+    state = attachment.detach().state_dict() if kind == "plain" else trained.state_dict()
+    file = tmp_path / ("trained.safetensors" if kind == "safetensors" else "trained.pt")
     if kind == "safetensors":
-        from safetensors.torch import save_file
-
-        file = tmp_path / "trained.safetensors"
         save_file(state, file)
     else:
-        file = tmp_path / "trained.pt"
         torch.save({"state_dict": {f"net.{k}": v for k, v in state.items()}} if kind == "lightning" else state, file)
-    common = (photos, "--model", "test_vit", "--after", "blocks.4", "--heads", 2)
-    run(*common, "--out", tmp_path / "random")
-    run(*common, "--weights", file, "--out", tmp_path / "trained")
-    pictures = [(tmp_path / name / "attention-mass.png").read_bytes() for name in ("random", "trained")]
-    assert pictures[0] != pictures[1]
+    torch.manual_seed(6)
+    net = example.attached_model("test_vit", "blocks.4", 2)
+    example.load_weights(net, file)
+    loaded = net.state_dict()
+    assert all(torch.equal(loaded[key], value) for key, value in state.items())
     assert ("no weights of the module" in capsys.readouterr().out) == (kind == "plain")
 
 

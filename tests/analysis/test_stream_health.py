@@ -287,3 +287,25 @@ def test_wrong_calls_say_what_to_do(vit, batch):
         gradient_on_others(vit, images[:1], labels[:1])
     with pytest.raises(UserError, match="'tokens' or 'images'"):
         gradient_on_others(vit, images, labels, wrt="pixels")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_gpu_measures_what_the_cpu_measures_and_keeps_its_random_state(vit, batch):
+    bf.attach(vit, blocks="all", heads=2, dropout=0.0)
+    there = stream_health(vit, *batch, samples=2)
+    vit.cuda()
+    torch.cuda.manual_seed(7)
+    before = torch.cuda.get_rng_state()
+    here = stream_health(vit, *(tensor.cuda() for tensor in batch), samples=2)
+    assert torch.equal(before, torch.cuda.get_rng_state())
+    for a, b in zip(there.points, here.points, strict=True):
+        assert b.change == pytest.approx(a.change, rel=1e-2)
+        assert b.related_out.effective_rank == pytest.approx(a.related_out.effective_rank, rel=1e-2)
+        assert b.gradient == pytest.approx(a.gradient, rel=2e-2)
+    wanted = there.gradient_on_others["quiet"].norm_share
+    assert here.gradient_on_others["quiet"].norm_share == pytest.approx(wanted, rel=2e-2)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cuda", dtype):
+            half = stream_health(vit, *(tensor.cuda() for tensor in batch), samples=2)
+        assert half.points[0].change == pytest.approx(there.points[0].change, rel=0.05)

@@ -23,7 +23,7 @@ def study():
     """A baseline, a variant that dies, one that gains, and a longer baseline."""
     made = [classification(f"{BASE}-baseline", "baseline", s, 54) for s in range(3)]
     made += [classification(f"{BASE}-published", seed=s, top1=53.5, dead=True) for s in range(3)]
-    made += [classification(f"{BASE}-stable-block8", seed=s, top1=56.5) for s in (0, 1)]
+    made += [classification(f"{BASE}-stable-block8", seed=s, top1=56.5) for s in (0, 1, 7)]
     return made + [classification(f"{BASE}-long", "baseline", s, 57, epochs=100) for s in range(3)]
 
 
@@ -87,11 +87,23 @@ def test_the_study_is_one_table_of_the_results_page(tmp_path):
     base, dead = top1(results, "baseline"), top1(results, "published")
     gain = format_difference(paired_difference(list(base.values()), list(dead.values())))
     assert gain in lines["published"]
-    last = [r["streams"]["related_loss"][-1] for r in results if r["recipe"] == f"{BASE}-published"]
-    assert f"| {sum(last) / 3:.2f} | 50 |" in lines["published"]
+    streams = [r["streams"] for r in results if r["recipe"] == f"{BASE}-published"]
+    last = [sum(s[f"{stream}_loss"][-1] for s in streams) / 3 for stream in ("plain", "related")]
+    assert f"| {last[0]:.2f} | {last[1]:.2f} | 50 |" in lines["published"]
     assert "| – | – | 100 |" in lines["long"]
     assert f"{BASE}-long`, baseline" in page
     assert "makes 2,100 updates" in page
+
+
+def test_the_study_says_how_much_the_modules_relate(tmp_path):
+    results = study()
+    measured = health()
+    measured["points"][3]["change_quiet"] = 0.071
+    results[3]["stream_health"] = measured
+    page = results_page(write(tmp_path, results))
+    line = next(line for line in page.splitlines() if line.startswith("| `published`"))
+    assert "| 7.1% | 31.0% |" in line
+    assert "Measured after training" in page
 
 
 def test_a_study_of_a_papers_row_stands_beside_its_number(tmp_path):
@@ -121,10 +133,10 @@ def test_a_variant_borrows_the_baseline_of_its_study_and_says_so(tmp_path):
     recipes = with_references(by_recipe(load_runs([write(tmp_path, results)])))
     runs = recipes[f"{BASE}-stable-block8"]
     assert sorted((run.method, run.seed) for run in runs) == [
-        ("baseline", 0), ("baseline", 1), ("batchformer", 0), ("batchformer", 1),
+        ("baseline", 0), ("baseline", 1), ("batchformer", 0), ("batchformer", 1), ("batchformer", 7),
     ]  # fmt: skip
     assert command(runs).splitlines() == [
-        f"batchformer fit {BASE} --name {BASE}-stable-block8 --method batchformer --seed {s}" for s in (0, 1)
+        f"batchformer fit {BASE} --name {BASE}-stable-block8 --method batchformer --seed {s}" for s in (0, 1, 7)
     ]
     assert command(load_runs([write(tmp_path / "short", [result(recipe="cifar100-lt-100-short")])])) == (
         "batchformer fit cifar100-lt-100 --name cifar100-lt-100-short --method batchformer --seed 0"
@@ -212,7 +224,7 @@ def test_pictures_of_a_run_are_inside_the_page_and_nothing_else_is(tmp_path):
     ]
     (folder / "pictures.json").write_text(json.dumps(index))
     text = write_report([tmp_path], tmp_path / "page.html").read_text()
-    assert text.count("data:image/png;base64,") == 1
+    assert text.count("data:image/") == text.count("data:image/png;base64,") == 1
     assert 'alt="Who &amp; whom"' in text
     assert "&lt;b&gt;caption" in text
     assert "onload" not in text

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from batchformer.report.comparison import by_seed, format_difference, format_summary, metrics_of
+from batchformer.report.health import number, series
 from batchformer.report.markdown import markdown, one_digit
 from batchformer.report.paper import MAIN, STUDIES
 from batchformer.report.provenance import caveats, differs_from, facts
@@ -65,6 +66,12 @@ def _reading(study: Study, metric: str, columns: Sequence[str]) -> str:
             " Plain and related: the training loss of each stream in the last epoch (a related loss at the logarithm "
             "of the number of classes is chance)."
         )
+    if "change, least" in columns:
+        told += (
+            " Measured after training, dropout off: by how much of their norm the module that changes them least "
+            "changes the related tokens, and which share of the gradient of a sample's loss (sum of norms) falls on "
+            "others."
+        )
     return told
 
 
@@ -75,6 +82,15 @@ def _mean_of(runs: Sequence[Run], part: Callable[[Run], float | None], form: str
 
 def _last_loss(stream: str) -> Callable[[Run], float | None]:
     return lambda run: next((value for value in reversed(run.streams.get(stream, [])) if value is not None), None)
+
+
+def _least_change(run: Run) -> float | None:
+    changes = [value for value in series(run.health.get("points", []), "change_quiet") if value is not None]
+    return min(changes, default=None)
+
+
+def _share_on_others(run: Run) -> float | None:
+    return number(run.health, "gradient_on_others", "quiet", "norm_share")
 
 
 def _number(key: str) -> Callable[[Run], float | None]:
@@ -88,6 +104,8 @@ def _number(key: str) -> Callable[[Run], float | None]:
 _EXTRA: dict[str, Callable[[Sequence[Run]], str]] = {
     "loss, plain": lambda runs: _mean_of(runs, _last_loss("plain_loss"), ".2f"),
     "loss, related": lambda runs: _mean_of(runs, _last_loss("related_loss"), ".2f"),
+    "change, least": lambda runs: _mean_of(runs, _least_change, ".1%"),
+    "gradient on others": lambda runs: _mean_of(runs, _share_on_others, ".1%"),
     "epochs": lambda runs: _mean_of(runs, _number("epochs"), ".0f"),
     "wall time, s": lambda runs: _mean_of(runs, _number("wall_s"), ",.0f"),
 }
