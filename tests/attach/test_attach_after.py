@@ -140,6 +140,15 @@ def test_wrong_calls_say_what_to_do_and_leave_nothing(arguments: dict, says: str
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+def test_a_model_of_an_unusual_input_is_asked_to_say_it() -> None:
+    model = Blocks()
+    model.default_cfg = {}
+    with pytest.raises(UserError, match=r"Blocks did not take a blank image.*default_cfg"):
+        bf.attach(model, blocks=[1], heads=2)
+    model.default_cfg = {"input_size": (5, 6)}
+    bf.attach(model, blocks=[1], heads=2)
+
+
 def test_attaching_twice_is_refused_with_the_side_it_is_on() -> None:
     model = Blocks()
     bf.attach(model, blocks=[1], heads=2)

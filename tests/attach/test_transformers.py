@@ -126,6 +126,20 @@ def test_blocks_have_their_place(kind: str, paths: tuple[str, ...]) -> None:
     assert bf.attach(build(kind), blocks="all", heads=2).paths == paths
 
 
+def test_a_timm_model_inside_transformers_is_found() -> None:
+    arguments = {"img_size": 16, "depth": 1, "embed_dim": 24}
+    config = transformers.TimmWrapperConfig(
+        architecture="vit_tiny_patch16_224", num_labels=CLASSES, model_args=arguments
+    )
+    model, (images, labels) = transformers.TimmWrapperForImageClassification(config).train(), batch()
+    for places, paths in (({}, ("timm_model.head",)), ({"blocks": [0]}, ("timm_model.blocks.0",))):
+        attachment = bf.attach(model, heads=3, dropout=0.0, **places)
+        outputs = model(images, labels=labels)
+        assert attachment.paths == paths
+        torch.testing.assert_close(outputs.loss, mean_of_streams(attachment, outputs.logits, labels))
+        attachment.detach()
+
+
 def trainer(model: nn.Module, folder: Path, steps: int = 4, **arguments: Any) -> Any:
     images, labels = batch(12)
     data = [{"pixel_values": image, "labels": int(label)} for image, label in zip(images, labels, strict=True)]

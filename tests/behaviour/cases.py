@@ -98,7 +98,7 @@ def _sequential() -> nn.Module:
     )
 
 
-# Small pictures where the architecture takes any size; the real one where it does not.
+# Small pictures where the architecture takes any size, the real one where it does not; few blocks where they repeat.
 CASES = [
     _timm("resnet18", 64),
     _timm("resnet50", 64),
@@ -107,11 +107,11 @@ CASES = [
     _timm("mobilenetv3_small_050", 64),
     _timm("regnetx_002", 64),
     _timm("densenet121", 64),
-    _timm("vit_tiny_patch16_224", 64, img_size=64),
-    _timm("deit_tiny_distilled_patch16_224", 64, img_size=64),
-    _timm("swin_tiny_patch4_window7_224", 112, img_size=112),
-    _timm("cait_xxs24_224", 64, img_size=64),
-    _timm("xcit_nano_12_p16_224", 64, img_size=64),
+    _timm("vit_tiny_patch16_224", 64, img_size=64, depth=4),
+    _timm("deit_tiny_distilled_patch16_224", 64, img_size=64, depth=4),
+    _timm("swin_tiny_patch4_window7_224", 112, img_size=112, depths=(2, 2, 1, 1)),
+    _timm("cait_xxs24_224", 64, img_size=64, depth=4),
+    _timm("xcit_nano_12_p16_224", 64, img_size=64, depth=4),
     _timm("pvt_v2_b0", 64),
     _timm("mixer_s32_224", 64, img_size=64),
     _timm("levit_128s"),
@@ -127,15 +127,16 @@ CASES = [
 # BatchFormerV2 at every token or pixel. XCiT and the inner blocks of PVT noted the batch size before: they run wide.
 TOKEN_CASES = [
     _timm("vit_tiny_patch16_224", 64, {"blocks": [8]}, img_size=64),
-    _timm("deit_tiny_distilled_patch16_224", 64, {"after": ["blocks.2", "blocks.5"]}, img_size=64),
-    _timm("cait_xxs24_224", 64, {"after": ["blocks.3"]}, img_size=64),
-    _timm("xcit_nano_12_p16_224", 64, {"after": ["blocks.3", "blocks.5"]}, img_size=64),
+    _timm("vit_tiny_patch16_224", 64, {"blocks": "all"}, img_size=64, depth=4),
+    _timm("deit_tiny_distilled_patch16_224", 64, {"after": ["blocks.1", "blocks.2"]}, img_size=64, depth=4),
+    _timm("cait_xxs24_224", 64, {"after": ["blocks.1"]}, img_size=64, depth=4),
+    _timm("xcit_nano_12_p16_224", 64, {"after": ["blocks.1", "blocks.2"]}, img_size=64, depth=4),
     _timm("pvt_v2_b0", 64, {"after": ["stages.1.blocks.0"]}),
-    _timm("swin_tiny_patch4_window7_224", 112, {"after": ["layers.1"]}, img_size=112),
+    _timm("swin_tiny_patch4_window7_224", 112, {"after": ["layers.1"]}, img_size=112, depths=(2, 2, 1, 1)),
     _timm("mvitv2_tiny", 64, {"after": ["stages.1.blocks.0"], "heads": 2}, img_size=64),
     _timm("beit_base_patch16_224", 64, {"after": ["blocks.1"]}, img_size=64, depth=3),
-    _timm("eva02_tiny_patch14_224", 56, {"after": ["blocks.4"]}, img_size=56),
-    _timm("vit_small_patch14_reg4_dinov2", 28, {"after": ["blocks.4"]}, img_size=28),
+    _timm("eva02_tiny_patch14_224", 56, {"after": ["blocks.1"]}, img_size=56, depth=4),
+    _timm("vit_small_patch14_reg4_dinov2", 28, {"after": ["blocks.1"]}, img_size=28, depth=4),
     _timm("convnext_atto", 64, {"after": ["stages.1"]}),
     _timm("resnet18", 64, {"after": ["layer2", "layer3"]}),
 ]

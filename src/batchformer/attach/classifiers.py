@@ -74,7 +74,8 @@ def _named_by_transformers(model: nn.Module) -> list[str]:
     backbone = getattr(model, "base_model_prefix", None)
     if not isinstance(backbone, str) or backbone not in model._modules:
         return []
-    return [name for name in model._modules if name.endswith("classifier")]
+    beside = [name for name in model._modules if name.endswith("classifier")]
+    return beside or [f"{backbone}.{path}" for path in _named_by_timm(model.get_submodule(backbone))]  # a timm model
 
 
 def _usually_named(model: nn.Module) -> list[str]:

@@ -40,10 +40,15 @@ def watch(model: nn.Module, images: int) -> dict[str, Calls]:
 
         handles += [module.register_forward_pre_hook(begin, with_kwargs=True), module.register_forward_hook(end)]
     try:
-        call_blank(model, images, before_each=seen.clear)
+        problem = call_blank(model, images, before_each=seen.clear)[1]
     finally:
         for handle in handles:
             handle.remove()
+    if problem is not None:
+        raise UserError(
+            f"{type(model).__name__} did not take a blank image of any usual size ({problem}): say what it takes with "
+            f'model.default_cfg = {{"input_size": (channels, height, width)}}, then attach.'
+        )
     return seen
 
 

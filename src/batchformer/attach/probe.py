@@ -100,18 +100,23 @@ def call_blank(
 
 
 def _input_shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    size = config.get("input_size") if isinstance(config, dict) else getattr(config, "input_size", None)
-    built = getattr(
-        getattr(model, "patch_embed", None), "img_size", None
-    )  # a ViT made for another size than its weights
-    shapes = [(3, *built)] if isinstance(built, tuple) else _shape_in_config(model)
-    shapes += [tuple(size)] if size else []
+    """What the model, or the one that transformers wraps, says of its input; then usual sizes."""
+    inner = model._modules.get(getattr(model, "base_model_prefix", None) or "")
+    shapes = [shape for part in (model, inner) if part is not None for shape in _said_shapes(part)]
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)), None)
     if isinstance(first, nn.Linear):
         shapes.append((first.in_features,))
     channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
     return shapes + [(channels, s, s) for s in _SIZES if (channels, s, s) not in shapes]
+
+
+def _said_shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    size = config.get("input_size") if isinstance(config, dict) else getattr(config, "input_size", None)
+    # a ViT made for another size than its weights
+    built = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    shapes = [(3, *built)] if isinstance(built, tuple) else _shape_in_config(model)
+    return shapes + ([tuple(size)] if size else [])
 
 
 def _shape_in_config(model: nn.Module) -> list[tuple[int, ...]]:
