@@ -7,6 +7,7 @@ step), so the layer's own fast attention stays as it is.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -63,9 +64,13 @@ def attention_rows(
         q = q.mean(2, keepdim=True)
     if k.shape[1] != q.shape[1]:  # grouped queries: several heads read the same keys
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    with torch.autocast(q.device.type, enabled=False):
+    with _full_precision(q.device.type):
         logits = (q.float() * _scale(layer, q.shape[-1])) @ k.float().transpose(-2, -1)
         return (logits if bias is None else logits + _bias_rows(bias.float(), query, start)).softmax(-1).mean(1)
+
+
+def _full_precision(device: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def _bias_rows(bias: Tensor, query: Query, start: int) -> Tensor:
