@@ -1,19 +1,18 @@
-"""The line of docs/recipes.md about a recipe, made from its YAML file."""
+"""The line of docs/recipes.md about a recipe, made from its YAML file and those it extends."""
 
 from __future__ import annotations
 
 import inspect
 from importlib import import_module
 
-import yaml
-
-from batchformer._cli.shelf import recipe_text
+from batchformer._cli.recipe_file import read_recipe
+from batchformer._cli.shelf import find_recipe
 
 HEADER = "| recipe | backbone | loss over the streams | epochs | batch | learning rate | weight decay | augmentation |"
 
 
 def recipe_row(name: str) -> str:
-    recipe = yaml.safe_load(recipe_text(name))
+    recipe = read_recipe(find_recipe(name)[1])
     model, data = recipe["model"], recipe["data"]["init_args"]
     room, _, kind = recipe["data"]["class_path"].rpartition(".")
     keywords = inspect.signature(getattr(import_module(room), kind)).parameters

@@ -12,7 +12,7 @@ import sys
 
 from batchformer.cli import main
 from batchformer.running import checkpoint_io
-from batchformer.tasks.long_tailed import LongTailed
+from batchformer.tasks import ImageTask
 
 
 def die() -> None:
@@ -20,14 +20,14 @@ def die() -> None:
 
 
 def die_at_step(step: int) -> None:
-    train = LongTailed.training_step
+    train = ImageTask.training_step
 
     def training_step(self, batch, batch_idx):
         if self.trainer.global_step == step:
             die()
         return train(self, batch, batch_idx)
 
-    LongTailed.training_step = training_step
+    ImageTask.training_step = training_step
 
 
 def die_in_write(count: int) -> None:

@@ -13,18 +13,24 @@ import torch
 from batchformer.cli import main
 
 # 490 training images in batches of 64 are 7 steps an epoch: step 13 is the last but one of the second epoch.
-RUN = ["fit", "digits-lt", "--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2", "--no-analysis"]
+THREE_EPOCHS = ["--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2", "--no-analysis"]
+DIGITS = ("digits-lt",)
+# AdamW, mixing, averaged weights, a learning rate for every step, and the losses of both streams
+VIT = ("vit-digits", "--data.imbalance", "20", "--model.mix.mixup", "0.5", "--model.mix.cutmix", "1",
+       "--model.ema", "0.9", "--model.backbone_args.depth", "2", "--model.batchformer.blocks", "[0,1]")  # fmt: skip
 EACH_EPOCH = ["--run.checkpoint_every_epochs", "1"]
 INSIDE_EPOCHS = ["--run.checkpoint_every_steps", "3"]
 ENDS_BY_STEPS = ["--trainer.max_steps", "18"]
 # What the run keeps, where it dies, and the step of the checkpoint that must be there then.
 KILLS = {
-    "in the middle of an epoch, checkpoint inside it": (INSIDE_EPOCHS, "step", 13, 12),
-    "in the middle of an epoch, checkpoint at the end of the one before": (EACH_EPOCH, "step", 10, 7),
-    "in the middle of writing a checkpoint inside an epoch": (INSIDE_EPOCHS, "write", 4, 9),
-    "in the middle of writing the checkpoint of the last epoch": (EACH_EPOCH, "write", 3, 14),
-    "before the first checkpoint": (EACH_EPOCH, "step", 5, None),
-    "in a run that ends by its steps": ([*EACH_EPOCH, *ENDS_BY_STEPS], "step", 10, 7),
+    "in the middle of an epoch, checkpoint inside it": (DIGITS, INSIDE_EPOCHS, "step", 13, 12),
+    "in the middle of an epoch, checkpoint at the end of the one before": (DIGITS, EACH_EPOCH, "step", 10, 7),
+    "in the middle of writing a checkpoint inside an epoch": (DIGITS, INSIDE_EPOCHS, "write", 4, 9),
+    "in the middle of writing the checkpoint of the last epoch": (DIGITS, EACH_EPOCH, "write", 3, 14),
+    "before the first checkpoint": (DIGITS, EACH_EPOCH, "step", 5, None),
+    "in a run that ends by its steps": (DIGITS, [*EACH_EPOCH, *ENDS_BY_STEPS], "step", 10, 7),
+    "ViT, in the middle of an epoch, checkpoint inside it": (VIT, INSIDE_EPOCHS, "step", 13, 12),
+    "ViT, in the middle of writing the checkpoint of the last epoch": (VIT, EACH_EPOCH, "write", 3, 14),
 }
 
 
@@ -32,8 +38,8 @@ KILLS = {
 def killed(tmp_path_factory):
     folders = {name: tmp_path_factory.mktemp("killed") / "run" for name in KILLS}
     cases = [
-        (where, number, [*RUN, *options, "--out", str(folders[name])])
-        for name, (options, where, number, _) in KILLS.items()
+        (where, number, ["fit", *recipe, *THREE_EPOCHS, *options, "--out", str(folders[name])])
+        for name, (recipe, options, where, number, _) in KILLS.items()
     ]
     program = [sys.executable, str(Path(__file__).with_name("die_at.py")), json.dumps(cases)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=300)
@@ -45,20 +51,20 @@ def killed(tmp_path_factory):
 def never_killed(tmp_path_factory):
     made = {}
 
-    def run(end):
-        if end not in made:
-            made[end] = tmp_path_factory.mktemp("unbroken") / "run"
-            assert main([*RUN, *EACH_EPOCH, *end, "--out", str(made[end])]) == 0
-        return made[end]
+    def run(*words):
+        if words not in made:
+            made[words] = tmp_path_factory.mktemp("unbroken") / "run"
+            assert main(["fit", *words, *THREE_EPOCHS, *EACH_EPOCH, "--out", str(made[words])]) == 0
+        return made[words]
 
     return run
 
 
 @pytest.mark.parametrize("name", KILLS)
 def test_resumed_run_has_the_bits_of_one_never_killed(name, killed, never_killed):
-    options, where, _, step = KILLS[name]
+    recipe, options, where, _, step = KILLS[name]
     by_steps = ENDS_BY_STEPS[0] in options
-    unbroken = never_killed(tuple(ENDS_BY_STEPS if by_steps else ()))
+    unbroken = never_killed(*recipe, *(ENDS_BY_STEPS if by_steps else ()))
     out = killed[name]
     checkpoint = out / "checkpoints/last.ckpt"
     assert not (out / "result.json").exists()
@@ -67,15 +73,18 @@ def test_resumed_run_has_the_bits_of_one_never_killed(name, killed, never_killed
     if step is not None:
         assert torch.load(checkpoint, weights_only=True)["global_step"] == step
 
-    assert main([*RUN, *options, "--out", str(out), "--resume"]) == 0
+    assert main(["fit", *recipe, *THREE_EPOCHS, *options, "--out", str(out), "--resume"]) == 0
 
     expected, found = (torch.load(p / "checkpoints/last.ckpt", weights_only=True) for p in (unbroken, out))
     assert found["global_step"] == expected["global_step"] == (18 if by_steps else 21)
     _assert_same(found["state_dict"], expected["state_dict"])
     _assert_same(found["optimizer_states"], expected["optimizer_states"])
     results = [json.loads((p / "result.json").read_text()) for p in (unbroken, out)]
-    for key in ("metrics", "per_class", "history", "epochs", "steps", "data"):
-        assert results[1][key] == results[0][key], key
+    for key in ("metrics", "per_class", "history", "streams", "epochs", "steps", "data"):
+        assert results[1].get(key) == results[0].get(key), key
+    if recipe is VIT:
+        assert any(key.startswith("ema.") for key in found["state_dict"])
+        assert [len(losses) for losses in results[0]["streams"].values()] == [3, 3]
     assert _rows(out) == _rows(unbroken)
     assert not list(out.rglob("*.partial"))
 

@@ -49,6 +49,8 @@ def test_a_terminal_is_not_redrawn_at_every_step():
 class Counting(L.LightningModule):
     """Its accuracy is the number of steps made, so a number on the line says when it was measured."""
 
+    shown_metrics = ("all", "few")
+
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))

@@ -16,6 +16,7 @@ PLACES = {
     "after a block": {"batchformer": InsertionOptions(blocks=[1])},
     "after all blocks, shared": {"batchformer": InsertionOptions(blocks="all", share=True)},
     "after named places": {"batchformer": InsertionOptions(after=["patch_embed", "blocks.2"], layer_scale=0.1)},
+    "stable after all blocks": {"batchformer": InsertionOptions(blocks="all", variant="stable")},
     "before the classifier": {"batchformer": InsertionOptions()},
     "split": {"batchformer": InsertionOptions(blocks=[0], streams="split")},
     "single": {"batchformer": InsertionOptions(blocks=[0], streams="single", group_size=4)},
@@ -71,6 +72,10 @@ class TestBuilding:
         layer = points[1].module.layers[1]
         assert (layer.dropout, layer.norm, points[1].module.streams) == (0.1, "pre", "split")
         assert layer.scale1.eq(0.2).all()
+
+    def test_the_stable_variant_is_a_word(self):
+        points = built(batchformer=InsertionOptions(blocks="all", variant="stable")).attachment.points
+        assert {point.module.layers[0].norm for point in points} == {"relative"}
 
     def test_the_plain_network_takes_the_weights_of_the_detached_one(self):
         task = built()

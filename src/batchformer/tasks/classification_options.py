@@ -22,7 +22,7 @@ class InsertionOptions:
             code has 4), and 4 where it has none.
         variant: "published", or "stable": trains after any number of blocks.
         dropout: on attention, MLP and residual branches.
-        norm: "post" as published, or "pre".
+        norm: "post" as published, "pre", or "relative" (what "stable" takes).
         layer_scale: start of a learnt factor on both branches.
         hidden_dim: width of the module's MLP; null means the width of the features, as published.
         layers: encoder layers of one module.
@@ -38,7 +38,7 @@ class InsertionOptions:
     heads: int | None = None
     variant: Literal["published", "stable"] = "published"
     dropout: float | None = None
-    norm: Literal["post", "pre"] | None = None
+    norm: Literal["post", "pre", "relative"] | None = None
     layer_scale: float | None = None
     hidden_dim: int | None = None
     layers: int = 1
@@ -57,8 +57,6 @@ class InsertionOptions:
         if not self.inside:
             for name in ("share", "batch_norm"):
                 given.pop(name)
-        if given["variant"] == "published":
-            given.pop("variant")  # the default of attach
         return {name: value for name, value in given.items() if value is not None}
 
 
