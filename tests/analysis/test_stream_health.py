@@ -309,3 +309,21 @@ def test_the_gpu_measures_what_the_cpu_measures_and_keeps_its_random_state(vit, 
         with torch.autocast("cuda", dtype):
             half = stream_health(vit, *(tensor.cuda() for tensor in batch), samples=2)
         assert half.points[0].change == pytest.approx(there.points[0].change, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["distilled", "checkpointed", "stable"])
+def test_works_in_models_with_two_heads_with_checkpointing_and_with_every_form_of_the_module(batch, kind):
+    torch.manual_seed(0)
+    shape = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": WIDTH, "num_heads": 2, "num_classes": CLASSES}
+    name = "deit_tiny_distilled_patch16_224" if kind == "distilled" else "vit_tiny_patch16_224"
+    net = timm.create_model(name, **shape)
+    if kind == "distilled":
+        net.set_distilled_training(True)
+    if kind == "checkpointed":
+        net.set_grad_checkpointing(True)
+    bf.attach(net, blocks="all", heads=2, variant="stable" if kind == "stable" else "published")
+    health = stream_health(net, *batch, samples=1)
+    assert [point.path for point in health.points] == ["blocks.0", "blocks.1"]
+    assert all(0 < point.change_quiet < 5 and 0 < point.signal < 1 and point.gradient > 0 for point in health.points)
+    assert 0 < health.gradient_on_others["quiet"].norm_share < 1
+    assert health.chance == pytest.approx(math.log(CLASSES))

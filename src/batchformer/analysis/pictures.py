@@ -112,7 +112,7 @@ def draw_features(features: FeaturePair, pictures: Sequence[Image.Image]) -> Ima
 
 
 def draw_plane(
-    features: FeaturePair, labels: Sequence[int] | None = None, size: tuple[int, int] = (900, 620)
+    features: FeaturePair, labels: Sequence[int] | None = None, size: tuple[int, int] = (1000, 1040)
 ) -> Image.Image:
     """Each sample as a point without the module (ring) and with it (disc), a line between; colours are the classes."""
     without, related = features.plane()
@@ -177,7 +177,7 @@ def write_pictures(
     table = draw_who_looks_at_whom(attention, pictures, position)
     made.append(("who-looks-at-whom.png", table, "Who looks at whom", TABLE_CAPTION.format(position=named)))
     made.append(("plane.png", draw_plane(features, labels), "How far the module moves each image", PLANE_CAPTION))
-    made = [(name, picture, title, f"After {attention.path}. {told}") for name, picture, title, told in made]
+    made = [(name, picture, title, f"After {attention.path!r}. {told}") for name, picture, title, told in made]
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture, _, _ in made:
         picture.save(folder / name, optimize=True)
