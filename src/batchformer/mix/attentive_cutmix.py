@@ -1,0 +1,166 @@
+"""Attentive CutMix: the cells a frozen network looks at most, pasted over the other image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from batchformer.errors import UserError
+from batchformer.mix._evaluating import evaluating
+from batchformer.mix.base import Draw, Mix, Partner
+from batchformer.mix.mixed import Mixed
+
+
+class AttentiveCutMix(Mix):
+    """The k most attended cells of image B over image A, y_B's part of the label k / cells (Walawalkar et al., 2020).
+
+    **Paper.** The last feature map of an ImageNet-pretrained network (7 x 7 at 224 pixels) is reduced to one heatmap;
+    its k = 6 highest cells of 49 are cut from one image and pasted at the same places of the other. lambda is k / 49.
+
+    **Released code** (unofficial, the one TransMix compares with). ResNet-50 without pooling; of its feature map *only
+    the last channel* is the heatmap; the network stays in training mode, so that its BatchNorm sees the single image;
+    images are resized to 224 pixels and back, not normalised for it; always applied.
+
+    **Here.** `channels="mean"`, as the paper reads; `"last"` is the released one. The extractor runs in eval mode
+    without gradients and is no part of any model of yours: not registered, trained or saved with it. Images are resized
+    to `size` for the extractor only; cells are cut from the images as they are. Nothing is drawn but the partner (and
+    `prob`): `alpha` is there for the sake of one interface and changes nothing.
+
+    Args:
+        extractor: any module that turns images into feature maps (batch, channels, rows, columns); `feature_map` makes
+            one of a timm or torchvision model. It is moved to the device of the images.
+        k: cells to paste; None takes 6 of 49, or as much of another grid (at least one).
+        channels: how a heatmap is made of the channels, "mean" or "last".
+        size: side the images are resized to for the extractor; None shows them as they are.
+        prepare: what the extractor needs done to the images first, `Renormalize` for example; None shows the images as
+            they come, normalised as the user's model wants them.
+    """
+
+    def __init__(
+        self,
+        extractor: nn.Module,
+        num_classes: int,
+        *,
+        alpha: float = 1.0,
+        prob: float = 1.0,
+        label_smoothing: float = 0.0,
+        per_sample: bool = False,
+        partner: Partner = "random",
+        generator: torch.Generator | None = None,
+        k: int | None = None,
+        channels: Literal["mean", "last"] = "mean",
+        size: int | None = 224,
+        prepare: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__(
+            num_classes,
+            alpha=alpha,
+            prob=prob,
+            label_smoothing=label_smoothing,
+            per_sample=per_sample,
+            partner=partner,
+            generator=generator,
+        )
+        if not isinstance(extractor, nn.Module):
+            raise UserError(
+                f"AttentiveCutMix takes an extractor (nn.Module) first, and got {type(extractor).__name__}."
+            )
+        if k is not None and (not isinstance(k, int) or k < 1):
+            raise UserError(f"AttentiveCutMix: k={k!r} must be a number of cells, at least 1.")
+        if channels not in ("mean", "last"):
+            raise UserError(f'AttentiveCutMix: channels={channels!r} must be "mean" or "last".')
+        self.extractor, self.k, self.channels = extractor, k, channels
+        self.size, self.prepare = size, prepare
+
+    def apply(
+        self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
+    ) -> Mixed:
+        height, width = images.shape[-2:]
+        heat = self.heatmap(images)
+        rows, columns = heat.shape[1:]
+        if height < rows or width < columns:
+            raise UserError(
+                f"AttentiveCutMix: the extractor's map of {rows} x {columns} cells is finer than the images of "
+                f"{height} x {width} pixels: choose a smaller size= or another extractor."
+            )
+        k = self.cells_to_paste(rows * columns)
+        cells = top_cells(heat, k)[draw.partner] * (draw.share > 0)[:, None, None]
+        mask = F.interpolate(cells[:, None], (height, width))  # nearest: every pixel to the cell it lies in
+        mixed = torch.where(mask.bool(), images[draw.partner], images)
+        part = (k / (rows * columns)) * (draw.share > 0).float().expand(len(images))
+        return CellsMixed(mixed, labels, draw.partner, mask.mean((1, 2, 3)), mask, part)
+
+    def cells_to_paste(self, cells: int) -> int:
+        k = max(1, round(6 / 49 * cells)) if self.k is None else self.k
+        if k > cells:
+            raise UserError(f"AttentiveCutMix: k={k} is more than the {cells} cells of the extractor's map.")
+        return k
+
+    @torch.no_grad()
+    def heatmap(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch rows columns"]:
+        """Where the extractor looks."""
+        first = next(self.extractor.parameters(), None)
+        if first is not None and first.device != images.device:
+            self.extractor.to(images.device)
+        seen = images.detach() if self.prepare is None else self.prepare(images.detach())
+        if self.size is not None and seen.shape[-2:] != (self.size, self.size):
+            seen = F.interpolate(seen, (self.size, self.size), mode="bilinear", antialias=True)
+        with evaluating(self.extractor):
+            features = self.extractor(seen)
+        if not isinstance(features, Tensor) or features.ndim != 4 or len(features) != len(images):
+            got = f"a tensor {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+            raise UserError(
+                f"AttentiveCutMix needs a feature map (batch, channels, rows, columns) from its extractor and got "
+                f"{got}: cut the model with batchformer.mix.feature_map."
+            )
+        return (features.mean(1) if self.channels == "mean" else features[:, -1]).float()
+
+
+class CellsMixed(Mixed):
+    """Cells of a grid that need not divide the image: labels go by cells, as published, `share` by pixels."""
+
+    def __init__(
+        self,
+        images: Float[Tensor, "batch channels height width"],
+        labels: Float[Tensor, "batch classes"],
+        partner: Int[Tensor, " batch"],
+        share: Float[Tensor, " batch"],
+        mask: Float[Tensor, "#batch 1 height width"],
+        cell_share: Float[Tensor, " batch"],
+    ) -> None:
+        super().__init__(images, labels, partner, share, mask)
+        self.cell_share = cell_share
+
+    def label_share(self) -> Float[Tensor, " batch"]:
+        return self.cell_share
+
+
+class Renormalize:
+    """Images normalised by one mean and std, as another network wants them (ImageNet's by default)."""
+
+    def __init__(
+        self,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        to_mean: tuple[float, ...] = (0.485, 0.456, 0.406),
+        to_std: tuple[float, ...] = (0.229, 0.224, 0.225),
+    ) -> None:
+        if not len(mean) == len(std) == len(to_mean) == len(to_std):
+            raise UserError("Renormalize: mean, std, to_mean and to_std must have one number for each channel.")
+        # x std + mean is the picture, (picture - to_mean) / to_std what is wanted: one scale and shift a channel
+        self.scale = [s / t for s, t in zip(std, to_std, strict=True)]
+        self.shift = [(m - n) / t for m, n, t in zip(mean, to_mean, to_std, strict=True)]
+
+    def __call__(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
+        return torch.stack([images[:, c] * self.scale[c] + self.shift[c] for c in range(len(self.scale))], dim=1)
+
+
+def top_cells(heat: Float[Tensor, "batch rows columns"], k: int) -> Float[Tensor, "batch rows columns"]:
+    """1 in the k hottest cells of each map; of equal ones those first in reading order, on every device."""
+    order: Int[Tensor, "batch cells"] = heat.flatten(1).argsort(dim=1, descending=True, stable=True)
+    return torch.zeros_like(heat).flatten(1).scatter_(1, order[:, :k], 1.0).view_as(heat)

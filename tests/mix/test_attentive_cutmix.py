@@ -1,0 +1,200 @@
+"""Attentive CutMix: which cells, whose labels, and an extractor that nothing happens to."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from batchformer.errors import UserError
+from batchformer.mix import AttentiveCutMix, Renormalize, feature_map
+
+
+class Pool(nn.Module):
+    """A feature map of as many cells as asked for: channel 0 the brightness, the last one the darkness."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool2d((rows, columns))
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, images):
+        self.seen.append(images)
+        bright = self.pool(images.mean(1, keepdim=True))
+        return torch.cat([3 * bright, -bright], dim=1)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def lit(cells: list[list[tuple[int, int]]], grid: int = 4, cell: int = 3) -> torch.Tensor:
+    """A dark image for each list of cells, those cells lit."""
+    images = torch.zeros(len(cells), 3, grid, cell, grid, cell)
+    for image, places in zip(images, cells, strict=True):
+        for row, column in places:
+            image[:, row, :, column] = 1
+    return images.reshape(len(cells), 3, grid * cell, grid * cell)
+
+
+def test_the_hottest_cells_of_the_partner_are_pasted():
+    cells = [[(0, 1), (3, 3)], [(2, 2), (2, 3)], [(1, 0), (0, 0)]]
+    mixed = AttentiveCutMix(Pool(4, 4), 3, k=2, size=None, generator=generator(1))(lit(cells), torch.arange(3))
+    for row in range(3):
+        expected = lit([cells[mixed.partner[row]]])[0, :1]
+        assert mixed.mask[row].equal(expected)
+
+
+def test_the_last_channel_can_be_the_heatmap_as_released():
+    images = lit([[(r, c) for r in range(4) for c in range(4) if (r, c) not in dark] for dark in ([(0, 1)], [(2, 2)])])
+    mixed = AttentiveCutMix(Pool(4, 4), 2, k=1, channels="last", size=None, partner="flip")(images, torch.arange(2))
+    assert mixed.mask.equal(1 - images.flip(0)[:, :1])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch=st.integers(2, 5),
+    rows=st.integers(1, 5),
+    columns=st.integers(1, 5),
+    height=st.integers(5, 16),
+    width=st.integers(5, 16),
+    per_sample=st.booleans(),
+    prob=st.sampled_from([0.0, 0.5, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_pixels_and_labels_belong_together(batch, rows, columns, height, width, per_sample, prob, seed):
+    images = torch.rand(batch, 3, height, width, generator=generator(seed))
+    mix = AttentiveCutMix(
+        Pool(rows, columns), 4, size=None, per_sample=per_sample, prob=prob, generator=generator(seed)
+    )
+    mixed = mix(images, torch.randint(4, (batch,), generator=generator(seed)))
+    other = mixed.mask.bool().expand_as(images)
+    assert mixed.images[other].equal(images[mixed.partner][other])
+    assert mixed.images[~other].equal(images[~other])
+    torch.testing.assert_close(mixed.share, mixed.mask.mean((1, 2, 3)))
+    torch.testing.assert_close(mixed.targets().sum(1), torch.ones(batch))
+    cells = rows * columns
+    pasted = mixed.share > 0
+    expected = pasted * max(1, round(cells * 6 / 49)) / cells
+    torch.testing.assert_close(mixed.label_share(), expected)
+    if height % rows == 0 and width % columns == 0:
+        torch.testing.assert_close(mixed.share, expected)
+
+
+def test_six_cells_of_forty_nine_is_the_default_and_other_grids_follow():
+    mix = AttentiveCutMix(Pool(7, 7), 2)
+    assert [mix.cells_to_paste(cells) for cells in (49, 196, 16, 1)] == [6, 24, 2, 1]
+    assert AttentiveCutMix(Pool(7, 7), 2, k=6).cells_to_paste(16) == 6
+
+
+def test_the_extractor_sees_resized_and_renormalised_images_and_the_mix_keeps_its_own():
+    pool = Pool(7, 7)
+    mean, std = (0.2, 0.3, 0.4), (0.5, 0.6, 0.7)
+    pictures = torch.rand(2, 3, 30, 20)
+    images = (pictures - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    mixed = AttentiveCutMix(pool, 2, size=14, prepare=Renormalize(mean, std, (0, 0, 0), (1, 1, 1)))(
+        images, torch.arange(2)
+    )
+    assert mixed.images.shape == images.shape
+    assert pool.seen[0].shape == (2, 3, 14, 14)
+    expected = nn.functional.interpolate(pictures, (14, 14), mode="bilinear", antialias=True)
+    torch.testing.assert_close(pool.seen[0], expected)
+
+
+def test_nothing_happens_to_the_extractor():
+    extractor = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
+    extractor[2].eval()
+    before = copy.deepcopy(extractor.state_dict())
+    mix = AttentiveCutMix(extractor, 2, size=None, k=3)
+    images = torch.rand(4, 3, 16, 16, requires_grad=True)
+    one, two = mix.heatmap(images), mix.heatmap(images)
+    assert one.equal(two)  # neither dropout nor batch statistics
+    assert not one.requires_grad
+    assert all(value.equal(before[name]) for name, value in extractor.state_dict().items())
+    assert [module.training for module in extractor] == [True, True, False]
+    owner = nn.Module()
+    owner.mix = mix
+    assert not list(owner.parameters())
+    assert not owner.state_dict()
+
+
+def test_the_mixed_image_carries_the_gradient_of_the_images_but_the_labels_none():
+    images = torch.rand(3, 3, 8, 8, requires_grad=True)
+    mixed = AttentiveCutMix(Pool(4, 4), 3, size=None)(images, torch.arange(3))
+    assert not mixed.targets().requires_grad
+    mixed.images.sum().backward()
+    torch.testing.assert_close(images.grad.sum(), torch.tensor(float(images.numel())))
+
+
+def test_the_same_seed_gives_the_same_batch_and_a_pickled_mix_goes_on():
+    images, ids = torch.rand(5, 3, 12, 12), torch.arange(5)
+    mix = AttentiveCutMix(Pool(4, 4), 5, size=None, generator=generator(2))
+    twin = AttentiveCutMix(Pool(4, 4), 5, size=None, generator=generator(2))
+    assert mix(images, ids).images.equal(twin(images, ids).images)
+    mix.generator = None
+    again = pickle.loads(pickle.dumps(mix))
+    assert again.heatmap(images).equal(mix.heatmap(images))
+
+
+@pytest.mark.parametrize(("name", "channels", "grid"), [("resnet18", 512, 2), ("vit_tiny_patch16_224", 192, 4)])
+def test_timm_models_are_cut_after_their_last_map(name, channels, grid):
+    timm = pytest.importorskip("timm")
+    options = {"img_size": 64} if "vit" in name else {}
+    cut = feature_map(timm.create_model(name, **options).eval())
+    assert cut(torch.rand(2, 3, 64, 64)).shape == (2, channels, grid, grid)
+
+
+def test_a_transformers_cells_lie_where_its_patches_do():
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("vit_tiny_patch16_224", img_size=(32, 48), depth=1).eval()
+    images = torch.rand(1, 3, 32, 48)
+    tokens = model.forward_features(images)[0, 1:]
+    assert feature_map(model)(images)[0, :, 1, 2].equal(tokens[1 * 3 + 2])
+
+
+@pytest.mark.parametrize(("name", "channels"), [("resnet18", 512), ("mobilenet_v2", 1280)])
+def test_torchvision_models_are_cut_after_their_last_map(name, channels):
+    models = pytest.importorskip("torchvision.models")
+    model = getattr(models, name)(weights=None).eval()
+    cut = feature_map(model)
+    images = torch.rand(2, 3, 64, 64)
+    assert cut(images).shape == (2, channels, 2, 2)
+    pooled = cut(images).mean((2, 3))
+    head = model.fc if hasattr(model, "fc") else model.classifier
+    torch.testing.assert_close(head(pooled), model(images))
+
+
+def test_bad_input_is_refused_with_a_way_out():
+    images, ids = torch.rand(2, 3, 8, 8), torch.arange(2)
+    with pytest.raises(UserError, match="feature_map"):
+        AttentiveCutMix(nn.Sequential(nn.Flatten()), 2, size=None)(images, ids)
+    with pytest.raises(UserError, match="more than the 4 cells"):
+        AttentiveCutMix(Pool(2, 2), 2, k=5, size=None)(images, ids)
+    with pytest.raises(UserError, match="finer than the images"):
+        AttentiveCutMix(Pool(9, 2), 2)(images, ids)
+    with pytest.raises(UserError, match="extractor"):
+        AttentiveCutMix(lambda x: x, 2)
+    with pytest.raises(UserError, match="k=0"):
+        AttentiveCutMix(Pool(2, 2), 2, k=0)
+    with pytest.raises(UserError, match="channels='max'"):
+        AttentiveCutMix(Pool(2, 2), 2, channels="max")
+    with pytest.raises(UserError, match="drop_last"):
+        AttentiveCutMix(Pool(2, 2), 2)(images[:1], ids[:1])
+    with pytest.raises(UserError, match="Linear"):
+        feature_map(nn.Linear(2, 2))
+    with pytest.raises(UserError, match="each channel"):
+        Renormalize((0.5,), (0.5,))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_the_gpu_the_extractor_follows_and_the_batch_is_that_of_the_cpu():
+    images, ids = torch.rand(5, 3, 28, 28), torch.arange(5)
+    extractor = nn.Conv2d(3, 8, 4, stride=4)
+    here = AttentiveCutMix(copy.deepcopy(extractor), 5, size=None, generator=generator(1))(images, ids)
+    there = AttentiveCutMix(extractor, 5, size=None, generator=generator(1))(images.cuda(), ids.cuda())
+    assert there.images.cpu().equal(here.images)
+    torch.testing.assert_close(there.targets().cpu(), here.targets())
