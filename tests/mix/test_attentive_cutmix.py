@@ -192,8 +192,8 @@ def test_bad_input_is_refused_with_a_way_out():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_gpu_the_extractor_follows_and_the_batch_is_that_of_the_cpu():
-    images, ids = torch.rand(5, 3, 28, 28), torch.arange(5)
-    extractor = nn.Conv2d(3, 8, 4, stride=4)
+    images, ids = torch.rand(5, 3, 28, 28, dtype=torch.float64), torch.arange(5)
+    extractor = nn.Conv2d(3, 8, 4, stride=4).double()
     here = AttentiveCutMix(copy.deepcopy(extractor), 5, size=None, generator=generator(1))(images, ids)
     there = AttentiveCutMix(extractor, 5, size=None, generator=generator(1))(images.cuda(), ids.cuda())
     assert there.images.cpu().equal(here.images)
