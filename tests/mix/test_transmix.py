@@ -185,6 +185,11 @@ def test_a_model_without_attention_is_refused():
             bf.mix.TransMix(model, 5)
 
 
+def test_a_model_that_drops_patches_is_refused():
+    with pytest.raises(UserError, match="drops patches in training"):
+        bf.mix.TransMix(vit("vit_tiny_patch16_224", patch_drop_rate=0.25).build(), 5)
+
+
 def test_attention_that_is_not_softmax_of_queries_and_keys_is_not_read():
     # talking heads and cross-covariance: of CaiT and XCiT the class-attention layers alone are read
     for case in CASES[-4:-2]:
@@ -198,12 +203,12 @@ def test_targets_before_the_forward_pass_are_refused():
     model = VIT.build()
     mix = bf.mix.TransMix(model, 5)
     mixed = mix(VIT.images(), IDS)
-    with pytest.raises(UserError, match=r"run the model on mixed.images before mixed.targets\(\)"):
+    with pytest.raises(UserError, match=r"on mixed.images before mixed.targets\(\)"):
         mixed.targets()
     model(mixed.images)
     targets = mixed.targets()
     later = mix(VIT.images(), IDS)
-    with pytest.raises(UserError, match="run the model"):
+    with pytest.raises(UserError, match="run the model given to TransMix"):
         later.targets()
     assert torch.equal(mixed.targets(), targets)
 

@@ -40,6 +40,11 @@ def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tu
     chosen: ClassQuery = query or ("class" if has_class and not pooled else "mean")
     found: list[tuple[str, nn.Module, Reader]] = []
     for path, module in model.named_modules():
+        if type(module).__name__ == "PatchDropout" and getattr(module, "prob", 0) > 0:
+            raise UserError(
+                f"{type(model).__name__} drops patches in training ({path}), so its tokens no longer tell their place "
+                f"in the image: build it with patch_drop_rate=0 for TransMix."
+            )
         if _is_window_block(module):
             found.append((path, module, WindowReader("mean")))
         elif _is_pyramid(module):
