@@ -57,6 +57,18 @@ def test_export_loads_into_the_stock_timm_model(say, vit_run, tmp_path):
     assert all(torch.equal(weights[key], trained[f"net.{key}"]) for key in weights)
 
 
+def test_export_of_the_average_is_the_average(say, vit_run, tmp_path, tiny_run):
+    code, _, err = say("export", vit_run, "--ema", "--out", tmp_path / "average.safetensors")
+    assert code == 0, err
+    weights = load_file(tmp_path / "average.safetensors")
+    trained = torch.load(vit_run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(weights[key], trained[f"ema.module.{key}"]) for key in weights)
+    assert not torch.equal(weights["head.weight"], trained["net.head.weight"])
+    code, _, err = say("export", tiny_run, "--ema")
+    assert code == 2
+    assert "--model.ema" in err
+
+
 def test_predict_classifies(say, vit_run, tmp_path):
     Image.new("RGB", (20, 30), 77).save(tmp_path / "one.png")
     code, out, err = say("predict", vit_run, tmp_path / "one.png", "--out", tmp_path / "predictions.csv")

@@ -11,15 +11,17 @@ from batchformer.errors import UserError
 from batchformer.running.atomic import write_atomically
 
 HELP = """
-batchformer export RUN [--out model.safetensors]
+batchformer export RUN [--out model.safetensors] [--ema]
 
 Write the plain weights of a run, without BatchFormer, and prove that they load strictly into the stock model and give
 the same outputs. Metadata in the file: backbone, num_classes, class_names, image_size, mean, std.
+
+  --ema    the moving average of the weights, of a run that kept one (model.ema)
 """
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [Option("out")])
+    given = read_arguments(args, [Option("out"), Option("ema", "nothing")])
     if len(given.positional) != 1:
         raise UserError("export needs one run folder: batchformer export runs/digits-lt/batchformer-seed0")
 
@@ -27,7 +29,7 @@ def run(args: list[str]) -> int:
 
     found = load_run(given.positional[0])
     out = Path(given.value("out") or found.folder.path / "model.safetensors")
-    proof = export(found, out)
+    proof = export(found, out, averaged=given.flag("ema"))
     print(f"{out}: {proof['tensors']} tensors, {proof['parameters']:,} parameters, no trace of BatchFormer.")
     print(f"Proved: they load strict=True into a fresh {proof['builder']},")
     print(f"        and on {proof['images']} random images its outputs equal those of the trained network bit for bit.")
@@ -38,17 +40,25 @@ def run(args: list[str]) -> int:
     return 0
 
 
-def export(found: Any, out: Path) -> dict[str, Any]:
+def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
     """Write the file; refuse to if a fresh stock model does not load it or answers differently."""
     import torch
     from safetensors.torch import load, save
 
-    task, data = found.task, found.data
+    import batchformer as bf
+
+    task, data, net = found.task, found.data, found.task.net
+    if averaged:
+        if not hasattr(task, "ema"):
+            raise UserError(
+                f"{found.folder.path} kept no moving average of its weights: train with --model.ema 0.9999."
+            )
+        net = task.ema.module
     images = torch.randn(4, 3, data.image_size, data.image_size, generator=torch.Generator().manual_seed(0))
-    task.net.to(memory_format=torch.contiguous_format)  # another layout sums in another order
+    net.to(memory_format=torch.contiguous_format)  # another layout sums in another order
     with torch.inference_mode():
-        expected = task.net.eval()(images)
-    plain = task.net if task.attachment is None else task.attachment.detach()
+        expected = net.eval()(images)
+    plain = net if task.attachment is None else bf.detach(net)
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in plain.state_dict().items()}
     classes = len(task.class_counts)
     content = save(weights, _metadata(found, classes))
