@@ -30,6 +30,7 @@ results: install
 	$(BIN)/python -m batchformer.report.results_page results docs/results.md
 	$(BIN)/batchformer report results/cifar100-lt-100 results/cifar100-lt-200 --out docs/report.html
 	$(BIN)/python -m batchformer.report.readme_table results README.md
+	$(BIN)/python -m batchformer.report.stability_page .
 
 # The lock names versions only: no index addresses.
 lock: install

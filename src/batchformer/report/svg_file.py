@@ -1,0 +1,35 @@
+"""A chart as a file of its own, for pages that are Markdown: colours inside, light and dark, and a legend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from batchformer.report.charts import HEIGHT, WIDTH, Chart, Point
+
+_COLOURS = (("#c2410c", "#fb923c"), ("#b45309", "#fcd34d"), ("#7c3aed", "#c4b5fd"), ("#64748b", "#94a3b8"),
+            ("#0e7490", "#67e8f9"), ("#15803d", "#4ade80"))  # fmt: skip
+_STYLE = """text{font:12px system-ui,sans-serif;fill:#334155}.tick{font-size:11px}.tick.y{text-anchor:end}
+.tick.x,.label{text-anchor:middle}.grid{stroke:#cbd5e1;stroke-width:.6}.axis,.mark,.zero{stroke:#64748b}
+.line{fill:none;stroke-width:2}svg{background:#fff}"""
+_DARK = "text{fill:#cbd5e1}.grid{stroke:#334155}svg{background:#0f172a}"
+
+
+def lines_svg(chart: Chart, lines: Mapping[str, Sequence[Point]], title: str, description: str) -> str:
+    """The lines drawn into the chart, named to the right of it."""
+    names = list(lines)
+    for k, points in enumerate(lines.values()):
+        chart.line(points, f"s{k}")
+    light = "".join(f".s{k}{{stroke:{_COLOURS[k % len(_COLOURS)][0]}}}" for k in range(len(names)))
+    dark = "".join(f".s{k}{{stroke:{_COLOURS[k % len(_COLOURS)][1]}}}" for k in range(len(names)))
+    style = f"<style>{_STYLE}{light}@media(prefers-color-scheme:dark){{{_DARK}{dark}}}</style>"
+    legend = "".join(
+        f'<line class="line s{k}" x1="{WIDTH + 8}" x2="{WIDTH + 30}" y1="{34 + 20 * k}" y2="{34 + 20 * k}"/>'
+        f'<text x="{WIDTH + 37}" y="{38 + 20 * k}">{escape(name)}</text>'
+        for k, name in enumerate(names)
+    )
+    inner = chart.svg(title, description)
+    head, rest = inner.split(">", 1)
+    head = head.replace(f'viewBox="0 0 {WIDTH} {HEIGHT}"', f'viewBox="0 0 {WIDTH + 200} {HEIGHT}"')
+    head = head.replace("<svg", f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH + 200}" height="{HEIGHT}"')
+    return f"{head}>{style}{rest.removesuffix('</svg>')}{legend}</svg>\n"

@@ -1,0 +1,82 @@
+"""docs/stability.md: its tables and pictures are those of the files."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from batchformer.errors import UserError
+from batchformer.report.stability_page import write_stability_page
+
+
+def start_rows() -> list[dict]:
+    rows = []
+    for form, share in (("published", 0.8), ("stable", 0.99)):
+        for depth in range(1, 13):
+            rows.append(
+                {
+                    "form": form,
+                    "depth": depth,
+                    "signal": share**depth,
+                    "between_samples": 0.5,
+                    "norm_of_plain": 1.25,
+                    "gradient_plain": 2.0,
+                    "gradient_related": 0.5,
+                }
+            )
+    return rows
+
+
+def repository(root: Path, rows: list[dict] | None) -> Path:
+    (root / "benchmarks" / "results").mkdir(parents=True)
+    (root / "docs").mkdir()
+    if rows is not None:
+        (root / "benchmarks" / "results" / "stability_start.json").write_text(json.dumps({"rows": rows}))
+    for seed, top1 in enumerate((40.0, 41.0)):
+        result = {
+            "recipe": "vit-cifar100-32-stable",
+            "method": "batchformer",
+            "seed": seed,
+            "protocol": "last",
+            "metrics": {"all": top1, "top1": top1, "top5": 70.0},
+            "streams": {"plain_loss": [4.0, 3.0], "related_loss": [4.1, 3.3]},
+            "stream_health": {
+                "points": [{"change_quiet": 0.2, "signal": 0.9}, {"change_quiet": 0.08, "signal": 0.7}],
+                "blocks": [],
+                "gradient_on_others": {"quiet": {"norm_share": 0.25}},
+            },
+        }
+        folder = root / "results" / "vit-cifar100-32-stable"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"batchformer-seed{seed}.json").write_text(json.dumps(result))
+    return root
+
+
+def cells(page: str, first: str) -> list[str]:
+    line = next(line for line in page.splitlines() if line.startswith(f"| {first} "))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_tables_are_those_of_the_files(tmp_path: Path) -> None:
+    page = write_stability_page(repository(tmp_path, start_rows())).read_text()
+    assert cells(page, "published") == ["published", "0.80", "0.41", "0.17", "0.07", "0.50", "1.25", "0.25 to 0.25"]
+    run = cells(page, "`vit-cifar100-32-stable`")
+    assert run == ["`vit-cifar100-32-stable`", "2", "3.00", "3.30", "0.70", "8.0", "25.0", "40.50"]
+
+
+def test_the_pictures_are_whole_and_name_every_form(tmp_path: Path) -> None:
+    write_stability_page(repository(tmp_path, start_rows()))
+    for name in ("stability-signal.svg", "stability-between.svg"):
+        picture = ET.parse(tmp_path / "docs" / name).getroot()
+        texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+        lines = picture.findall("{http://www.w3.org/2000/svg}polyline")
+        assert {"published", "stable"} <= set(texts)
+        assert len(lines) == 2
+
+
+def test_without_the_measurement_one_sentence_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"stability_start\.json.*benchmarks/stability\.py"):
+        write_stability_page(repository(tmp_path, None))
