@@ -31,25 +31,25 @@ def write_stability_page(root: Path) -> Path:
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{source} cannot be read ({error!r}): run benchmarks/stability.py") from None
     docs = root / "docs"
-    for name, what, title in (
-        ("signal", "signal", "share of what tells samples apart that survives dropout"),
-        ("between", "between_samples", "share of the tokens' energy that differs between samples"),
+    for name, what, label in (
+        ("signal", "signal", "signal that survives dropout"),
+        ("between", "between_samples", "share that differs between samples"),
     ):
-        (docs / f"stability-{name}.svg").write_text(_by_depth(rows, what, title), encoding="utf-8")
+        (docs / f"stability-{name}.svg").write_text(_by_depth(rows, what, label), encoding="utf-8")
     target = docs / "stability.md"
     runs = by_recipe(load_runs([root / "results"]))
     target.write_text("\n".join([BEFORE, START.format(table=_start_table(rows)), _after(runs), STABLE_FORM]))
     return target
 
 
-def _by_depth(rows: Rows, what: str, title: str) -> str:
+def _by_depth(rows: Rows, what: str, label: str) -> str:
     forms = _forms(rows)
     depths = [float(row["depth"]) for row in rows]
-    y = linear_axis([0.0, 1.0], title)
+    y = linear_axis([0.0, 1.0], label)
     chart = Chart(what, count_axis(depths, "behind the module after this block (from 1)"), y)
     lines = {form: [(float(row["depth"]), float(row[what])) for row in of_form] for form, of_form in forms.items()}
     ends = "; ".join(f"{form}: {points[-1][1]:.2f}" for form, points in lines.items())
-    return lines_svg(chart, lines, f"{title}, by depth, before training", f"At the last depth {ends}")
+    return lines_svg(chart, lines, f"{label.capitalize()}, by depth, before training", f"At the last depth {ends}")
 
 
 def _start_table(rows: Rows) -> str:
