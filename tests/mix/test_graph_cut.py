@@ -1,14 +1,23 @@
 """The batched graph cut: the global minimum, on grids small enough to try all and against alpha-beta swap on larger."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_sample_image
 
 from batchformer.errors import UserError
+from batchformer.mix import grid_cut
 from batchformer.mix.graph_cut import GridEnergy, least_energy
 from batchformer.mix.grid_cut import cut_grid
+from batchformer.mix.puzzle_energy import puzzle_energy
+from batchformer.mix.puzzle_mix import PuzzleMix
 
 from . import slow_graph_cut as slow
 
@@ -85,6 +94,29 @@ def test_never_worse_than_alpha_beta_swap_with_all_published_terms(blocks, label
             ours = slow.energy(found[row].numpy(), *arrays)
             assert ours == energy.of(found)[row].item()
             assert ours <= slow.energy(slow.swap(*arrays), *arrays)
+
+
+def test_never_worse_than_alpha_beta_swap_on_photographs():
+    """Pictures, the saliency of a network looking at them, and the energy as PuzzleMix builds it."""
+    torch.manual_seed(0)
+    photographs = [
+        torch.from_numpy(load_sample_image(name).copy()).permute(2, 0, 1) / 255 for name in ("china.jpg", "flower.jpg")
+    ]
+    crops = torch.stack(
+        [p[:, y : y + 128, x : x + 128] for p in photographs for y, x in ((0, 0), (150, 300), (290, 500))]
+    )
+    pictures = torch.nn.functional.avg_pool2d(crops, 4)
+    looking = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(3), torch.nn.Flatten(), torch.nn.Linear(800, 5)
+    )
+    saliency = PuzzleMix(looking, 5).saliency(pictures, torch.eye(5)[[0, 1, 2, 3, 4, 0]])
+    share = torch.tensor([0.1, 0.3, 0.5, 0.6, 0.8, 0.9])
+    for blocks in (2, 4, 8, 16):
+        exact = puzzle_energy(saliency, pictures, torch.tensor([3, 5, 0, 4, 2, 1]), share, blocks=blocks)
+        found = exact.of(least_energy(exact))
+        whole = GridEnergy(*(4 * (1000 * blocks**2 * part).floor() for part in (exact.unary, exact.right, exact.down)))
+        swapped = torch.stack([torch.from_numpy(slow.swap(*as_arrays(whole, row))) for row in range(6)])
+        assert (found <= exact.of(swapped) * (1 + 1e-5)).all()
 
 
 def test_alpha_beta_swap_does_get_stuck_above_the_minimum():
@@ -182,6 +214,16 @@ def test_energies_that_cannot_be_cut_are_refused():
         least_energy(GridEnergy(torch.zeros(1, 4, 3, 3), good.right, good.down))
 
 
+def test_the_kernel_cuts_as_the_tensor_operations_do():
+    pytest.importorskip("triton")
+    script = Path(__file__).with_name("interpret_kernel.py")  # in its own process: Triton interprets all or nothing
+    result = subprocess.run(
+        [sys.executable, script], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["4x4", "3x5", "1x6", "8x8"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("blocks", [2, 4, 8, 16])
@@ -189,3 +231,21 @@ def test_the_gpu_finds_the_same_labels(blocks):
     energy = published_energy(64, blocks, seed=blocks)
     there = GridEnergy(energy.unary.cuda(), energy.right.cuda(), energy.down.cuda())
     assert least_energy(there).cpu().equal(least_energy(energy))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("blocks", [2, 4, 8, 16])
+def test_with_the_kernel_nothing_waits_and_without_it_the_labels_are_the_same(blocks, monkeypatch):
+    energy = published_energy(64, blocks, seed=blocks)
+    there = GridEnergy(energy.unary.cuda(), energy.right.cuda(), energy.down.cuda())
+    assert grid_cut._kernel(there.unary.device, blocks**2) is not None
+    least_energy(there)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = least_energy(there)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    monkeypatch.setattr(grid_cut, "_kernel", lambda device, cells: None)
+    assert least_energy(there).equal(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -27,8 +29,14 @@ def cut_grid(
     cells after each sweep (valid, since labels only grow) and computed exactly now and then, which also tells which
     cells reach no room any more. When no excess reaches any, those cells are the set; grids that are done are set
     aside. All numbers are 32-bit integers: sums of gains and four times an edge must stay below 2**30.
+
+    On a CUDA device all of it is one launch (`grid_cut_kernel`) that the host does not wait for.
     """
     batch, height, width = gain.shape
+    if gain.is_cuda and (in_one_launch := _kernel(gain.device, height * width)) is not None:
+        room = _edges(right, down).permute(2, 0, 1).contiguous()
+        cells, _ = in_one_launch(gain.to(torch.int32).reshape(batch, -1).contiguous(), room, width)
+        return cells.view(batch, height, width)
     ahead, back = _neighbours(height, width, gain.device)
     # the batch comes last: a neighbour is then a whole row of memory
     excess = gain.to(torch.int32).reshape(batch, -1).T.contiguous()
@@ -99,6 +107,22 @@ def _edges(right: Tensor, down: Tensor) -> Int[Tensor, "4 cells batch"]:
     room[0, :, :-1] = room[1, :, 1:] = right.permute(1, 2, 0).to(torch.int32)
     room[2, :-1] = room[3, 1:] = down.permute(1, 2, 0).to(torch.int32)
     return room.flatten(1, 2)
+
+
+@cache
+def _kernel(device: torch.device, cells: int) -> Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None:
+    """The cut as one launch, if it runs here: Triton may be missing, or what it needs to build its launcher."""
+    try:
+        from batchformer.mix.grid_cut_kernel import LARGEST, cut_grid_in_one_launch
+
+        if cells > LARGEST:
+            return None
+        gain = torch.zeros(1, cells, dtype=torch.int32, device=device)
+        cut_grid_in_one_launch(gain, gain.new_zeros(1, 4, cells), cells)
+    except Exception as error:
+        warnings.warn(f"the graph cut runs without its Triton kernel, which is slower: {error}", stacklevel=2)
+        return None
+    return cut_grid_in_one_launch
 
 
 @cache

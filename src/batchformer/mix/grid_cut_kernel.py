@@ -1,0 +1,89 @@
+"""The minimum cut of small grids on a GPU: one program for each grid, everything in its registers.
+
+The same push-relabel as in `grid_cut`, whose tensor operations are launched one by one: some thousands of them for a
+batch, where this is a single launch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton  # type: ignore[import-untyped, import-not-found]
+import triton.language as tl  # type: ignore[import-untyped, import-not-found]
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+LARGEST = 1024  # cells of a grid; a program keeps ten numbers for each
+_ROUNDS = 100_000  # of labelling and pushing, where ten are many: a bound for the device's sake, never met
+
+
+@triton.jit
+def _cut(gain, room, cut_off, unfinished, cells, width, far, rounds, BLOCK: tl.constexpr):
+    grid = tl.program_id(0)
+    here = tl.arange(0, BLOCK)
+    inside = here < cells
+    # over a border this is some other cell: there is no room that way, so it is never used
+    to_right, to_left = (here + 1) % BLOCK, (here + BLOCK - 1) % BLOCK
+    to_below, to_above = (here + width) % BLOCK, (here + BLOCK - width) % BLOCK
+    excess = tl.load(gain + grid * cells + here, mask=inside, other=0)
+    rooms = room + grid * 4 * cells + here
+    right = tl.load(rooms, mask=inside, other=0)
+    left = tl.load(rooms + cells, mask=inside, other=0)
+    below = tl.load(rooms + 2 * cells, mask=inside, other=0)
+    above = tl.load(rooms + 3 * cells, mask=inside, other=0)
+    distance = tl.where(excess < 0, 0, far)
+    busy = tl.max((here == 0).to(tl.int32), axis=0)  # 1, as a number of the device
+    while (busy > 0) & (rounds > 0):
+        rounds -= 1
+        distance = tl.where(excess < 0, 0, far)
+        changed = busy
+        while changed > 0:
+            by_right = tl.where(right > 0, tl.gather(distance, to_right, 0), far)
+            by_left = tl.where(left > 0, tl.gather(distance, to_left, 0), far)
+            by_below = tl.where(below > 0, tl.gather(distance, to_below, 0), far)
+            by_above = tl.where(above > 0, tl.gather(distance, to_above, 0), far)
+            nearest = tl.minimum(tl.minimum(by_right, by_left), tl.minimum(by_below, by_above))
+            nearer = tl.minimum(distance, nearest + 1)
+            changed = tl.max((nearer != distance).to(tl.int32), axis=0)
+            distance = nearer
+        busy = tl.max(((excess > 0) & (distance < far)).to(tl.int32), axis=0)
+        for _ in range(0, 16 * busy):
+            at_right, at_left = tl.gather(distance, to_right, 0), tl.gather(distance, to_left, 0)
+            at_below, at_above = tl.gather(distance, to_below, 0), tl.gather(distance, to_above, 0)
+            rest = tl.maximum(excess, 0)
+            go_right = tl.where(at_right == distance - 1, tl.minimum(right, rest), 0)
+            rest -= go_right
+            go_left = tl.where(at_left == distance - 1, tl.minimum(left, rest), 0)
+            rest -= go_left
+            go_below = tl.where(at_below == distance - 1, tl.minimum(below, rest), 0)
+            rest -= go_below
+            go_above = tl.where(at_above == distance - 1, tl.minimum(above, rest), 0)
+            gained_right = tl.gather(go_left, to_right, 0) - go_right
+            gained_left = tl.gather(go_right, to_left, 0) - go_left
+            gained_below = tl.gather(go_above, to_below, 0) - go_below
+            gained_above = tl.gather(go_below, to_above, 0) - go_above
+            right += gained_right
+            left += gained_left
+            below += gained_below
+            above += gained_above
+            excess += gained_right + gained_left + gained_below + gained_above
+            by_right = tl.where(right > 0, at_right, far)
+            by_left = tl.where(left > 0, at_left, far)
+            by_below = tl.where(below > 0, at_below, far)
+            by_above = tl.where(above > 0, at_above, far)
+            allowed = tl.minimum(tl.minimum(by_right, by_left), tl.minimum(by_below, by_above)) + 1
+            distance = tl.where(excess < 0, 0, tl.minimum(tl.maximum(distance, allowed), far))
+    tl.store(cut_off + grid * cells + here, (distance >= far).to(tl.int8), mask=inside)
+    tl.store(unfinished + grid, busy)
+
+
+def cut_grid_in_one_launch(
+    gain: Int[Tensor, "batch cells"], room: Int[Tensor, "batch 4 cells"], width: int
+) -> tuple[Bool[Tensor, "batch cells"], Int[Tensor, " batch"]]:
+    """The cells of the cut, and for each grid 1 if the bound on the rounds was met before it was done."""
+    batch, cells = gain.shape
+    cut_off = torch.empty(batch, cells, dtype=torch.int8, device=gain.device)
+    unfinished = torch.empty(batch, dtype=torch.int32, device=gain.device)
+    block = max(32, triton.next_power_of_2(cells))
+    warps = max(1, min(8, block // 64))
+    _cut[(batch,)](gain, room, cut_off, unfinished, cells, width, cells + 1, _ROUNDS, BLOCK=block, num_warps=warps)
+    return cut_off.bool(), unfinished
