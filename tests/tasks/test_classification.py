@@ -182,6 +182,16 @@ def test_bf16_trains_on_the_cpu():
     assert torch.isfinite(trainer.callback_metrics["train/loss_related"])
 
 
+def test_gradients_are_clipped_by_the_trainer():
+    """With plain SGD and one step, the whole change of the weights is the learning rate times the clipped norm."""
+    task = vit_task(optimizer=AdamWOptions(name="sgd", lr=1.0, lr_per=None, weight_decay=0.0))
+    task.build(4, COUNTS)
+    before = [p.detach().clone() for p in task.net.parameters()]
+    fit(task, gradient_clip_val=0.01, max_steps=1, max_epochs=-1)
+    moved = torch.cat([(p - b).flatten() for p, b in zip(task.net.parameters(), before, strict=True)]).norm()
+    assert moved.item() == pytest.approx(0.01 * 1.9, rel=1e-3)  # Nesterov's first step is 1 + 0.9 of the gradient
+
+
 def test_a_convolutional_network_trains_with_separate_statistics():
     task = vit_task(backbone="resnet20", backbone_args={"widths": (8, 16)}, batchformer={"after": ["layer1"]})
     trainer = fit(task)
