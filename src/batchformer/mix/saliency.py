@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -90,6 +93,8 @@ def _centre_surround(grey: Float[Tensor, "batch height width"]) -> tuple[Tensor,
     """What is brighter and what is darker than its surrounds, in whole grey levels, summed over the sizes."""
     height, width = grey.shape[1:]
     integral = F.pad(grey.to(torch.int32).cumsum(1, dtype=torch.int32).cumsum(2, dtype=torch.int32), (1, 0, 1, 0))
+    if grey.is_cuda and (in_one_launch := _kernel(grey.device)) is not None:
+        return in_one_launch(grey.contiguous(), integral.contiguous(), SURROUNDS)
     signed, unsigned = torch.zeros_like(grey), torch.zeros_like(grey)
     # a half-side that reaches over the whole image gives what every larger one gives
     for reach, times in Counter(min(surround, max(height, width)) for surround in SURROUNDS).items():
@@ -102,6 +107,20 @@ def _centre_surround(grey: Float[Tensor, "batch height width"]) -> tuple[Tensor,
         signed.add_(difference, alpha=times)
         unsigned.add_(difference.abs(), alpha=times)
     return (unsigned + signed) / 2, (unsigned - signed) / 2
+
+
+@cache
+def _kernel(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]] | None:
+    """All sizes in one launch, if that runs here: Triton may be missing, or what it needs to build its launcher."""
+    try:
+        from batchformer.mix.saliency_kernel import centre_surround_in_one_launch
+
+        grey = torch.zeros(1, 2, 2, device=device)
+        centre_surround_in_one_launch(grey, torch.zeros(1, 3, 3, dtype=torch.int32, device=device), SURROUNDS)
+    except Exception as error:
+        warnings.warn(f"saliency runs without its Triton kernel, which is slower: {error}", stacklevel=2)
+        return None
+    return centre_surround_in_one_launch
 
 
 def _window(length: int, reach: int, device: torch.device) -> tuple[Tensor, Tensor]:
