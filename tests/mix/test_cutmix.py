@@ -33,6 +33,7 @@ def test_every_pixel_comes_from_one_of_two_images_and_lambda_is_the_share_of_pix
             torch.testing.assert_close(mixed.share[i], from_b.float().mean())
 
 
+@settings(max_examples=300, deadline=None)
 @given(
     share=st.floats(0, 1, width=32),
     centre=st.tuples(*[st.floats(0, 1, width=32, exclude_max=True)] * 2),
@@ -44,7 +45,7 @@ def test_the_box_is_that_of_the_paper_clipped_at_the_border(share, centre, size)
     top, bottom, left, right = box[0].tolist()
     assert 0 <= top <= bottom <= height
     assert 0 <= left <= right <= width
-    side = np.sqrt(np.float32(share))
+    side = np.sqrt(np.float64(share))
     row, column = int(np.float32(centre[0]) * height), int(np.float32(centre[1]) * width)
     tall, wide = int(side * height), int(side * width)
     assert [top, bottom] == [max(row - tall // 2, 0), min(row + (tall + 1) // 2, height)]

@@ -40,7 +40,7 @@ def opinionated(model: nn.Module) -> nn.Module:
         if any(part in name.split(".") for part in ("qkv", "q", "k", "kv", "q_proj", "k_proj", "self_attention")):
             with torch.no_grad():
                 parameter.normal_(std=0.25, generator=generator)
-        if "relative_position_bias_table" in name or "cls_token" in name:
+        if any(part in name for part in ("relative_position_bias_table", "cls_token", "q_bias", "q_norm", "k_norm")):
             with torch.no_grad():
                 parameter.normal_(generator=generator)
     return model
@@ -74,6 +74,8 @@ CASES = [
     vit("beit_base_patch16_224", "class", global_pool="token"),
     vit("eva02_tiny_patch14_224", "mean", img_size=(56, 28)),
     vit("eva02_tiny_patch14_224", "class", img_size=56, global_pool="token"),
+    vit("vit_small_patch16_224", "class", qk_norm=True),
+    vit("vit_base_patch16_224", "mean", qk_norm=True, global_pool="avg"),
     vit("cait_xxs24_224", depth_token_only=2),
     Case("xcit", "xcit_nano_12_p16_224", "class", 1, (32, 64), (2, 4), {"depth": 1}),
     Case("pvt", "pvt_v2_b0", "mean", 0, (64, 96), (2, 3), PVT),

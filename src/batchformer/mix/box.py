@@ -16,7 +16,8 @@ def box_around(
     parts of height and width). A side of odd length lies one pixel further down or right, as timm has it now; the code
     released with CutMix, SaliencyMix and TransMix halves it towards zero twice and loses that pixel.
     """
-    side = share.sqrt()
+    # Roots in float32 differ in the last bit from device to device, and with it now and then a pixel.
+    side = share.to(torch.float32 if share.device.type == "mps" else torch.float64).sqrt()
     top, bottom = _span(centre[:, 0], side, height)
     left, right = _span(centre[:, 1], side, width)
     return torch.stack(torch.broadcast_tensors(top, bottom, left, right), dim=1)
