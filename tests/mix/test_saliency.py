@@ -43,6 +43,19 @@ def test_agrees_with_opencv_on_photographs(photographs, size):
         assert np.round(255 * np.abs(fast - theirs)).max() <= steps
 
 
+def test_opencv_reads_the_bytes_of_floats_as_pixels(photographs):
+    """Which is what the released SaliencyMix code has it do: why the default here departs from it."""
+    cv2 = pytest.importorskip("cv2")
+    if not hasattr(cv2, "saliency"):
+        pytest.skip("this OpenCV has no saliency module (opencv-contrib)")
+    detector = cv2.saliency.StaticSaliencyFineGrained_create()
+    for photograph in photographs:
+        image = cv2.resize(photograph, (64, 64), interpolation=cv2.INTER_AREA)
+        normalised = ((image / 255 - 0.5) / 0.25).astype(np.float32)
+        of_bytes, of_floats = (detector.computeSaliency(one)[1].flatten() for one in (image, normalised))
+        assert abs(np.corrcoef(of_bytes, of_floats)[0, 1]) < 0.1
+
+
 def test_an_image_alone_has_the_map_it_has_in_a_batch(photographs):
     images = batch(*(image[:48, :40] for image in photographs))
     together = fine_grained_saliency(images)
