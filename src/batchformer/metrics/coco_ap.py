@@ -1,0 +1,162 @@
+"""Average precision and recall of detected boxes, as COCO counts them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from batchformer.errors import UserError
+from batchformer.metrics.box_processes import as_array, first_of_each, gathered, joined, process_and_count
+from batchformer.metrics.coco_ap_curves import average
+from batchformer.metrics.coco_ap_match import SIZES, Found, Matches, Objects, Overlaps, Totals, match, totals
+
+#: what `compute` gives, `per_class` aside
+AP_NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large",
+            "ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large")  # fmt: skip
+
+Fields = tuple[np.ndarray, ...]
+_NO_DETECTIONS = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+_NO_OBJECTS = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool))
+
+
+class AveragePrecision(ABC):
+    """What boxes and masks have in common: images are collected on the host, matched and averaged in `compute`.
+
+    All images are matched at once, in a few hundred calls of numpy. Processes exchange what was matched, not what was
+    detected; an image that several of them have seen counts once.
+    """
+
+    names = AP_NAMES
+
+    def __init__(self, num_classes: int) -> None:
+        if num_classes < 1:
+            raise UserError(f"{type(self).__name__} needs the number of classes, got {num_classes}.")
+        self.num_classes = num_classes
+        self.reset()
+
+    def reset(self) -> None:
+        self._ids: list[int] = []
+        self._found: list[Fields] = []  # label, score, area
+        self._objects: list[Fields] = []  # label, area, crowd, ignore
+
+    @abstractmethod
+    def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
+        """Add some images."""
+
+    @abstractmethod
+    def _overlaps(self, found: Found, objects: Objects) -> Overlaps:
+        """The overlap of any detection with any object of the same image."""
+
+    def compute(self) -> dict[str, Float[Tensor, ...]]:
+        """The numbers `names` lists, and `per_class`: the AP of each class, nan where it has no object."""
+        ids, matches, all_totals = zip(*gathered(self._matched()), strict=True)
+        starts = np.cumsum([0, *map(len, ids)])[:-1]
+        matched, total = joined(matches, starts), joined(all_totals, starts)
+        # every image once, in the order of their ids: detections of equal score stand in that order
+        order, keep = first_of_each(np.concatenate(ids))
+        matched = Matches(*(field[keep[matched.image]] for field in matched))
+        total = Totals(*(field[keep[total.image]] for field in total))
+        counts = np.zeros((self.num_classes, len(SIZES)), dtype=np.int64)
+        np.add.at(counts, total.label, total.counts)
+        values = average(matched._replace(image=order[matched.image]), counts)
+        return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in values.items()}
+
+    def _matched(self) -> tuple[np.ndarray, Matches, Totals]:
+        """The images of this process: their ids, what was found in them, and what there was."""
+        found = Found(*flat(self._found, _NO_DETECTIONS))
+        objects = Objects(*flat(self._objects, _NO_OBJECTS))
+        return (
+            np.array(self._ids, dtype=np.int64),
+            match(found, objects, self._overlaps(found, objects)),
+            totals(objects),
+        )
+
+    def _add(self, target: Mapping[str, Any], found: Fields, objects: Fields) -> None:
+        process, processes = process_and_count()
+        self._ids.append(int(target.get("image_id", len(self._ids) * processes + process)))
+        self._found.append(found)
+        self._objects.append(objects)
+
+    def _check_images(self, predictions: Sequence, targets: Sequence) -> None:
+        if len(predictions) != len(targets):
+            name = type(self).__name__
+            raise UserError(f"{name} got predictions for {len(predictions)} images and targets for {len(targets)}.")
+
+    def _check_labels(self, labels: np.ndarray, what: str) -> None:
+        if len(labels) and not 0 <= labels.min() <= labels.max() < self.num_classes:
+            wrong = labels.min() if labels.min() < 0 else labels.max()
+            raise UserError(f"label {wrong} in {what} is not one of the {self.num_classes} classes.")
+
+
+class CocoAP(AveragePrecision):
+    """COCO's twelve numbers as fractions of 1, equal to those of pycocotools; nan (there: -1) without any object.
+
+    `update` takes, for each image, what transformers' `post_process_object_detection` returns (`scores`, `labels`,
+    `boxes` as x1, y1, x2, y2 in pixels of the original image), and the label of the image from an evaluation batch of
+    `DetectionData`, of which it reads `image_id` and `truth`; or a dict with `boxes` (also x1, y1, x2, y2), `labels`,
+    and if known `area`, `iscrowd`, `ignore` and `image_id`. `compute` is over the images of all processes.
+    """
+
+    def reset(self) -> None:
+        super().reset()
+        self._boxes: list[Fields] = []  # of detections and of objects: x, y, width, height
+
+    def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
+        self._check_images(predictions, targets)
+        for prediction, target in zip(predictions, targets, strict=True):
+            boxes, labels = self._read(prediction, "predictions")
+            scores = as_array(prediction["scores"], float)
+            if len(scores) != len(labels):
+                raise UserError(f"predictions of an image have {len(labels)} boxes, but {len(scores)} scores.")
+            truth = target.get("truth", target)
+            true_boxes, true_labels = self._read(truth, "targets")
+            count = len(true_labels)
+            area = as_array(truth["area"], float) if "area" in truth else _area(true_boxes)
+            flags = [as_array(truth.get(key, np.zeros(count)), bool) for key in ("iscrowd", "ignore")]
+            if {len(area), *map(len, flags)} != {count}:
+                raise UserError(f"targets of an image have {count} boxes, but areas or flags for another number.")
+            self._add(target, (labels, scores, _area(boxes)), (true_labels, area, *flags))
+            self._boxes.append((boxes, true_boxes))
+
+    def _overlaps(self, found: Found, objects: Objects) -> Overlaps:
+        _, boxes, true_boxes = flat(self._boxes, (np.zeros((0, 4)), np.zeros((0, 4))))
+        return lambda rows, at: box_overlap(boxes[rows], true_boxes[at], objects.crowd[at])
+
+    def _read(self, boxes_of: Mapping[str, Any], what: str) -> tuple[np.ndarray, np.ndarray]:
+        """Boxes as x, y, width, height, and labels."""
+        missing = [key for key in ("boxes", "labels") if key not in boxes_of]
+        if missing:
+            there = ", ".join(sorted(boxes_of)) or "nothing"
+            raise UserError(f"{what} of an image have no {missing[0]!r}, only {there}.")
+        boxes, labels = as_array(boxes_of["boxes"], float).reshape(-1, 4), as_array(boxes_of["labels"], np.int64)
+        if len(boxes) != len(labels):
+            raise UserError(f"{what} of an image have {len(boxes)} boxes, but {len(labels)} labels.")
+        self._check_labels(labels, what)
+        return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1), labels
+
+
+def box_overlap(
+    one: Float[np.ndarray, "*pairs 4"], two: Float[np.ndarray, "*pairs 4"], crowd: Bool[np.ndarray, "*pairs"]
+) -> Float[np.ndarray, "*pairs"]:
+    """Intersection over union of boxes (x, y, width, height); with a crowd, over the area of the first box alone."""
+    width = np.minimum(one[..., 0] + one[..., 2], two[..., 0] + two[..., 2]) - np.maximum(one[..., 0], two[..., 0])
+    height = np.minimum(one[..., 1] + one[..., 3], two[..., 1] + two[..., 3]) - np.maximum(one[..., 1], two[..., 1])
+    common = np.clip(width, 0, None) * np.clip(height, 0, None)
+    whole = np.where(crowd, _area(one), _area(one) + _area(two) - common)
+    return np.divide(common, whole, out=np.zeros_like(common), where=common > 0)
+
+
+def flat(images: list[Fields], empty: Fields) -> list[np.ndarray]:
+    """The number of its image beside every entry, and the fields of all images one after another."""
+    number = np.repeat(np.arange(len(images)), [len(fields[0]) for fields in images])
+    return [number, *(np.concatenate(field) for field in zip(empty, *images, strict=True))]
+
+
+def _area(boxes: Float[np.ndarray, "*n 4"]) -> Float[np.ndarray, "*n"]:
+    return boxes[..., 2] * boxes[..., 3]

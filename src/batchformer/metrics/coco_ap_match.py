@@ -1,0 +1,158 @@
+"""Which detection finds which object, by COCO's rules, for all images, categories, thresholds and sizes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+#: names of the size ranges, and the areas in pixels they reach from and to (both included)
+SIZES = ("all", "small", "medium", "large")
+_AREAS = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]], dtype=np.float64)
+MAX_DETECTIONS = 100  # per image and category
+_ALMOST_ONE = 1 - 1e-10
+_CELLS = 1 << 22  # of overlaps and of matching held at once
+
+
+class Found(NamedTuple):
+    """Detections of one image, or of many."""
+
+    image: Int[np.ndarray, " detections"]
+    label: Int[np.ndarray, " detections"]
+    score: Float[np.ndarray, " detections"]
+    area: Float[np.ndarray, " detections"]
+
+
+class Objects(NamedTuple):
+    """What there is to be found. A crowd may be found any number of times; `ignore` (VOC's difficult) once."""
+
+    image: Int[np.ndarray, " objects"]
+    label: Int[np.ndarray, " objects"]
+    area: Float[np.ndarray, " objects"]
+    crowd: Bool[np.ndarray, " objects"]
+    ignore: Bool[np.ndarray, " objects"]
+
+
+#: from places in `Found` and in `Objects`, which broadcast, to the overlap of detection and object
+Overlaps = Callable[[Int[np.ndarray, "*pairs"], Int[np.ndarray, "*pairs"]], Float[np.ndarray, "*pairs"]]
+
+
+class Matches(NamedTuple):
+    """Detections sorted by image, label and falling score, at most `MAX_DETECTIONS` of each image and label.
+
+    A `hit` found an object; one that is `passed` counts neither as right nor as wrong, because it found an object that
+    is to be ignored, or found none and is itself out of the range of sizes.
+    """
+
+    image: Int[np.ndarray, " detections"]
+    label: Int[np.ndarray, " detections"]
+    score: Float[np.ndarray, " detections"]
+    rank: Int[np.ndarray, " detections"]
+    hit: Bool[np.ndarray, "detections thresholds sizes"]
+    passed: Bool[np.ndarray, "detections thresholds sizes"]
+
+
+class Totals(NamedTuple):
+    """Objects, and in which ranges of sizes they count."""
+
+    image: Int[np.ndarray, " objects"]
+    label: Int[np.ndarray, " objects"]
+    counts: Bool[np.ndarray, "objects sizes"]
+
+
+def match(found: Found, objects: Objects, overlaps: Overlaps) -> Matches:
+    """Detections choose in the order of their scores: the free object with the largest overlap, if that is enough.
+
+    Objects that count come before those that are ignored (crowds, marked ones, those out of the range of sizes); of
+    two with the same overlap the later is taken, as pycocotools does.
+
+    Instead of going through images and categories, all pairs of them whose numbers of objects are similar are padded
+    to one array, and its detections choose rank by rank.
+    """
+    classes = 1 + max((int(labels.max()) for labels in (found.label, objects.label) if len(labels)), default=0)
+    order = np.lexsort((-found.score, found.image * classes + found.label))
+    group = (found.image * classes + found.label)[order]
+    first = np.searchsorted(group, group)
+    rank = np.arange(len(group)) - first
+    order, rank = order[rank < MAX_DETECTIONS], rank[rank < MAX_DETECTIONS]
+    found = Found(*(field[order] for field in found))
+    group = found.image * classes + found.label
+
+    object_order = np.argsort(objects.image * classes + objects.label, kind="stable")
+    objects = Objects(*(field[object_order] for field in objects))
+    object_group = objects.image * classes + objects.label
+
+    hit = np.zeros((len(group), len(IOU_THRESHOLDS), len(SIZES)), dtype=bool)
+    passed = np.repeat(_outside(found.area)[:, None], len(IOU_THRESHOLDS), axis=1)
+    for chunk in _chunks(group, object_group):
+        _match_chunk(chunk, objects, lambda rows, at: overlaps(order[rows], object_order[at]), hit, passed)
+    return Matches(found.image, found.label, found.score, rank, hit, passed)
+
+
+def totals(objects: Objects) -> Totals:
+    return Totals(objects.image, objects.label, ~_ignored(objects))
+
+
+def _outside(area: Float[np.ndarray, " n"]) -> Bool[np.ndarray, "n sizes"]:
+    return (area[:, None] < _AREAS[:, 0]) | (area[:, None] > _AREAS[:, 1])
+
+
+def _ignored(objects: Objects) -> Bool[np.ndarray, "objects sizes"]:
+    return (objects.crowd | objects.ignore)[:, None] | _outside(objects.area)
+
+
+class _Chunk(NamedTuple):
+    """Groups (pairs of image and label) by falling number of detections: where each begins, and how many it has."""
+
+    detection: Int[np.ndarray, " groups"]
+    detections: Int[np.ndarray, " groups"]
+    object: Int[np.ndarray, " groups"]
+    objects: Int[np.ndarray, " groups"]
+
+
+def _chunks(group: np.ndarray, object_group: np.ndarray) -> list[_Chunk]:
+    """All groups with both, those together whose numbers of objects lie between the same powers of two."""
+    both = np.intersect1d(group, object_group)
+    begin, object_begin = np.searchsorted(group, both), np.searchsorted(object_group, both)
+    size = np.searchsorted(group, both, side="right") - begin
+    object_size = np.searchsorted(object_group, both, side="right") - object_begin
+    power = np.ceil(np.log2(object_size)).astype(int)
+    chunks = []
+    for value in np.unique(power):
+        rows = np.flatnonzero(power == value)
+        rows = rows[np.argsort(-size[rows], kind="stable")]
+        while len(rows):
+            cells = (len(IOU_THRESHOLDS) * len(SIZES) + size[rows[0]]) * 2**value
+            take = max(1, int(_CELLS // cells))
+            part, rows = rows[:take], rows[take:]
+            chunks.append(_Chunk(begin[part], size[part], object_begin[part], object_size[part]))
+    return chunks
+
+
+def _match_chunk(chunk: _Chunk, objects: Objects, overlaps: Overlaps, hit: np.ndarray, passed: np.ndarray) -> None:
+    place = np.arange(chunk.objects.max())
+    real = place < chunk.objects[:, None]  # (groups, objects)
+    at = np.where(real, chunk.object[:, None] + place, 0)
+    crowd = objects.crowd[at] & real
+    ignored = _ignored(objects)[at].transpose(0, 2, 1)[:, None]  # (groups, 1, sizes, objects)
+    free = np.broadcast_to(real[:, None, None], (len(at), len(IOU_THRESHOLDS), len(SIZES), len(place))).copy()
+    enough = np.minimum(IOU_THRESHOLDS, _ALMOST_ONE)[:, None, None]
+    for rank in range(chunk.detections[0]):
+        groups = int(np.searchsorted(-chunk.detections, -rank))  # those with more than `rank` detections
+        rows = chunk.detection[:groups] + rank
+        iou = overlaps(rows[:, None], at[:groups])[:, None, None]
+        possible = (free[:groups] | crowd[:groups, None, None]) & (iou >= enough) & real[:groups, None, None]
+        counting = possible & ~ignored[:groups]
+        possible = np.where(counting.any(-1, keepdims=True), counting, possible)
+        # the last of the largest
+        best = len(place) - 1 - np.where(possible, iou, -1.0)[..., ::-1].argmax(-1, keepdims=True)
+        hits = possible.any(-1)  # (groups, thresholds, sizes)
+        hit[rows] = hits
+        of_ignored = np.take_along_axis(np.broadcast_to(ignored[:groups], possible.shape), best, -1)[..., 0]
+        passed[rows] = np.where(hits, of_ignored, passed[rows])
+        np.put_along_axis(
+            free[:groups], best, np.take_along_axis(free[:groups], best, -1) & ~np.expand_dims(hits, -1), -1
+        )
