@@ -27,7 +27,6 @@ class RunRecorder(Checkpoint):
         self.validated_step = -1
         self.ended = False
         self.class_names: list[str] = []
-        self._metric_names: tuple[str, ...] = ()
         self._wall_before = 0.0
         self._train_s = 0.0
         self._images = 0
@@ -42,8 +41,9 @@ class RunRecorder(Checkpoint):
 
     @property
     def metrics(self) -> dict[str, float]:
+        """Those of the last validation, by the names the task gave them."""
         last = self.history[-1] if self.history else {}
-        return {name: last.get(name, float("nan")) for name in self._metric_names}
+        return {name: value for name, value in last.items() if name not in ("epoch", "train_loss")}
 
     @property
     def wall_s(self) -> float:
@@ -83,7 +83,6 @@ class RunRecorder(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.class_names = list(trainer.datamodule.class_names)  # type: ignore[attr-defined]
-        self._metric_names = pl_module.metric_names
         self._validate_after_the_last_epoch(trainer)
         if self.ended:  # killed between the last checkpoint and result.json
             trainer.should_stop = True
@@ -103,8 +102,8 @@ class RunRecorder(Checkpoint):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         seen = trainer.callback_metrics
-        self._metric_names = pl_module.metric_names
-        self._staged = {name: float(seen[f"val/{name}"]) for name in self._metric_names if f"val/{name}" in seen}
+        names = [name for name in pl_module.metric_names if f"val/{name}" in seen]
+        self._staged = {name: float(seen[f"val/{name}"]) for name in names}
         self.per_class = [float(value) for value in pl_module.per_class_accuracy]
         self.validated_step = trainer.global_step
         if trainer.state.fn != "fit":
