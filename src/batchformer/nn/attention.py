@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -114,13 +116,22 @@ class BatchAttention(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def forward(
-        self, x: Float[Tensor, "batch position dim"], valid: Bool[Tensor, "batch position"] | None = None
+        self,
+        x: Float[Tensor, "batch position dim"],
+        valid: Bool[Tensor, "batch position"] | None = None,
+        across: Any = None,
     ) -> Float[Tensor, "batch position dim"]:
+        """`across` (see `batchformer.parallel.across`) attends over the rows of other processes as well."""
+        if across is not None:
+            return across(self, x)
         batch, positions, dim = x.shape
         qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
         query, key, value = (t.reshape(batch, positions, self.heads, -1) for t in qkv.chunk(3, dim=-1))
-        out = batch_attention(query, key, value, self.dropout if self.training else 0.0, self.group_size, valid)
-        return self.out_proj(out.reshape(batch, positions, dim))
+        return self.out_proj(self.attend(query, key, value, valid).reshape(batch, positions, dim))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None) -> Tensor:
+        """`batch_attention` as this module was told to do it, for any number of heads."""
+        return batch_attention(query, key, value, self.dropout if self.training else 0.0, self.group_size, valid)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, heads={self.heads}, dropout={self.dropout}, group_size={self.group_size}"

@@ -8,10 +8,13 @@ from typing import Any, Literal, overload
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from batchformer.errors import UserError
 from batchformer.nn.encoder import BatchEncoderLayer, Norm
 from batchformer.nn.streams import STREAMS, Streams, open_streams, repeat_targets
+from batchformer.parallel.members import SCOPES, Members, Scope
+from batchformer.parallel.relate import relate_across, run_layers
 
 
 class BatchFormer(nn.Module):
@@ -33,6 +36,9 @@ class BatchFormer(nn.Module):
         streams: "duplicate" as published, "split" or "single"; see `batchformer.nn.streams`.
         layer_scale: start of a learnt factor on both branches of each layer; None, as published, has no factor.
         variant: "published", or "stable" for insertions at many depths: norm="relative" where norm= says nothing else.
+        scope: "local", the batch of this process, as published; or "global", exactly the batch of all processes, in
+            training (docs/scale.md). `group_size` then means groups of that batch, in the order of the ranks.
+        process_group: with scope="global": which processes, as a group or a number of consecutive ones; None means all.
 
     Its state dict is that of `torch.nn.TransformerEncoder`; one of a bare `TransformerEncoderLayer` loads as well.
     """
@@ -49,6 +55,8 @@ class BatchFormer(nn.Module):
         streams: Streams = "duplicate",
         layer_scale: float | None = None,
         variant: Literal["published", "stable"] = "published",
+        scope: Scope = "local",
+        process_group: ProcessGroup | int | None = None,
     ) -> None:
         super().__init__()
         if variant not in ("published", "stable"):
@@ -59,7 +67,10 @@ class BatchFormer(nn.Module):
             raise UserError(f"layers={layers} must be 1 or more; to train without the module use `disabled()`.")
         if streams not in STREAMS:
             raise UserError(f"streams={streams!r} must be one of {', '.join(map(repr, STREAMS))}.")
+        if scope not in SCOPES:
+            raise UserError(f'scope={scope!r} must be "local" or "global".')
         self.dim, self.streams = dim, streams
+        self.scope, self.members = scope, Members(process_group)
         self.enabled = True
         self.layers = nn.ModuleList(
             BatchEncoderLayer(dim, heads, hidden_dim, dropout, norm, group_size, layer_scale) for _ in range(layers)
@@ -92,19 +103,20 @@ class BatchFormer(nn.Module):
                 f"BatchFormer(dim={self.dim}) got an input of shape {tuple(x.shape)}: it needs (batch, {self.dim}) or "
                 f"(batch, positions, {self.dim})."
             )
-        rows = x.reshape(x.shape[0], -1, self.dim)
+        rows = x[:, None] if x.ndim == 2 else x.flatten(1, -2)  # with no row at all, too
         if not torch.is_autocast_enabled(x.device.type):
             rows = rows.to(next(self.parameters()).dtype)  # half-precision features with a full-precision module
         if valid is None:
-            for layer in self.layers:
-                rows = layer(rows)
-            return rows.to(x.dtype).reshape(x.shape)
+            return self._encode(rows, None).to(x.dtype).reshape(x.shape)
         valid = self._check_valid(valid, x).reshape(rows.shape[:2])
         # Zeros in place of padding: whatever stands there, NaN too, reaches nothing, and no gradient reaches it.
-        related = torch.where(valid[..., None], rows, 0.0)
-        for layer in self.layers:
-            related = layer(related, valid)
+        related = self._encode(torch.where(valid[..., None], rows, 0.0), valid)
         return torch.where(valid[..., None], related.to(x.dtype), x.reshape(rows.shape)).reshape(x.shape)
+
+    def _encode(self, rows: Tensor, valid: Tensor | None) -> Tensor:
+        if self.scope == "global" and self.active:
+            return relate_across(self.layers, rows, valid, self.members)
+        return run_layers(self.layers, rows, valid) if len(rows) else rows
 
     @staticmethod
     def _check_valid(valid: Tensor, x: Tensor) -> Tensor:
@@ -122,7 +134,8 @@ class BatchFormer(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, streams={self.streams!r}"
+        scope = f", scope={self.scope!r} over {self.members!r}" if self.scope == "global" else ""
+        return f"dim={self.dim}, streams={self.streams!r}{scope}"
 
 
 def _move_into_layer_zero(state_dict: dict[str, Any], prefix: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -61,16 +61,20 @@ class BatchEncoderLayer(nn.Module):
             self.scale2 = nn.Parameter(torch.full((dim,), layer_scale))
 
     def forward(
-        self, x: Float[Tensor, "batch position dim"], valid: Bool[Tensor, "batch position"] | None = None
+        self,
+        x: Float[Tensor, "batch position dim"],
+        valid: Bool[Tensor, "batch position"] | None = None,
+        across: Any = None,
     ) -> Float[Tensor, "batch position dim"]:
+        """`across`: attention over other processes' rows too (`BatchAttention.forward`); all else stays per row."""
         if self.norm == "post":
-            x = self.norm1(x + self._branch(self.self_attn(x, valid), self.scale1))
+            x = self.norm1(x + self._branch(self.self_attn(x, valid, across), self.scale1))
             return self.norm2(x + self._branch(self._mlp(x), self.scale2))
         if self.norm == "pre":
-            x = x + self._branch(self.self_attn(self.norm1(x), valid), self.scale1)
+            x = x + self._branch(self.self_attn(self.norm1(x), valid, across), self.scale1)
             return x + self._branch(self._mlp(self.norm2(x)), self.scale2)
         size = _size(x)
-        attended = self.self_attn((x / size).to(x.dtype), valid)
+        attended = self.self_attn((x / size).to(x.dtype), valid, across)
         x = self._keep(x, size, self.norm1(self._drop(attended)) * self.scale1)
         return self._keep(x, size, self.norm2(self._drop(self._mlp((x / size).to(x.dtype)))) * self.scale2)
 

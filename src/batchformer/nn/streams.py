@@ -31,14 +31,14 @@ def open_streams(x: Tensor, relate: Callable[[Tensor], Tensor], streams: Streams
         return relate(x)
     if streams == "split":
         plain = plain_count(x.shape[0], streams)
-        return torch.cat([x[:plain], relate(x[plain:])]) if plain < x.shape[0] else x
+        return torch.cat([x[:plain], relate(x[plain:])])  # with no row to relate, too: other processes may have some
     return torch.cat([x, relate(x)])
 
 
 def carry_streams(x: Tensor, relate: Callable[[Tensor], Tensor], streams: Streams) -> Tensor:
     """A later insertion: plain rows stay, related rows are related once more."""
     plain = plain_count(x.shape[0], streams)
-    return torch.cat([x[:plain], relate(x[plain:])]) if 0 < plain < x.shape[0] else relate(x) if plain == 0 else x
+    return torch.cat([x[:plain], relate(x[plain:])]) if plain else relate(x)
 
 
 def plain_count(rows: int, streams: Streams) -> int:

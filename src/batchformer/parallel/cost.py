@@ -1,0 +1,165 @@
+"""What attending over the batch of all processes costs: bytes exactly, time by the speed of the links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from batchformer.errors import UserError
+from batchformer.parallel.trade import shares
+
+Exchange = Literal["positions", "gather", "heads"]
+EXCHANGES: tuple[Exchange, ...] = ("positions", "gather", "heads")
+
+
+@dataclass(frozen=True)
+class Links:
+    """How fast processes reach each other, in bytes per second and direction.
+
+    The defaults are eight GPUs of a node on NVLink 4 (900 GB/s both ways together) and one 400 Gb/s port for each GPU,
+    at their nominal speeds; `latency` is what any exchange takes at least, in seconds.
+    """
+
+    node: int = 8
+    nvlink: float = 450e9
+    network: float = 50e9
+    latency: float = 20e-6
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One module, one training step (forward and backward), the process that has most to move.
+
+    `bytes` is what it sends or receives, whichever is more, in all exchanges together; `network_bytes` the part of it
+    that crosses its network port; seconds are those of the links alone, nothing of it hidden behind arithmetic.
+    """
+
+    exchange: Exchange
+    processes: int
+    bytes: int
+    network_bytes: int
+    nvlink_seconds: float
+    network_seconds: float
+    seconds: float
+
+
+def bytes_sent(
+    exchange: Exchange,
+    batches: Sequence[int],
+    positions: int,
+    dim: int,
+    *,
+    heads: int = 4,
+    layers: int = 1,
+    itemsize: int = 2,
+    masked: bool = False,
+    backward: bool = False,
+) -> list[int]:
+    """Bytes that each process sends to others in one pass of one module, `batches` being the rows of each.
+
+    Forward and backward send the same, except for the mask (one byte per position), which has no gradient.
+    """
+    total, most, count = sum(batches), max(batches), len(batches)
+    mask = masked and not backward
+    if exchange == "gather":
+        return [(count - 1) * most * positions * (layers * dim * itemsize + mask)] * count
+    if exchange == "positions":
+        there, back, pieces = dim * itemsize, dim * itemsize, positions
+    else:
+        width = dim // heads * itemsize
+        there, back, pieces = 3 * width * layers, width * layers, positions * heads
+    sent = []
+    for batch, share in zip(batches, shares(pieces, count), strict=True):
+        out, home = batch * (pieces - share), (total - batch) * share
+        # Gradients travel the same ways backwards: what went home comes out again, and what went out comes home.
+        sent.append(out * back + home * there if backward else out * (there + mask) + home * back)
+    return sent
+
+
+def step_cost(
+    exchange: Exchange,
+    processes: int,
+    batch: int,
+    positions: int,
+    dim: int,
+    *,
+    heads: int = 4,
+    layers: int = 1,
+    itemsize: int = 2,
+    links: Links = Links(),
+) -> StepCost:
+    """Bytes and time of one module and one training step with `batch` rows on each of the processes.
+
+    An all-to-all sends each pair its piece, so that what goes to another node crosses the sender's own port. An
+    all-gather (and the reduce-scatter of its gradient) runs in rings, one per port: each row enters a node once, and
+    the ports of a node share the rows.
+    """
+    _check(exchange, processes, positions)
+    near, far = min(links.node, processes) - 1, max(0, processes - links.node)
+    if exchange == "gather":
+        piece = batch * positions * dim * itemsize
+        pieces, port_share = [piece] * (2 * layers), links.node
+    elif exchange == "positions":
+        piece = max(shares(positions, processes)) * batch * dim * itemsize
+        pieces, port_share = [piece] * 4, 1
+    else:
+        piece = max(shares(positions * heads, processes)) * batch * (dim // heads) * itemsize
+        pieces, port_share = [3 * piece, piece] * (2 * layers), 1
+    inside = [
+        near * piece / links.nvlink if port_share == 1 else (near + far) * piece / links.nvlink for piece in pieces
+    ]
+    outside = [far * piece / port_share / links.network for piece in pieces]
+    seconds = sum(links.latency + max(pair) for pair in zip(inside, outside, strict=True)) if processes > 1 else 0.0
+    return StepCost(
+        exchange,
+        processes,
+        (processes - 1) * sum(pieces),
+        far * sum(pieces) // port_share,
+        sum(inside),
+        sum(outside),
+        seconds,
+    )
+
+
+def cheapest_exchange(
+    processes: int,
+    batch: int,
+    positions: int,
+    dim: int,
+    *,
+    heads: int = 4,
+    layers: int = 1,
+    itemsize: int = 2,
+    links: Links = Links(),
+) -> Exchange:
+    """The rule: least `StepCost.seconds`, among gather and heads for one position, positions and heads for several.
+
+    All processes come to the same answer, as all know the same numbers (`batch` is the largest). Gathering several
+    positions is never considered: it moves and keeps N times as much. One position traded as a share would leave all
+    the work to one process.
+    """
+    candidates: tuple[Exchange, ...] = ("gather", "heads") if positions == 1 else ("positions", "heads")
+    return min(
+        candidates,
+        key=lambda exchange: (
+            step_cost(
+                exchange,
+                processes,
+                batch,
+                positions,
+                dim,
+                heads=heads,
+                layers=layers,
+                itemsize=itemsize,
+                links=links,
+            ).seconds
+        ),
+    )
+
+
+def _check(exchange: str, processes: int, positions: int) -> None:
+    if exchange not in EXCHANGES:
+        raise UserError(f"exchange={exchange!r} must be one of {', '.join(map(repr, EXCHANGES))}.")
+    if processes < 1 or positions < 1:
+        raise UserError(f"a cost needs one process and one position or more, got {processes} and {positions}.")

@@ -1,0 +1,74 @@
+"""The layers of a module over the batch of all processes, exactly, by the exchange that is cheapest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from batchformer.parallel.across import ExchangeHeads, GatherRows
+from batchformer.parallel.cost import Exchange, cheapest_exchange
+from batchformer.parallel.members import Members
+from batchformer.parallel.peers import Peers, meet
+from batchformer.parallel.trade import to_positions, to_rows
+
+_ACROSS: dict[str, Callable[..., Any]] = {"gather": GatherRows, "heads": ExchangeHeads}
+
+
+@torch.compiler.disable(recursive=False)  # sizes come from other processes; the layers themselves are compiled
+def relate_across(
+    layers: Sequence[Any],
+    rows: Float[Tensor, "batch position dim"],
+    valid: Bool[Tensor, "batch position"] | None,
+    members: Members,
+    exchange: Exchange | None = None,
+) -> Float[Tensor, "batch position dim"]:
+    """This process' rows, related to the rows of all members as if all were one batch, in the order of the ranks.
+
+    Backward gives the gradient of the sum of the losses of all processes: summed over the processes, gradients are
+    those of one process with the whole batch. Random numbers differ: dropout draws where the work is done.
+    Every member must call, with any number of rows, none included.
+    """
+    group = members.group()
+    if group is None:
+        return run_layers(layers, rows, valid)
+    attention = layers[0].self_attn
+    peers = meet(rows, valid, group, attention.heads, len(layers), attention.group_size)
+    if not peers.total:
+        return rows
+    exchange = exchange or cheapest_exchange(
+        peers.count,
+        max(peers.rows),
+        rows.shape[1],
+        rows.shape[2],
+        heads=attention.heads,
+        layers=len(layers),
+        itemsize=rows.element_size(),
+    )
+    if exchange == "positions":
+        return _by_positions(layers, rows, valid, peers)
+    return run_layers(layers, rows, valid, _ACROSS[exchange](peers, valid, attention.heads))
+
+
+def run_layers(layers: Iterable[Any], rows: Tensor, valid: Tensor | None, across: Any = None) -> Tensor:
+    for layer in layers:
+        rows = layer(rows, valid) if across is None else layer(rows, valid, across)
+    return rows
+
+
+def _by_positions(layers: Sequence[Any], rows: Tensor, valid: Tensor | None, peers: Peers) -> Tensor:
+    """A layer acts on each position by itself, so all of it runs where the position is: one trip there, one back."""
+    positions = rows.shape[1]
+    share = to_positions(rows, peers)
+    share_valid = None if valid is None else to_positions(valid[..., None], peers)[..., 0]
+    if share.shape[1]:
+        related = run_layers(layers, share, share_valid)
+    else:
+        # No position here. Still the layers run, on nothing that counts: DDP waits for a gradient of every weight (they
+        # are zeros), FSDP for this process to take part in gathering them.
+        blank = run_layers(layers, share.new_zeros(1, 1, rows.shape[2]), None)
+        related = share + blank[:0].reshape(share.shape)
+    return to_rows(related.to(rows.dtype), positions, peers)
