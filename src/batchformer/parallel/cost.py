@@ -106,9 +106,8 @@ def step_cost(
     else:
         piece = max(shares(positions * heads, processes)) * batch * (dim // heads) * itemsize
         pieces, port_share = [3 * piece, piece] * (2 * layers), 1
-    inside = [
-        near * piece / links.nvlink if port_share == 1 else (near + far) * piece / links.nvlink for piece in pieces
-    ]
+    reached = near + far if exchange == "gather" else near  # a ring passes every row on to the GPU beside it
+    inside = [reached * piece / links.nvlink for piece in pieces]
     outside = [far * piece / port_share / links.network for piece in pieces]
     seconds = sum(links.latency + max(pair) for pair in zip(inside, outside, strict=True)) if processes > 1 else 0.0
     return StepCost(

@@ -36,7 +36,7 @@ def naming_the_lost(group: ProcessGroup, what: str) -> Iterator[None]:
         who = f"no word from rank {', '.join(map(str, silent))}" if silent else "every rank is there, but one failed"
         raise PeerLost(
             f"rank {rank} lost its peers while exchanging {what}: {who}; look at the log of that process (it stopped, "
-            f"ran fewer steps, or took longer than the timeout of the process group). [{_first_line(error)}]"
+            f"ran fewer steps, or took longer than the timeout of the process group). [{_first_sentence(error)}]"
         ) from error
 
 
@@ -67,5 +67,5 @@ def _key(rank: int) -> str:
     return f"batchformer/lost/{rank}"
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _first_sentence(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]

@@ -67,8 +67,9 @@ def _by_positions(layers: Sequence[Any], rows: Tensor, valid: Tensor | None, pee
     if share.shape[1]:
         related = run_layers(layers, share, share_valid)
     else:
-        # No position here. Still the layers run, on nothing that counts: DDP waits for a gradient of every weight (they
-        # are zeros), FSDP for this process to take part in gathering them.
-        blank = run_layers(layers, share.new_zeros(1, 1, rows.shape[2]), None)
-        related = share + blank[:0].reshape(share.shape)
+        # No position here. Still the layers run, on one blank row that nothing is read from: DDP waits for a gradient
+        # of every weight (they are zeros), FSDP for this process to take part in gathering them. The blank hangs on
+        # the share, so that backward passes layers and exchanges in the order it does on the other processes.
+        blank = share.sum() + share.new_zeros(1, 1, rows.shape[2])
+        related = run_layers(layers, blank, None)[:0].reshape(share.shape)
     return to_rows(related.to(rows.dtype), positions, peers)
