@@ -1,42 +1,23 @@
-"""What all data sets share: keywords, what is known after `setup`, where a loader runs, how a run is resumed."""
+"""What all data sets of images with one label share: what is known of their classes after `setup`."""
 
-from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any, Literal
 
-import lightning as L
-import torch
-from PIL import Image
-from torch import Tensor
-
-from batchformer.data.epochs import EpochLoader
-from batchformer.errors import UserError
+from batchformer.data.module import DataModule
 from batchformer.metrics.shots import count_shots
 
 
-class ClassificationData(L.LightningDataModule):
+class ClassificationData(DataModule):
     """A training set, balanced or with a long tail, and a test set.
 
     After `setup`: `class_names`, `class_counts` (training images per class, in label order), `num_classes`,
     `train_images`, `test_images`, `fingerprint` (sha256 of what is trained on). Known from the start: `mean`, `std`,
-    `image_size`, `predict_transform`.
-
-    The order of an epoch depends on (seed, epoch), a sample's augmentation on (seed, epoch, index, repeat): neither on
-    the number of workers nor on where a run was resumed. `batch_size` is that of one process; each takes its share of
-    the order, so the Trainer needs no sampler of its own (`use_distributed_sampler=False`).
+    `image_size`, `predict_transform`. Order and augmentation of an epoch: see `DataModule`.
 
     `augment_repeats` is DeiT's repeated augmentation: above 1, each image stands that often in succession in the order,
     augmented anew each time, and an epoch of as many samples as before reads that part of the images only.
     """
 
-    class_names: list[str]
     class_counts: list[int]
-    train_images: int
-    test_images: int
-    fingerprint: str
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    image_size: int
 
     def __init__(
         self,
@@ -50,70 +31,11 @@ class ClassificationData(L.LightningDataModule):
         channels_last: bool = False,
         augment_repeats: int = 1,
     ) -> None:
-        super().__init__()
-        if batch_size < 1 or eval_batch_size < 1:
-            raise UserError(
-                f"batch_size and eval_batch_size must be at least 1, got {batch_size} and {eval_batch_size}."
-            )
-        if workers < 0:
-            raise UserError(f"workers must be 0 or more, got {workers}.")
-        if augment_repeats < 1:
-            raise UserError(f"data.augment_repeats must be 1 (each image once) or more, got {augment_repeats}.")
-        self.root = root
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.seed = seed
-        self.workers = workers
+        super().__init__(
+            root, batch_size=batch_size, seed=seed, workers=workers, drop_last=drop_last,
+            eval_batch_size=eval_batch_size, channels_last=channels_last, augment_repeats=augment_repeats,
+        )  # fmt: skip
         self.on_device = on_device
-        self.drop_last = drop_last
-        self.channels_last = channels_last
-        self.augment_repeats = augment_repeats
-        self._ready = False
-        self._train_loader: EpochLoader | None = None
-        self._restored: dict[str, Any] | None = None
-
-    # for subclasses
-
-    @abstractmethod
-    def _read(self) -> None:
-        """Read the data and fill in what is documented as known after `setup`; raise UserError for what is wrong."""
-
-    @abstractmethod
-    def _make_loader(self, training: bool) -> EpochLoader:
-        """A loader over the training set (shuffled, augmented) or the test set (in file order)."""
-
-    @property
-    @abstractmethod
-    def predict_transform(self) -> Callable[[Image.Image], Tensor]:
-        """From a user's image to the normalised (3, H, W) tensor a trained model expects."""
-
-    # for users and Lightning
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
-
-    def setup(self, stage: str | None = None) -> None:
-        """Read the data once; calling it again costs nothing."""
-        if not self._ready:
-            self._read()
-            self._ready = True
-        self._check_restored()
-
-    def train_dataloader(self) -> EpochLoader:
-        self.setup()
-        self._train_loader = self._make_loader(training=True)
-        if self._restored is not None and "train" in self._restored:
-            self._train_loader.load_state_dict(self._restored.pop("train"))
-        return self._train_loader
-
-    def val_dataloader(self) -> EpochLoader:
-        """The test split of the official layout: the protocol reports its last epoch and selects nothing on it."""
-        self.setup()
-        return self._make_loader(training=False)
-
-    def test_dataloader(self) -> EpochLoader:
-        return self.val_dataloader()
 
     def describe(self) -> dict[str, Any]:
         """The data set in numbers: classes by frequency (Many > 100, Medium 20 to 100, Few < 20), head and tail."""
@@ -131,68 +53,6 @@ class ClassificationData(L.LightningDataModule):
             "imbalance": counts[head] / counts[tail],
             "fingerprint": self.fingerprint,
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must know to go on: which data, which seed, and how far the epoch has been read."""
-        state: dict[str, Any] = {"seed": self.seed, "fingerprint": getattr(self, "fingerprint", None)}
-        if self._train_loader is not None:
-            state["train"] = self._train_loader.state_dict()
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Lightning gives the loader its own state too; this one serves those who drive the loader themselves."""
-        self._restored = dict(state)
-        if self._ready:
-            self._check_restored()
-        if self._train_loader is not None and "train" in self._restored:
-            self._train_loader.load_state_dict(self._restored.pop("train"))
-
-    def _check_restored(self) -> None:
-        """A run goes on only with the data and the order it was started with; testing on other data is fine."""
-        state = self._restored
-        trainer = self.trainer
-        if state is None or (trainer is not None and not trainer.training and not trainer.sanity_checking):
-            return
-        if state.get("fingerprint") not in (None, self.fingerprint):
-            raise UserError(
-                "the training images are not those the checkpoint was made with (their fingerprints differ): "
-                "resume with the data of the first start, or start a new run."
-            )
-        if state.get("seed", self.seed) != self.seed:
-            raise UserError(
-                f"the checkpoint was made with data.seed {state['seed']}, not {self.seed}: resume with that one."
-            )
-
-    # for loaders
-
-    def _host_loader(self, samples: Any, training: bool) -> EpochLoader:
-        """Samples that are read and augmented one by one on the host, in `workers` processes."""
-        from batchformer.data.host_loader import HostLoader
-
-        rank, world = self._rank_and_world()
-        return HostLoader(
-            samples,
-            batch_size=self.batch_size if training else self.eval_batch_size,
-            training=training,
-            seed=self.seed,
-            drop_last=self.drop_last,
-            rank=rank,
-            world=world,
-            workers=self.workers,
-            pin_memory=self._device().type == "cuda",
-            epoch_source=self._current_epoch if training else None,
-            channels_last=self.channels_last,
-            repeats=self.augment_repeats if training else 1,
-        )
-
-    def _device(self) -> torch.device:
-        return self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
-
-    def _rank_and_world(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
-
-    def _current_epoch(self) -> int | None:
-        return self.trainer.current_epoch if self.trainer is not None else None
 
 
 LongTailedData = ClassificationData  # the name from the time when every data set here had a tail

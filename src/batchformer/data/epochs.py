@@ -28,7 +28,7 @@ class EpochLoader(ABC):
         """Batches of an epoch."""
 
     @abstractmethod
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
         """The batches of this epoch from number `start` on."""
 
     def set_epoch(self, epoch: int) -> None:
@@ -48,7 +48,7 @@ class EpochLoader(ABC):
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
         self._start = (self._epoch, self._batch)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         epoch, start = self._begin()
         self._epoch, self._batch = epoch, start
         for batch in self._batches(epoch, start):

@@ -2,9 +2,10 @@
 
 import os
 import random
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,26 +48,32 @@ def seeded(seed: int | None) -> Iterator[None]:
         np.random.set_state(before_numpy)
 
 
-class _Samples(Dataset):
+class AddressedSamples(Dataset, ABC):
     """Samples by (epoch, slot): with the epoch beside the slot, workers that outlive an epoch know the new one."""
 
-    def __init__(self, labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None) -> None:
-        self.labels, self.transform, self.seed = labels, transform, seed
-
-    def __len__(self) -> int:
-        return len(self.labels)
+    def __init__(self, seed: int | None) -> None:
+        self.seed = seed
 
     @abstractmethod
-    def _image(self, index: int) -> Any:
-        """The sample as it is stored, before its transform."""
+    def __len__(self) -> int:
+        """How many samples there are."""
 
-    def __getitem__(self, address: Address) -> tuple[Tensor, int]:
+    @abstractmethod
+    def _sample(self, index: int) -> Any:
+        """The sample, read and transformed; what is random in it is drawn from the global generators."""
+
+    @property
+    @abstractmethod
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """From samples to a batch. A function by itself, so that workers need no second copy of the samples."""
+
+    def __getitem__(self, address: Address) -> Any:
         epoch, slot = address
         repeat, index = divmod(slot, len(self))
         with seeded(None if self.seed is None else sample_seed(self.seed, epoch, index, repeat)):
-            return self.transform(self._image(index)), int(self.labels[index])
+            return self._sample(index)
 
-    def __getitems__(self, addresses: list[Address]) -> list[tuple[Tensor, int]] | str:
+    def __getitems__(self, addresses: list[Address]) -> list[Any] | str:
         """A whole batch, or the sentence of the UserError: torch would wrap the error into a worker's traceback."""
         try:
             return [self[address] for address in addresses]
@@ -74,7 +81,29 @@ class _Samples(Dataset):
             return str(error)
 
 
-class ArraySamples(_Samples):
+class _LabelledSamples(AddressedSamples):
+    """Images with one label each; a batch is (images, labels)."""
+
+    def __init__(self, labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None) -> None:
+        super().__init__(seed)
+        self.labels, self.transform = labels, transform
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def _image(self, index: int) -> Any:
+        """The image as it is stored, before its transform."""
+
+    def _sample(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(self._image(index)), int(self.labels[index])
+
+    @property
+    def collate(self) -> Callable[[list[tuple[Tensor, int]]], Batch]:
+        return _stack
+
+
+class ArraySamples(_LabelledSamples):
     """Images held in memory as bytes."""
 
     def __init__(self, images: Tensor, labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None) -> None:
@@ -85,7 +114,7 @@ class ArraySamples(_Samples):
         return self.images[index]
 
 
-class FileSamples(_Samples):
+class FileSamples(_LabelledSamples):
     """Images read from files. Paths are kept as one array, which forked workers share without copying it."""
 
     def __init__(
@@ -98,11 +127,13 @@ class FileSamples(_Samples):
         return open_image(self.folder + os.fsdecode(self.paths[index]))
 
 
-def _collate(samples: list[tuple[Tensor, int]] | str) -> Batch | str:
-    if isinstance(samples, str):
-        return samples
+def _stack(samples: list[tuple[Tensor, int]]) -> Batch:
     images, labels = zip(*samples, strict=True)
     return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
+
+
+def _batch_or_message(samples: list[Any] | str, collate: Callable[[list[Any]], Any]) -> Any:
+    return samples if isinstance(samples, str) else collate(samples)
 
 
 class _Addresses(Sampler):
@@ -124,13 +155,13 @@ class _Addresses(Sampler):
 class HostLoader(EpochLoader):
     """A torch DataLoader that knows epochs, can start in the middle of one, and does not depend on its workers.
 
-    Yields `(images float32 (B, 3, H, W), labels int64 (B,))`. Each sample is augmented under generators seeded by
-    (seed, epoch, index, repeat).
+    Yields what the samples collate to: `(images float32 (B, 3, H, W), labels int64 (B,))`, or the dict of a detector.
+    Each sample is augmented under generators seeded by (seed, epoch, index, repeat).
     """
 
     def __init__(
         self,
-        samples: _Samples,
+        samples: AddressedSamples,
         *,
         batch_size: int,
         training: bool = True,
@@ -155,7 +186,7 @@ class HostLoader(EpochLoader):
         self._loader = DataLoader(
             samples,
             batch_sampler=self._addresses,
-            collate_fn=_collate,
+            collate_fn=partial(_batch_or_message, collate=samples.collate),
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
@@ -171,10 +202,16 @@ class HostLoader(EpochLoader):
         order = epoch_order(self._count, self.seed, epoch, self._repeats)
         return training_share(order, self.rank, self.world, self.drop_last)
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
         self._addresses.epoch, self._addresses.start = epoch, start
         for batch in self._loader:
             if isinstance(batch, str):
                 raise UserError(batch)
-            images, labels = batch
-            yield (images.contiguous(memory_format=torch.channels_last) if self.channels_last else images), labels
+            yield _channels_last(batch) if self.channels_last else batch
+
+
+def _channels_last(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return batch | {"pixel_values": batch["pixel_values"].contiguous(memory_format=torch.channels_last)}
+    images, labels = batch
+    return images.contiguous(memory_format=torch.channels_last), labels

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from batchformer.data.detection_miniature import write_coco, write_coco_panoptic, write_voc
 from batchformer.data.seeds import generator
 from batchformer.data.tail import tail_counts
 from batchformer.errors import UserError
@@ -54,7 +55,7 @@ _WNIDS = {
     "n01518878": "ostrich",
 }
 _BALANCED = 32  # training images per class
-NAMES = ("cifar10", "cifar100", "tiny-imagenet", "imagenet", *_LISTS, "folder")
+NAMES = ("cifar10", "cifar100", "tiny-imagenet", "imagenet", *_LISTS, "folder", "coco", "coco-panoptic", "voc")
 
 
 def write(name: str, dest: str | Path) -> Path:
@@ -62,7 +63,7 @@ def write(name: str, dest: str | Path) -> Path:
 
     The CIFAR miniatures have the official classes and a head large enough for an imbalance of 100 and 200; they hold
     only the images that such a tail needs. Those of Tiny-ImageNet and ImageNet have ten classes of 32 images, the
-    others eight classes of 160 to 2.
+    others eight classes of 160 to 2. Those with boxes (coco, coco-panoptic, voc) have 24 and 8 images of five classes.
     """
     if name not in NAMES:
         raise UserError(f"there is no miniature of {name!r}: choose one of {', '.join(NAMES)}.")
@@ -174,4 +175,7 @@ _WRITERS = {
     "tiny-imagenet": _write_tiny_imagenet,
     "imagenet": _write_imagenet,
     "folder": _write_folders,
+    "coco": write_coco,
+    "coco-panoptic": write_coco_panoptic,
+    "voc": write_voc,
 }
