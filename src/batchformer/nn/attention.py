@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
+from batchformer.kernels.choose import BACKENDS, Backend, Choice, choose
 
 # Fused SDPA puts sequences on a grid axis of at most 65,535 blocks.
 _SEQUENCES_PER_CALL = 65_535
@@ -21,10 +22,12 @@ def reference_batch_attention(
     value: Float[Tensor, "batch position heads width"],
     group_size: int | None = None,
     valid: Bool[Tensor, "batch position"] | None = None,
+    factor: Float[Tensor, "position heads batch batch"] | None = None,
 ) -> Float[Tensor, "batch position heads width"]:
     """The definition, slow and obvious: softmax(q_i . k_j / sqrt(width)) over the samples j of i's group.
 
-    With `valid`, only over the samples j that are valid at the position, and i itself.
+    With `valid`, only over the samples j that are valid at the position, and i itself. `factor` multiplies the weights
+    afterwards: what dropout leaves of them, 0 or 1 / (1 - p).
     """
     batch, positions, heads, width = query.shape
     size = group_size or batch
@@ -35,7 +38,8 @@ def reference_batch_attention(
                 group = range(i - i % size, min(i - i % size + size, batch))
                 seen = [j for j in group if valid is None or j == i or valid[j, n]]
                 scores = key[seen, n, h] @ query[i, n, h] / width**0.5
-                out[i, n, h] = scores.softmax(dim=0) @ value[seen, n, h]
+                weights = scores.softmax(dim=0) * (1.0 if factor is None else factor[n, h, i, seen])
+                out[i, n, h] = weights @ value[seen, n, h]
     return out
 
 
@@ -96,11 +100,22 @@ def _mask(valid: Bool[Tensor, "batch position"]) -> Bool[Tensor, "position 1 bat
 class BatchAttention(nn.Module):
     """Multi-head self-attention over the samples of a mini-batch (the MSA of BatchFormer's eq. 1).
 
-    Parameters have the names, shapes and initial values of `torch.nn.MultiheadAttention`.
+    Parameters have the names, shapes and initial values of `torch.nn.MultiheadAttention`. `backend` says how it is
+    computed: "triton" (our kernels), "sdpa" (torch's), "reference" (the definition, by loops), or "auto", the first of
+    them that can; `backend_used` tells which.
     """
 
-    def __init__(self, dim: int, heads: int = 4, dropout: float = 0.0, group_size: int | None = None) -> None:
+    def __init__(
+        self,
+        dim: int,
+        heads: int = 4,
+        dropout: float = 0.0,
+        group_size: int | None = None,
+        backend: Backend = "auto",
+    ) -> None:
         super().__init__()
+        if backend not in BACKENDS:
+            raise UserError(f"backend={backend!r} must be one of {', '.join(map(repr, BACKENDS))}.")
         if heads < 1 or dim % heads:
             raise UserError(
                 f"dim={dim} does not divide by heads={heads}: choose a number of heads among "
@@ -109,6 +124,7 @@ class BatchAttention(nn.Module):
         if group_size is not None and group_size < 1:
             raise UserError(f"group_size={group_size} must be 1 or more (or None for the whole batch).")
         self.dim, self.heads, self.dropout, self.group_size = dim, heads, dropout, group_size
+        self.backend: Backend = backend
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
         self.out_proj = nn.Linear(dim, dim)
@@ -126,12 +142,35 @@ class BatchAttention(nn.Module):
             return across(self, x)
         batch, positions, dim = x.shape
         qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
+        if self.backend_used(qkv).backend == "triton":
+            from batchformer.kernels import run
+
+            dropout = self.dropout if self.training else 0.0
+            return self.out_proj(run.batch_attention(qkv, self.heads, dropout, self.group_size, valid))
         query, key, value = (t.reshape(batch, positions, self.heads, -1) for t in qkv.chunk(3, dim=-1))
         return self.out_proj(self.attend(query, key, value, valid).reshape(batch, positions, dim))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None) -> Tensor:
         """`batch_attention` as this module was told to do it, for any number of heads."""
-        return batch_attention(query, key, value, self.dropout if self.training else 0.0, self.group_size, valid)
+        dropout = self.dropout if self.training else 0.0
+        if self.backend == "reference":
+            batch, positions, heads, _ = query.shape
+            factor = F.dropout(query.new_ones(positions, heads, batch, batch), dropout) if dropout else None
+            return reference_batch_attention(query, key, value, self.group_size, valid, factor)
+        return batch_attention(query, key, value, dropout, self.group_size, valid)
+
+    def backend_used(self, x: Float[Tensor, "batch position _"]) -> Choice:
+        """What `forward` would run for this input, here and now (autocast counts), and why."""
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        choice = choose(self.backend, x.device, dtype, self.dim, self.heads)
+        if choice.backend == "triton" and not x.numel():
+            return Choice("sdpa", "the input is empty")
+        if self.backend == "triton" and choice.backend != "triton":
+            raise UserError(
+                f'backend="triton" cannot run here: {choice.why}. With backend="auto" torch\'s kernels would.'
+            )
+        return choice
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, heads={self.heads}, dropout={self.dropout}, group_size={self.group_size}"

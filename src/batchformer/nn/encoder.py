@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from batchformer.errors import UserError
+from batchformer.kernels.choose import MEMORIES, Backend, Choice, Memory, why_not_fused
 from batchformer.nn.attention import BatchAttention
 
 Norm = Literal["post", "pre", "relative"]
@@ -26,7 +28,8 @@ class BatchEncoderLayer(nn.Module):
     Dropout acts on the attention weights, inside the MLP and on both residual branches, as in the papers' layer,
     `torch.nn.TransformerEncoderLayer(dim, heads, dim, 0.5)`; parameters have its names, shapes and initial values.
     `layer_scale` (not in the papers) multiplies each branch by a learnt vector that starts at this value; with
-    "relative" None means 0.1.
+    "relative" None means 0.1. `backend` as in `BatchAttention`; where that is our kernels, a post-norm layer is fused
+    around its matrix products. `memory="lean"` stores the input alone and computes the layer again in the backward.
     """
 
     def __init__(
@@ -38,15 +41,20 @@ class BatchEncoderLayer(nn.Module):
         norm: Norm = "post",
         group_size: int | None = None,
         layer_scale: float | None = None,
+        backend: Backend = "auto",
+        memory: Memory = "fast",
     ) -> None:
         super().__init__()
+        if memory not in MEMORIES:
+            raise UserError(f'memory={memory!r} must be "fast" or "lean".')
         if norm not in NORMS:
             raise UserError(f'norm={norm!r} must be "post" (as published), "pre" or "relative".')
         if not 0.0 <= dropout <= 1.0:
             raise UserError(f"dropout={dropout} must lie between 0 and 1.")
         hidden_dim = dim if hidden_dim is None else hidden_dim
         self.norm, self.dropout = norm, dropout
-        self.self_attn = BatchAttention(dim, heads, dropout, group_size)
+        self.memory: Memory = memory
+        self.self_attn = BatchAttention(dim, heads, dropout, group_size, backend)
         self.linear1 = nn.Linear(dim, hidden_dim)
         self.linear2 = nn.Linear(hidden_dim, dim)
         self.norm1 = nn.LayerNorm(dim)
@@ -67,6 +75,54 @@ class BatchEncoderLayer(nn.Module):
         across: Any = None,
     ) -> Float[Tensor, "batch position dim"]:
         """`across`: attention over other processes' rows too (`BatchAttention.forward`); all else stays per row."""
+        if across is None and x.numel():
+            if self.backend_used(x).fused:
+                return self._fused(x, valid)
+            if self.memory == "lean" and torch.is_grad_enabled():
+                return checkpoint(self._unfused, x, valid, use_reentrant=False)
+        return self._unfused(x, valid, across)
+
+    def backend_used(self, x: Float[Tensor, "batch position dim"]) -> Choice:
+        """What `forward` would run for this input, here and now, and why; `fused` when it is the layer as a whole."""
+        choice = self.self_attn.backend_used(x)
+        if choice.backend != "triton":
+            return choice
+        obstacle = self._why_not_fused(x)
+        return Choice("triton", choice.why if obstacle is None else f"attention alone: {obstacle}", obstacle is None)
+
+    def _why_not_fused(self, x: Tensor) -> str | None:
+        if self.norm != "post" or self.scale1 is not None:
+            return f"norm={self.norm!r}, or a layer scale, is not fused"
+        if x.dtype != self.linear1.weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            return "input and weights are of different types"
+        linear = (self.self_attn.out_proj, self.linear1, self.linear2)
+        if any(type(m) is not nn.Linear for m in linear) or any(type(m) is not nn.LayerNorm for m in self._norms()):
+            return "a part of the layer was replaced"
+        if any(_is_watched(m) for m in (self.self_attn, *linear, *self._norms())):
+            return "hooks on parts of the layer want to see them run"
+        return why_not_fused(self.self_attn.dim, self.linear1.out_features)
+
+    def _norms(self) -> tuple[nn.Module, nn.Module]:
+        return self.norm1, self.norm2
+
+    def _fused(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        from batchformer.kernels import run
+        from batchformer.kernels.functions import LayerSettings, LayerWeights
+
+        attention, dropout = self.self_attn, self.dropout if self.training else 0.0
+        autocast = torch.is_autocast_enabled(x.device.type)
+        dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
+        # under autocast a LayerNorm gives single precision
+        out_dtype = torch.float32 if autocast else x.dtype
+        settings = LayerSettings(
+            attention.heads, attention.group_size, dropout, self.norm1.eps, self.norm2.eps, dtype, out_dtype
+        )
+        modules = (attention.out_proj, self.norm1, self.linear1, self.linear2, self.norm2)
+        rest = (parameter for module in modules for parameter in (module.weight, module.bias))
+        weights = LayerWeights(attention.in_proj_weight, attention.in_proj_bias, *rest)
+        return run.encoder_layer(x, weights, settings, valid, self.memory == "lean")
+
+    def _unfused(self, x: Tensor, valid: Tensor | None, across: Any = None) -> Tensor:
         if self.norm == "post":
             x = self.norm1(x + self._branch(self.self_attn(x, valid, across), self.scale1))
             return self.norm2(x + self._branch(self._mlp(x), self.scale2))
@@ -95,6 +151,17 @@ class BatchEncoderLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}, dropout={self.dropout}"
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether somebody waits for this very module to be called."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
 
 
 def _size(x: Float[Tensor, "batch position dim"]) -> Float[Tensor, "batch position 1"]:

@@ -1,0 +1,78 @@
+"""Which way the attention of a module runs, and why: asked before every call, answered without importing Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+
+Backend = Literal["auto", "reference", "sdpa", "triton"]
+BACKENDS: tuple[Backend, ...] = ("auto", "reference", "sdpa", "triton")
+Memory = Literal["fast", "lean"]
+MEMORIES: tuple[Memory, ...] = ("fast", "lean")
+
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NARROWEST_HEAD, _WIDEST_HEAD, _WIDEST_ROW = 16, 512, 8192
+
+
+# Looked up once: the questions below are also asked while `torch.compile` traces a module.
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+# Triton runs its kernels on the CPU, element by element, when this was set before its first import.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Choice(NamedTuple):
+    """What runs, and why not something faster."""
+
+    backend: Literal["reference", "sdpa", "triton"]
+    why: str
+    fused: bool = False  # the whole layer, not its attention alone
+
+
+def choose(backend: Backend, device: torch.device, dtype: torch.dtype, dim: int, heads: int) -> Choice:
+    """The answer to `backend=` for inputs of this kind."""
+    if backend == "reference" or backend == "sdpa":
+        return Choice(backend, f"backend={backend!r} was asked for")
+    obstacle = why_not_triton(device, dtype, dim, heads)
+    if obstacle is None and device.type == "cpu" and backend == "auto":
+        obstacle = "Triton's interpreter is for tests; it runs only where backend='triton' asks for it"
+    if obstacle is None:
+        return Choice("triton", "the device, the type and the width of the heads allow it")
+    return Choice("sdpa", obstacle)
+
+
+def why_not_triton(device: torch.device, dtype: torch.dtype, dim: int, heads: int) -> str | None:
+    """What stands in the way of the kernels; None when nothing does."""
+    if not _HAS_TRITON:
+        return "Triton is not installed"
+    if device.type == "cpu" and not _INTERPRETED:
+        return "the input is on the CPU"
+    if device.type not in ("cuda", "cpu"):
+        return f"the kernels are for CUDA devices, not for {device.type}"
+    if device.type == "cuda" and not _recent(device):
+        return f"{torch.cuda.get_device_name(device)} is older than the kernels (compute capability 8.0)"
+    if dtype not in _TYPES:
+        return f"the kernels know float32, bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
+    if not _NARROWEST_HEAD <= dim // heads <= _WIDEST_HEAD:
+        return f"heads of width {dim // heads} lie outside of {_NARROWEST_HEAD} to {_WIDEST_HEAD}"
+    return None
+
+
+def why_not_fused(dim: int, hidden_dim: int) -> str | None:
+    """What keeps the rest of a layer out of the kernels, by its size."""
+    widest = max(dim, hidden_dim)
+    return f"rows of {widest} are wider than {_WIDEST_ROW}" if widest > _WIDEST_ROW else None
+
+
+def _recent(device: torch.device) -> bool:
+    if torch.compiler.is_compiling():  # cannot be asked there; whoever compiles has Triton at work anyway
+        return True
+    return torch.version.hip is None and _capability(device) >= (8, 0)
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
