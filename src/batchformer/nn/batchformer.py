@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from batchformer.errors import UserError
-from batchformer.nn.encoder import BatchEncoderLayer, Norm
+from batchformer.nn.encoder import BatchEncoderLayer, Norm, run_layers
 from batchformer.nn.streams import STREAMS, Streams, open_streams, repeat_targets
 from batchformer.parallel.members import SCOPES, Members, Scope
-from batchformer.parallel.relate import relate_across, run_layers
 
 
 class BatchFormer(nn.Module):
@@ -115,6 +114,8 @@ class BatchFormer(nn.Module):
 
     def _encode(self, rows: Tensor, valid: Tensor | None) -> Tensor:
         if self.scope == "global" and self.active:
+            from batchformer.parallel.relate import relate_across
+
             return relate_across(self.layers, rows, valid, self.members)
         return run_layers(self.layers, rows, valid) if len(rows) else rows
 

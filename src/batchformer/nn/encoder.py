@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -168,3 +169,10 @@ def _size(x: Float[Tensor, "batch position dim"]) -> Float[Tensor, "batch positi
     """Root mean square of each token, at least in single precision: squares of half-precision tokens overflow."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     return x.square().mean(-1, keepdim=True).add(1e-12).sqrt()
+
+
+def run_layers(layers: Iterable[Any], rows: Tensor, valid: Tensor | None, across: Any = None) -> Tensor:
+    """One layer after the other; `across` attends over the rows of other processes as well."""
+    for layer in layers:
+        rows = layer(rows, valid) if across is None else layer(rows, valid, across)
+    return rows

@@ -1,11 +1,29 @@
 """Attention over the batch of several processes, exactly, gradients included (`scope="global"`)."""
 
-from batchformer.parallel.cost import Links, StepCost, bytes_sent, cheapest_exchange, step_cost
-from batchformer.parallel.lost import PeerLost
-from batchformer.parallel.members import Members
-from batchformer.parallel.relate import relate_across
-from batchformer.parallel.traffic import Traffic, count_traffic
-from batchformer.parallel.weight import mean_loss_weight
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchformer.parallel.cost import Links, StepCost, bytes_sent, cheapest_exchange, step_cost
+    from batchformer.parallel.lost import PeerLost
+    from batchformer.parallel.members import Members
+    from batchformer.parallel.relate import relate_across
+    from batchformer.parallel.traffic import Traffic, count_traffic
+    from batchformer.parallel.weight import mean_loss_weight
+
+_HOME = {
+    "Links": "cost",
+    "StepCost": "cost",
+    "bytes_sent": "cost",
+    "cheapest_exchange": "cost",
+    "step_cost": "cost",
+    "PeerLost": "lost",
+    "Members": "members",
+    "relate_across": "relate",
+    "Traffic": "traffic",
+    "count_traffic": "traffic",
+    "mean_loss_weight": "weight",
+}
 
 __all__ = [
     "Links",
@@ -20,3 +38,10 @@ __all__ = [
     "relate_across",
     "step_cost",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Fetched when first used: what marks code as not to be compiled loads torch's compiler, which takes seconds."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from batchformer.nn.encoder import run_layers
 from batchformer.parallel.across import ExchangeHeads, GatherRows
 from batchformer.parallel.cost import Exchange, cheapest_exchange
 from batchformer.parallel.members import Members
@@ -51,12 +52,6 @@ def relate_across(
     if exchange == "positions":
         return _by_positions(layers, rows, valid, peers)
     return run_layers(layers, rows, valid, _ACROSS[exchange](peers, valid, attention.heads))
-
-
-def run_layers(layers: Iterable[Any], rows: Tensor, valid: Tensor | None, across: Any = None) -> Tensor:
-    for layer in layers:
-        rows = layer(rows, valid) if across is None else layer(rows, valid, across)
-    return rows
 
 
 def _by_positions(layers: Sequence[Any], rows: Tensor, valid: Tensor | None, peers: Peers) -> Tensor:
