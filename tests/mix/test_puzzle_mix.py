@@ -169,6 +169,17 @@ def test_nothing_is_computed_for_a_batch_that_is_left_alone():
     assert mixed.share.eq(0).all()
 
 
+def test_images_that_are_left_alone_stay_whole():
+    images, ids = torch.rand(8, 3, 16, 16), torch.arange(8) % 4
+    options = {"per_sample": True, "prob": 0.5}
+    alone = PuzzleMix(network(), 4, generator=generator(0), **options).draw(images).share == 0
+    mixed = PuzzleMix(network(), 4, generator=generator(0), **options)(images, ids)
+    assert 0 < alone.sum() < 8
+    assert mixed.images[alone].equal(images[alone])
+    assert mixed.share[alone].eq(0).all()
+    assert mixed.share[~alone].gt(0).any()
+
+
 def test_no_gradient_flows_into_images_or_targets():
     images = torch.rand(3, 3, 8, 8)
     mixed = PuzzleMix(network(), 4)(images, torch.arange(3))
@@ -216,9 +227,12 @@ def test_a_step_of_ddp_follows_as_if_nothing_had_been(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     try:
         model = nn.parallel.DistributedDataParallel(network().train())
+        calls = []
+        model.register_forward_pre_hook(lambda *_: calls.append(None))
         mix = PuzzleMix(model, 4)
-        for _ in range(2):  # the second forward is where DDP would complain
+        for step in range(2):
             mixed = mix(torch.rand(4, 3, 16, 16), torch.arange(4))
+            assert len(calls) == step  # the wrapper, which talks to other processes, is not asked
             F.cross_entropy(model(mixed.images), mixed.targets()).backward()
         assert all(parameter.grad is not None for parameter in model.parameters())
     finally:

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 LARGEST = 1024  # cells of a grid; a program keeps ten numbers for each
-_ROUNDS = 100_000  # of labelling and pushing, where ten are many: a bound for the device's sake, never met
+_ROUNDS = 2000  # of labelling and pushing, where ten are many: a bound for the device's sake, never met
 
 
 @triton.jit

@@ -157,7 +157,7 @@ class PuzzleMix(Mix):
         self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"]
     ) -> Float[Tensor, "batch height width"]:
         """Norm over channels of the loss' gradient at each pixel; the model is left as it was."""
-        # a DDP wrapper would wait for gradients of the parameters that never come
+        # a DDP wrapper would exchange buffers with processes that may have nothing to mix just now
         model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
         clean = (labels - self.label_smoothing / self.num_classes) / (1 - self.label_smoothing)
         with evaluating(model), torch.enable_grad():
