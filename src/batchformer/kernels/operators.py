@@ -24,7 +24,8 @@ def attention_operator(
 ) -> tuple[Tensor, Tensor]:
     problem = attention.problem_of(qkv, heads, group_size or None, dropout)
     mixed, lse = attention.forward(problem, qkv.contiguous(), valid, seed)
-    return mixed, qkv.new_empty(_saved(qkv, heads), dtype=torch.float32) if problem.plan.single else lse
+    # zeros where there is nothing to save: what an operator returns has to be the same every time
+    return mixed, qkv.new_zeros(_saved(qkv, heads), dtype=torch.float32) if problem.plan.single else lse
 
 
 @attention_operator.register_fake

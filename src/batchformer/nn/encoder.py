@@ -94,11 +94,11 @@ class BatchEncoderLayer(nn.Module):
     def _why_not_fused(self, x: Tensor) -> str | None:
         if self.norm != "post" or self.scale1 is not None:
             return f"norm={self.norm!r}, or a layer scale, is not fused"
-        if x.dtype != self.linear1.weight.dtype and not torch.is_autocast_enabled(x.device.type):
-            return "input and weights are of different types"
         linear = (self.self_attn.out_proj, self.linear1, self.linear2)
         if any(type(m) is not nn.Linear for m in linear) or any(type(m) is not nn.LayerNorm for m in self._norms()):
             return "a part of the layer was replaced"
+        if x.dtype != self.linear1.weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            return "input and weights are of different types"
         if any(_is_watched(m) for m in (self.self_attn, *linear, *self._norms())):
             return "hooks on parts of the layer want to see them run"
         return why_not_fused(self.self_attn.dim, self.linear1.out_features)

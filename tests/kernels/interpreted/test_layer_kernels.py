@@ -1,0 +1,189 @@
+"""The fused layer, interpreted, against eq. 1 and 2 in double precision, and through the module that chooses it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from batchformer.kernels import blocks, random_bits, run
+from batchformer.nn.encoder import BatchEncoderLayer
+
+from .. import definition
+
+SEED = torch.tensor([987654321012345678])
+
+
+@pytest.fixture(autouse=True)
+def one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer drops by the same seed, whatever torch's generator says."""
+    monkeypatch.setattr(run, "draw_seed", lambda device: SEED.to(device))
+
+
+def make(
+    dim: int = 32, heads: int = 2, hidden: int | None = None, dropout: float = 0.5, **options
+) -> BatchEncoderLayer:
+    torch.manual_seed(0)
+    layer = BatchEncoderLayer(dim, heads, hidden, dropout, backend="triton", **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():  # biases start at zero and norms at one: nothing would notice them
+            parameter += 0.1 * torch.randn_like(parameter)
+    return layer
+
+
+def results(function, layer: nn.Module, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    out = function(x)
+    weight = torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out.dtype)
+    return [out, *torch.autograd.grad((out * weight).sum(), [x, *layer.parameters()])]
+
+
+def agree(layer: BatchEncoderLayer, x: Tensor, valid: Tensor | None = None, tolerance: float = 1e-5) -> None:
+    exact = copy.deepcopy(layer).double()
+    ours = results(lambda t: layer(t, valid), layer, x)
+    theirs = results(lambda t: definition.layer(exact, t, SEED, valid), exact, x.double())
+    for one, other in zip(ours, theirs, strict=True):
+        size = other.abs().max().item()
+        torch.testing.assert_close(one.double(), other, atol=tolerance * max(size, 1.0), rtol=0)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    batch=st.integers(1, 9),
+    positions=st.integers(1, 3),
+    sizes=st.sampled_from([(32, 2, 32), (48, 3, 20), (40, 1, 64)]),
+    dropout=st.sampled_from([0.0, 0.5, 0.3]),
+    group=st.one_of(st.none(), st.integers(2, 6)),
+    masked=st.booleans(),
+    lean=st.booleans(),
+)
+def test_outputs_and_gradients_agree_with_the_definition(
+    batch: int, positions: int, sizes: tuple[int, int, int], dropout: float, group: int | None, masked: bool, lean: bool
+) -> None:
+    layer = make(*sizes, dropout, group_size=group, memory="lean" if lean else "fast")
+    x = torch.randn(batch, positions, sizes[0], generator=torch.Generator().manual_seed(batch))
+    valid = torch.rand(batch, positions) < 0.6 if masked else None
+    assert layer.backend_used(x).fused
+    agree(layer, x, valid)
+
+
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_work_done_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPatch, memory: str) -> None:
+    monkeypatch.setattr(blocks, "ELEMENTS_AT_ONCE", 5 * 32 * 2)  # two positions, or ten rows, at once
+    agree(make(memory=memory), torch.randn(5, 5, 32), torch.rand(5, 5) < 0.7)
+
+
+def test_fast_and_lean_drop_the_same() -> None:
+    x, fast, lean = torch.randn(5, 3, 32), make(), make(memory="lean")
+    for one, other in zip(results(fast, fast, x), results(lean, lean, x), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_autocast_casts_the_products_and_leaves_the_types_of_the_unfused_layer(memory: str) -> None:
+    layer, x = make(dropout=0.0, memory=memory), torch.randn(5, 2, 32)
+    with torch.autocast("cpu", torch.float16):
+        assert layer.backend_used(x).fused
+        ours = results(layer, layer, x)
+        layer.self_attn.backend = "sdpa"
+        theirs = results(layer, layer, x)
+    exact = results(layer, layer, x)
+    for mine, stock, right in zip(ours, theirs, exact, strict=True):
+        assert mine.dtype == stock.dtype
+        assert (mine - right).abs().max() < 5e-3 * right.abs().max() + 5e-3
+    assert not torch.equal(ours[0], exact[0])  # else nothing was cast
+
+
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_half_precision_weights_and_input(memory: str) -> None:
+    layer = make(memory=memory).half()
+    agree(layer, torch.randn(5, 2, 32).half(), tolerance=1e-2)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": "lean"}, {"norm": "pre"}, {"norm": "relative"}], ids=str)
+def test_compiled_without_a_break_it_gives_the_bits_of_eager(options: dict) -> None:
+    layer, x = make(**options), torch.randn(5, 2, 32)
+    valid = torch.rand(5, 2) < 0.7
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    eager_and_compiled = (results(lambda t, f=f: seeded(f, t, valid), layer, x) for f in (layer, compiled))
+    for one, other in zip(*eager_and_compiled, strict=True):
+        torch.testing.assert_close(one, other, atol=0, rtol=0)
+
+
+def seeded(function, *inputs: Tensor) -> Tensor:
+    """Where a layer is not fused, torch drops what the kernels do not."""
+    torch.manual_seed(1)
+    return function(*inputs)
+
+
+def test_checkpointing_draws_the_same_masks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "draw_seed", random_bits.draw_seed)
+    layer, x = make(), torch.randn(5, 2, 32)
+    plain = results(lambda t: seeded(layer, t), layer, x)
+    again = results(lambda t: seeded(lambda u: checkpoint(layer, u, use_reentrant=False), t), layer, x)
+    for one, other in zip(plain, again, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_backward_twice_gives_the_same_gradients() -> None:
+    """In-place sums must not reach what is saved for the next backward."""
+    layer, x = make(), torch.randn(5, 2, 32, requires_grad=True)
+    out = layer(x)
+    inputs = [x, *layer.parameters()]
+    first = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)
+    for one, other in zip(first, torch.autograd.grad(out.square().sum(), inputs), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_input_without_gradient_and_frozen_weights() -> None:
+    layer = make()
+    layer.linear1.requires_grad_(False)
+    x = torch.randn(5, 2, 32)
+    with torch.no_grad():
+        expected = layer(x)
+    out = layer(x)
+    assert torch.equal(out, expected)
+    out.sum().backward()
+    assert layer.linear1.weight.grad is None
+    assert layer.self_attn.in_proj_weight.grad.abs().max() > 0
+
+
+def test_in_eval_nothing_is_dropped() -> None:
+    layer, x = make().eval(), torch.randn(5, 2, 32)
+    ours = layer(x)
+    layer.self_attn.backend = "reference"
+    torch.testing.assert_close(ours, layer(x), atol=1e-5, rtol=1e-5)
+
+
+def test_a_part_that_is_watched_or_replaced_is_called() -> None:
+    layer, x, seen = make(), torch.randn(5, 2, 32), []
+    handle = layer.self_attn.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    assert not layer.backend_used(x).fused
+    assert "hooks" in layer.backend_used(x).why
+    layer(x)
+    assert len(seen) == 1
+    handle.remove()
+    assert layer.backend_used(x).fused
+    layer.linear1 = nn.Sequential(layer.linear1)
+    assert not layer.backend_used(x).fused
+
+
+def test_operators_declare_what_they_do() -> None:
+    """torch's own check of schema, aliasing, fake tensors and gradients, with and without a seed."""
+    from batchformer.kernels.operators import attention_operator
+
+    qkv = torch.randn(5, 2, 3 * 16, requires_grad=True)
+    for seed, dropout in ((None, 0.0), (SEED, 0.5)):
+        torch.library.opcheck(attention_operator, (qkv, None, seed, 1, 0, dropout))
+
+
+def test_auto_never_runs_the_interpreter() -> None:
+    layer, x = make(), torch.randn(5, 2, 32)
+    layer.self_attn.backend = "auto"
+    assert layer.backend_used(x).backend == "sdpa"
