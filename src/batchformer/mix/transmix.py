@@ -102,14 +102,18 @@ class TransMix(Mix):
         self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
     ) -> TransMixed:
         pasted, mask, share = cut(images, draw)
+        mixed = TransMixed(self, pasted, labels, draw.partner, share, mask)
+        self.expect(mixed)
+        return mixed
+
+    def expect(self, mixed: TransMixed) -> None:
+        """The next forward pass is this batch's; what an earlier batch has not read yet is kept for it."""
         earlier = None if self._latest is None else self._latest()
         if earlier is not None:
             earlier.keep_attention()
-        mixed = TransMixed(self, pasted, labels, draw.partner, share, mask)
         self._latest = weakref.ref(mixed)
         for recorder in self.recorders:
             recorder.expect()
-        return mixed
 
     def read(self, mixed: TransMixed) -> Float[Tensor, "batch ..."] | None:
         """What the forward pass of this batch left, if there was one."""
@@ -118,7 +122,10 @@ class TransMix(Mix):
         rows = [recorder.take() for recorder in self.recorders]
         if any(row is None for row in rows):
             return None
-        return roll_out(rows, self.recorders[-1].reader) if self.block == "rollout" else rows[0]  # type: ignore[arg-type]
+        if self.block != "rollout":
+            return rows[0]
+        least = min(len(row) for row in rows)  # type: ignore[arg-type]  # a second stream begins in the middle
+        return roll_out([row[:least] for row in rows], self.recorders[-1].reader)  # type: ignore[index]
 
     def close(self) -> None:
         for recorder in self.recorders:

@@ -24,7 +24,7 @@ from batchformer.tasks.classification_options import (
 )
 from batchformer.tasks.image_task import ImageTask
 from batchformer.tasks.layer_groups import Rule, build_optimizer, layer_rules
-from batchformer.tasks.mixing import SeededMixup
+from batchformer.tasks.mixing import LateTargets, Mixing, build_mixing
 from batchformer.tasks.options import as_options
 from batchformer.tasks.stream_meter import StreamMeter
 from batchformer.tasks.warm_cosine import check_has_end, place_in_run, warm_cosine
@@ -43,7 +43,7 @@ class Classification(ImageTask):
         backbone_args: passed on to the backbone: drop_path_rate, img_size, patch_size, pretrained, ...
         method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how and where the module is attached.
-        mix: mixup and CutMix.
+        mix: mixup and CutMix, TransMix and the others.
         label_smoothing: of the labels, also of mixed ones.
         distillation: DeiT's, for backbones with a distillation token.
         stream_loss: "mean" over the rows of both streams, or "released", three times that (see LongTailed).
@@ -81,6 +81,7 @@ class Classification(ImageTask):
         super().__init__(backbone, backbone_args, method, stream_loss, seed, channels_last, compile, cuda_graph)
         self.module_options = as_options(InsertionOptions, batchformer)
         self.mix_options = as_options(MixOptions, mix)
+        self.mix_options.check()
         self.distillation_options = as_options(DistillationOptions, distillation)
         self.optimizer_options = as_options(AdamWOptions, optimizer)
         self.schedule_options = as_options(CosineOptions, schedule)
@@ -108,7 +109,7 @@ class Classification(ImageTask):
             }
         )
         self._rules: dict[str, Rule] = {}
-        self._mixup: SeededMixup | None = None
+        self._mixing: Mixing | None = None
         self._guard: bf.StreamGuard | None = None
         self._guard_state: dict[str, Any] | None = None
         self._teacher: list[nn.Module] = []  # in a list: no part of the task's own weights and checkpoints
@@ -154,9 +155,8 @@ class Classification(ImageTask):
         return net
 
     def _build_criterion(self) -> nn.Module:
-        if self.mix_options.on:  # smoothed by the mixing already
-            self._mixup = SeededMixup(self.mix_options, self.label_smoothing, len(self.class_counts))
-        criterion = nn.CrossEntropyLoss(label_smoothing=0.0 if self.mix_options.on else self.label_smoothing)
+        smoothing = 0.0 if self.mix_options.on else self.label_smoothing  # mixed labels are smoothed already
+        criterion = nn.CrossEntropyLoss(label_smoothing=smoothing)
         if self.ema_decay is not None:
             self.ema_metric = self._build_metric()
         if not self.distils:
@@ -169,8 +169,23 @@ class Classification(ImageTask):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        if stage == "fit" and self.built:  # so that a wrong teacher is told of before anything is written
+        if stage == "fit" and self.built:  # so that what is wrong with them is told before anything is written
             self._load_teacher()
+            self._make_mixing()
+
+    def teardown(self, stage: str) -> None:
+        super().teardown(stage)
+        if self._mixing is not None:
+            self._mixing.close()
+            self._mixing = None
+
+    def _make_mixing(self) -> None:
+        if self.mix_options.on and self._mixing is None:
+            data = getattr(self.trainer, "datamodule", None)
+            normalised = getattr(data, "mean", None), getattr(data, "std", None)
+            self._mixing = build_mixing(
+                self.mix_options, self.net, len(self.class_counts), self.label_smoothing, *normalised
+            )
 
     def _load_teacher(self) -> None:
         if self.distils and not self._teacher:
@@ -191,6 +206,7 @@ class Classification(ImageTask):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         self._load_teacher()
+        self._make_mixing()
         for teacher in self._teacher:
             teacher.to(self.device)
 
@@ -211,10 +227,10 @@ class Classification(ImageTask):
         if self.schedule_options.per == "step" and batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._set_lr()
 
-    def _prepare_batch(self, images: Tensor, labels: Tensor, batch_idx: int) -> tuple[Tensor, Tensor]:
-        if self._mixup is None:
+    def _prepare_batch(self, images: Tensor, labels: Tensor, batch_idx: int) -> tuple[Tensor, Tensor | LateTargets]:
+        if self._mixing is None:
             return images, labels
-        return self._mixup(images, labels, *self._random_numbers_of(batch_idx))
+        return self._mixing(images, labels, *self._random_numbers_of(batch_idx))
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
         loss = super().training_step(batch, batch_idx)
@@ -222,14 +238,19 @@ class Classification(ImageTask):
             self._guard.tick()
         return loss
 
-    def _loss(self, images: Float[Tensor, "batch channels height width"], targets: Tensor) -> Tensor:
+    def _loss(self, images: Float[Tensor, "batch channels height width"], targets: Tensor | LateTargets) -> Tensor:
+        late = None
+        if isinstance(targets, LateTargets):  # TransMix: known after the forward pass
+            assert self._mixing is not None
+            late = self._mixing.expect(images, targets)
         outputs = self(images)
-        wanted: Any = targets
+        labels: Any = targets if late is None else late.targets()
+        wanted = labels
         if self._teacher:
             with torch.no_grad():
-                wanted = (targets, self._teacher[0](images))
+                wanted = (labels, self._teacher[0](images))
         loss = self.stream_criterion(outputs, wanted)
-        self._measure(loss.detach(), outputs[0] if isinstance(outputs, tuple) else outputs, targets)
+        self._measure(loss.detach(), outputs[0] if isinstance(outputs, tuple) else outputs, labels)
         return loss
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
 """The options of image classification: DeiT's recipe field by field, and where BatchFormer goes in it."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from batchformer.errors import UserError
 
@@ -60,27 +60,63 @@ class InsertionOptions:
         return {name: value for name, value in given.items() if value is not None}
 
 
+MixMethod = Literal["mixup-cutmix", "mixup", "cutmix", "transmix", "attentive-cutmix", "saliencymix", "puzzlemix"]
+
+
 @dataclass
 class MixOptions:
-    """Mixup and CutMix, by timm's Mixup; with both at 0 images and labels stay as they are.
+    """Mixing images and labels; with mixup and cutmix at 0 both stay as they are.
 
     Args:
+        method: "mixup-cutmix" (DeiT's, by timm's Mixup); "mixup" or "cutmix" alone; or what takes CutMix's place
+            ("transmix", "attentive-cutmix", "saliencymix", "puzzlemix"; see `batchformer.mix`), with mixup beside it
+            unless that is 0.
         mixup: alpha of mixup; 0 switches it off.
-        cutmix: alpha of CutMix; 0 switches it off.
+        cutmix: alpha of CutMix, or of what takes its place; 0 switches it off.
         prob: how likely a batch is mixed at all.
-        switch_prob: where both are on, how likely CutMix is taken.
-        mode: one draw for the "batch" (DeiT), for each "pair" or for each "elem".
+        switch_prob: where both are on, how likely CutMix, or what takes its place, is taken.
+        mode: one draw for the "batch" (DeiT), for each "pair" ("mixup-cutmix" only) or for each "elem".
+        attention_weight: transmix: weight of the attention in the label, against that of the area.
+        block: transmix: whose attention, counted from 0 (the supplement's Table 1 counts from 1), or "rollout"; null:
+            the last block's.
+        extractor: attentive-cutmix: the frozen network, by its name in timm or else in torchvision.
+        extractor_checkpoint: a local file with its weights (.pth, .safetensors); null takes the pretrained ones.
+        extractor_size: side of the images it is shown; null: as they are.
+        transport: puzzlemix: move salient blocks to where they are seen.
+        transport_size: puzzlemix: side of the blocks that are moved, in pixels, where smaller than those of the mask.
     """
 
+    method: MixMethod = "mixup-cutmix"
     mixup: float = 0.8
     cutmix: float = 1.0
     prob: float = 1.0
     switch_prob: float = 0.5
     mode: Literal["batch", "pair", "elem"] = "batch"
+    attention_weight: float = 0.5
+    block: int | Literal["rollout"] | None = None
+    extractor: str = "resnet50"
+    extractor_checkpoint: str | None = None
+    extractor_size: int | None = 224
+    transport: bool = True
+    transport_size: int | None = None
+
+    @property
+    def alphas(self) -> tuple[float, float]:
+        """Of mixup, and of CutMix or what takes its place; 0 where the method has it not."""
+        return (0.0 if self.method == "cutmix" else self.mixup), (0.0 if self.method == "mixup" else self.cutmix)
 
     @property
     def on(self) -> bool:
-        return (self.mixup > 0 or self.cutmix > 0) and self.prob > 0
+        return max(self.alphas) > 0 and self.prob > 0
+
+    def check(self) -> None:
+        known = get_args(MixMethod)
+        if self.method not in known:
+            raise UserError(f"model.mix.method={self.method!r} must be one of {', '.join(known)}.")
+        if self.mode == "pair" and self.method != "mixup-cutmix":
+            raise UserError(f'model.mix.mode "pair" is for mixup-cutmix: with {self.method} take "batch" or "elem".')
+        if not 0 <= self.switch_prob <= 1:
+            raise UserError(f"model.mix.switch_prob={self.switch_prob} must lie between 0 and 1.")
 
 
 @dataclass

@@ -79,7 +79,7 @@ class ImageTask(EvaluatedTask):
         """The loss of one stream."""
 
     @abstractmethod
-    def _loss(self, images: Float[Tensor, "batch channels height width"], targets: Tensor) -> Tensor:
+    def _loss(self, images: Float[Tensor, "batch channels height width"], targets: Any) -> Tensor:
         """The training loss over both streams; what the meter counts is counted here."""
 
     @abstractmethod
@@ -99,8 +99,8 @@ class ImageTask(EvaluatedTask):
     def _before_attach(self, net: nn.Module) -> None:
         """What is to be known of the network before the module is in it."""
 
-    def _prepare_batch(self, images: Tensor, labels: Tensor, batch_idx: int) -> tuple[Tensor, Tensor]:
-        """What happens to a training batch before the step, outside a captured graph."""
+    def _prepare_batch(self, images: Tensor, labels: Tensor, batch_idx: int) -> tuple[Tensor, Any]:
+        """What happens to a training batch before the step, outside a captured graph; images and what `_loss` takes."""
         return images, labels
 
     def _after_step(self) -> None:
@@ -234,7 +234,7 @@ class ImageTask(EvaluatedTask):
             self._raise_if_not_finite()
         return loss
 
-    def _train_on(self, images: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+    def _train_on(self, images: Tensor, targets: Any) -> tuple[Tensor, ...]:
         """Forward, backward and update, as Lightning's automatic optimisation does them, without a synchronisation."""
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)

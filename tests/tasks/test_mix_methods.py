@@ -1,0 +1,196 @@
+"""Every method of batchformer.mix inside the task: the same bits every time, TransMix's targets by its attention."""
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+import batchformer as bf
+from batchformer.errors import UserError
+from batchformer.tasks import Classification, DistillationOptions, InsertionOptions, MixOptions
+from batchformer.tasks.reseed import seed_from
+
+from .conftest import COUNTS, TinyData, make_trainer
+from .test_checkpoints import SaveAt
+from .test_classification import STILL
+from .test_distillation import TEACHER, teacher_file  # noqa: F401
+from .tiny_vit import WholeClassification, built, fit, vit_task
+
+METHODS = ["mixup", "cutmix", "transmix", "attentive-cutmix", "saliencymix", "puzzlemix"]
+DATA = TinyData()
+
+
+@pytest.fixture(scope="module")
+def extractor_file(tmp_path_factory):
+    torch.manual_seed(3)
+    file = tmp_path_factory.mktemp("extractor") / "weights.safetensors"
+    save_file(timm.create_model("test_resnet").state_dict(), file)
+    return str(file)
+
+
+@pytest.fixture
+def mixing(extractor_file):
+    def options(method, **given):
+        return MixOptions(method, **{"extractor": "test_resnet", "extractor_checkpoint": extractor_file,
+                                     "extractor_size": 64, **given})  # fmt: skip
+
+    return options
+
+
+def trained(task, resume=None, callbacks=(), epochs=2):
+    trainer = make_trainer(max_epochs=epochs, limit_val_batches=0, callbacks=list(callbacks))
+    trainer.fit(task, datamodule=TinyData(), ckpt_path=resume)
+    return {name: value.clone() for name, value in task.state_dict().items()}
+
+
+def by_hand(net, images, labels, seed_numbers, weight=0.5):
+    """One step of TransMix without mixup, its attention from the whole matrix of the last block."""
+    generator = torch.Generator().manual_seed(seed_from(*seed_numbers))
+    torch.rand((), generator=generator, dtype=torch.float64)  # which method, where there is one
+    mixed = bf.mix.CutMix(4, partner="flip", label_smoothing=0.1, generator=generator)(images, labels)
+    seen = []
+    attention = net.blocks[-1].attn
+    handle = attention.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    outputs = net.train()(mixed.images)
+    handle.remove()
+    qkv = attention.qkv(seen[0]).unflatten(-1, (3, attention.num_heads, -1))
+    q, k = qkv[:, :, 0].transpose(1, 2), qkv[:, :, 1].transpose(1, 2)
+    whole = (q @ k.transpose(-2, -1) * attention.scale).softmax(-1).mean(1)
+    prefix = net.num_prefix_tokens
+    row = whole[: len(images), 0, prefix:]
+    mask = F.interpolate(mixed.mask, (2, 2)).flatten(1)
+    share = (1 - weight) * mixed.share + weight * (mask * row).sum(1) / row.sum(1)
+    targets = (1 - share)[:, None] * mixed.labels + share[:, None] * mixed.labels.flip(0)
+    return mixed, outputs, targets.detach()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_trains_the_same_bits_whoever_drew_before(mixing, method):
+    torch.manual_seed(1)
+    first = trained(vit_task(mix=mixing(method)), epochs=1)
+    torch.manual_seed(2)
+    second = trained(vit_task(mix=mixing(method)), epochs=1)
+    assert all(torch.equal(second[name], value) for name, value in first.items())
+    if method in ("transmix", "puzzlemix"):  # the step of a captured graph: rounded elsewhere, otherwise the same
+        whole = trained(vit_task(WholeClassification, mix=mixing(method)), epochs=1)
+        assert all(torch.allclose(whole[name], value, atol=1e-4) for name, value in first.items())
+
+
+def test_the_methods_differ(mixing):
+    heads = [trained(vit_task(mix=mixing(m, mixup=m == "mixup")), epochs=1)["net.head.weight"] for m in METHODS]
+    assert not any(torch.equal(a, b) for i, a in enumerate(heads) for b in heads[:i])
+
+
+@pytest.mark.parametrize("method", ["transmix", "puzzlemix"])
+def test_a_resumed_run_has_the_bits_of_an_unbroken_one(mixing, method, tmp_path):
+    path = str(tmp_path / "middle.ckpt")
+    unbroken = trained(vit_task(mix=mixing(method), ema=0.8), callbacks=[SaveAt(0, path)], epochs=3)
+    resumed = trained(vit_task(mix=mixing(method), ema=0.8), resume=path, epochs=3)
+    assert all(torch.equal(resumed[name], value) for name, value in unbroken.items())
+
+
+class TestTransMix:
+    @pytest.mark.parametrize("method", ["baseline", "batchformer"])
+    def test_the_loss_has_the_targets_of_the_attention(self, mixing, method):
+        """lr 0: the logged loss is that of the initial weights; with two streams the plain rows' attention counts."""
+        still = {**STILL, "method": method, "batchformer": InsertionOptions(blocks=[1], dropout=0.0), "seed": 5}
+        logged = fit(vit_task(mix=mixing("transmix", mixup=0.0), **still)).callback_metrics["train/loss"].item()
+        area = fit(vit_task(mix=mixing("cutmix"), **still)).callback_metrics["train/loss"].item()
+        net, losses = built(**still).net, []
+        for step in range(2):
+            rows = slice(8 * step, 8 * step + 8)
+            _, outputs, targets = by_hand(net, DATA.images[rows], DATA.labels[rows], (5, 0, step, 0))
+            losses.append(F.cross_entropy(outputs, bf.repeat_targets(targets, outputs)).item())
+        assert logged == pytest.approx(sum(losses) / 2, rel=1e-5)
+        assert abs(logged - area) > 1e-5
+
+    def test_a_mixup_batch_keeps_the_targets_of_mixup(self, mixing):
+        still = {**STILL, "method": "baseline"}
+        losses = [
+            fit(vit_task(mix=options, **still)).callback_metrics["train/loss"].item()
+            for options in (mixing("transmix", switch_prob=0.0), mixing("mixup"))
+        ]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+    def test_together_with_distillation(self, mixing, teacher_file):  # noqa: F811
+        """alpha 0 leaves the class head's loss alone: labels by attention. The teacher sees the mixed image."""
+        options = DistillationOptions(kind="hard", checkpoint=teacher_file, alpha=0.0, **TEACHER)
+        still = {**STILL, "backbone": "deit_tiny_distilled_patch16_224", "distillation": options, "method": "baseline"}
+        data = TinyData(batch_size=16)
+        task, seen = vit_task(mix=mixing("transmix", mixup=0.0), **still), []
+        task.build(4, COUNTS)
+        task._load_teacher()
+        task._teacher[0].register_forward_pre_hook(lambda _, x: seen.append(x[0].clone()))
+        logged = fit(task, data).callback_metrics["train/loss"].item()
+        mixed, outputs, targets = by_hand(built(**still).net, DATA.images, DATA.labels, (0, 0, 0, 0))
+        assert logged == pytest.approx(F.cross_entropy(outputs[0], targets).item(), rel=1e-5)
+        assert torch.equal(seen[0], mixed.images)
+
+    def test_another_block_or_rollout_gives_other_targets(self, mixing):
+        """Also where the second stream begins in the middle of the network."""
+        losses = []
+        for block in (None, 0, "rollout"):
+            task = vit_task(mix=mixing("transmix", mixup=0.0, block=block), seed=5, **STILL)
+            task.build(4, COUNTS)
+            with torch.no_grad():
+                for layer in [*(block.attn.qkv for block in task.net.blocks), task.net.head]:
+                    layer.weight.normal_(generator=torch.Generator().manual_seed(1))  # not as good as uniform
+            losses.append(fit(task).callback_metrics["train/loss"].item())
+        assert len({round(loss, 5) for loss in losses}) == 3
+
+    def test_nothing_is_left_in_the_network(self, mixing):
+        task = vit_task(mix=mixing("transmix"), ema=0.9)
+        fit(task)
+        for net in (task.net, task.ema.module):
+            assert not any("forward" in block.attn.__dict__ for block in net.blocks)
+        assert task._mixing is None
+
+    def test_validation_between_the_steps_changes_nothing(self, mixing):
+        runs = [vit_task(mix=mixing("transmix")) for _ in range(2)]
+        fit(runs[0], max_epochs=2)
+        fit(runs[1], max_epochs=2, limit_val_batches=1.0, val_check_interval=1)
+        assert all(torch.equal(runs[1].state_dict()[name], value) for name, value in runs[0].state_dict().items())
+
+
+class TestMistakes:
+    def test_a_model_without_attention(self, mixing):
+        with pytest.raises(UserError, match="use CutMix"):
+            fit(Classification("resnet20", mix=mixing("transmix"), batchformer=InsertionOptions()))
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"method": "cutmax"}, "must be one of mixup-cutmix"),
+            ({"method": "transmix", "mode": "pair"}, '"batch" or "elem"'),
+            ({"switch_prob": 1.5}, "switch_prob"),
+        ],
+    )
+    def test_options(self, options, words):
+        with pytest.raises(UserError, match=words):
+            vit_task(mix=MixOptions(**options))
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"extractor": "test_resnets"}, "did you mean test_resnet"),
+            ({"extractor_checkpoint": "nowhere.pth"}, "no file nowhere.pth"),
+            ({"extractor": "test_vit"}, "does not hold the weights of a test_vit"),
+        ],
+    )
+    def test_extractors(self, mixing, options, words):
+        with pytest.raises(UserError, match=words):
+            fit(vit_task(mix=mixing("attentive-cutmix", **options)))
+
+
+def test_a_torchvision_extractor_by_name_and_file(tmp_path):
+    import torchvision
+
+    from batchformer.tasks.mix_extractor import load_extractor
+
+    torch.manual_seed(0)
+    model = torchvision.models.mobilenet_v2(weights=None)
+    torch.save(model.state_dict(), tmp_path / "mobile.pth")
+    images = torch.randn(2, 3, 64, 64)
+    wanted = model.eval().features(images)
+    torch.testing.assert_close(load_extractor("mobilenet_v2", str(tmp_path / "mobile.pth"))(images), wanted)
