@@ -80,3 +80,17 @@ def test_the_pictures_are_whole_and_name_every_form(tmp_path: Path) -> None:
 def test_without_the_measurement_one_sentence_says_how_to_make_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"stability_start\.json.*benchmarks/stability\.py"):
         write_stability_page(repository(tmp_path, None))
+
+
+def test_the_start_of_training_is_shown_by_depth_as_the_mean_over_seeds(tmp_path: Path) -> None:
+    root = repository(tmp_path, start_rows())
+    rows = [
+        {"depth": 24, "form": "published", "seed": s, "steps": k, "plain_loss": 1.0 + s, "related_loss": 2.0 + s}
+        for s in (0, 1)
+        for k in (50, 100, 150, 200)
+    ]
+    file = root / "benchmarks" / "results" / "stability_depth.json"
+    file.write_text(json.dumps({"classes": 10, "rows": rows}))
+    page = write_stability_page(root).read_text()
+    assert cells(page, "24 blocks, published")[1:] == ["2", "1.50 / 2.50", "1.50 / 2.50"]
+    assert "Chance is 2.30" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from batchformer.report.health import number, series
 from batchformer.report.markdown import markdown
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.scales import count_axis, linear_axis
-from batchformer.report.stability_text import AFTER, BEFORE, STABLE_FORM, START
+from batchformer.report.stability_text import AFTER, BEFORE, DEPTH, STABLE_FORM, START
 from batchformer.report.statistics import summarise
 from batchformer.report.svg_file import lines_svg
 
@@ -38,7 +39,8 @@ def write_stability_page(root: Path) -> Path:
         (docs / f"stability-{name}.svg").write_text(_by_depth(rows, what, label), encoding="utf-8")
     target = docs / "stability.md"
     runs = by_recipe(load_runs([root / "results"]))
-    target.write_text("\n".join([BEFORE, START.format(table=_start_table(rows)), _after(runs), STABLE_FORM]))
+    parts = [BEFORE, START.format(table=_start_table(rows)), _depths(source.with_name("stability_depth.json"))]
+    target.write_text("\n".join(part for part in (*parts, _after(runs), STABLE_FORM) if part), encoding="utf-8")
     return target
 
 
@@ -69,6 +71,26 @@ def _start_table(rows: Rows) -> str:
         )
     header = ["form", *(f"signal after {depth}" for depth in _SHOWN_DEPTHS)]
     return markdown([*header, "differs between samples", "norm / plain", "gradient, related / plain"], lines)
+
+
+def _depths(source: Path) -> str:
+    """The losses of both streams while training begins, by the number of modules; mean over the seeds."""
+    if not source.is_file():
+        return ""
+    data = json.loads(source.read_text(encoding="utf-8"))
+    groups: dict[tuple[int, str], dict[int, list[Mapping[str, Any]]]] = {}
+    for row in data["rows"]:
+        groups.setdefault((row["depth"], row["form"]), {}).setdefault(row["steps"], []).append(row)
+    shown = sorted({row["steps"] for row in data["rows"]})[1::2]
+    lines = []
+    for (depth, form), by_steps in groups.items():
+        cells = [
+            " / ".join(_mean([row[stream] for row in by_steps[steps]]) for stream in ("plain_loss", "related_loss"))
+            for steps in shown
+        ]
+        lines.append([f"{depth} blocks, {form}", str(len(by_steps[shown[0]])), *cells])
+    header = ["a module after each of", "seeds", *(f"plain / related, steps to {steps}" for steps in shown)]
+    return DEPTH.format(table=markdown(header, lines), chance=f"{math.log(data['classes']):.2f}")
 
 
 def _after(runs: Mapping[str, Sequence[Run]]) -> str:

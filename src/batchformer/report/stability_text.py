@@ -47,6 +47,20 @@ the related tokens runs away from that of the plain ones, which the shared block
 repairs the large tokens and leaves little relation.
 """
 
+DEPTH = """\
+## How training begins
+
+The same, seen from the losses: a tiny ViT on the embedded digits (`benchmarks/stability_depth.py`, minutes on a
+CPU), mean losses of the plain and of the related rows over windows of 50 steps, the learning rate warmed up over 100.
+Chance is {chance}.
+
+{table}
+
+The deeper the stack of published modules, the longer its related rows stay at chance, because the first steps must
+rebuild the signal before anything can be learnt from it. The stable form starts with both streams side by side at any
+depth.
+"""
+
 AFTER = """\
 ## What training makes of it
 
@@ -96,4 +110,4 @@ on (`layer_scale=`). What follows from it, whatever the depth, the precision or 
 
 The parameters are those of the papers' layer and the two vectors $s$. The published form stays the default, and the
 recipes that reproduce published rows use it. `bf.StreamGuard` says when a run needs this one.
-""" 
+"""
