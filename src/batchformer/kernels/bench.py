@@ -1,0 +1,227 @@
+"""The layer beside the papers' own, `nn.TransformerEncoderLayer(C, heads, C, p)`, on one device, in one run.
+
+Times are those of a call in training mode: "fwd" a forward that stores what its backward needs, "fwd+bwd" both, with
+gradients of the input and of every weight. Memory is the peak of the call above what was there before it: input,
+incoming gradient and weights are not counted, the output and the gradients are. The floor is the arithmetic of the
+layer at the rate of a large matrix product of this device, or input and output moved once at the rate of a copy,
+whichever is longer: neither can be beaten.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from batchformer.kernels.choose import MEMORIES, Memory
+from batchformer.nn.encoder import BatchEncoderLayer
+
+Pass = Literal["fwd+bwd", "fwd"]
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+class Shape(NamedTuple):
+    batch: int
+    positions: int
+    dim: int
+    heads: int
+
+
+SHAPES = {
+    "deformable-detr": Shape(24, 13294, 256, 4),
+    "deit-ti": Shape(1024, 197, 192, 3),
+    "deit-s": Shape(128, 197, 384, 6),
+    "detr": Shape(16, 950, 256, 4),
+    "batchformer": Shape(128, 1, 2048, 4),
+    "deit-s-256": Shape(256, 197, 384, 6),
+    "deformable-detr-4": Shape(4, 13294, 256, 4),
+}
+
+
+class Rates(NamedTuple):
+    """What this device reaches: multiplications and additions, and bytes read and written, in a second."""
+
+    arithmetic: float
+    copying: float
+
+
+class Settings(NamedTuple):
+    dtype: str = "bf16"
+    dropout: float = 0.5
+    rounds: int = 9
+    seconds: float = 0.05  # of one round
+    compile: bool = False
+    passes: tuple[Pass, ...] = ("fwd+bwd", "fwd")
+    memories: tuple[Memory, ...] = MEMORIES
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "triton"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU", "versions": versions}
+
+
+def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
+    side = 8192 if device.type == "cuda" else 64
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    source = torch.empty(2**29 if device.type == "cuda" else 2**16, device=device)
+    target = torch.empty_like(source)
+    product = median_ms(lambda: a @ b, device, 5, 0.02)
+    copy = median_ms(lambda: target.copy_(source), device, 5, 0.02)
+    return Rates(2 * side**3 / product * 1e3, 2 * source.numel() * source.element_size() / copy * 1e3)
+
+
+def floor_ms(shape: Shape, kind: Pass, dtype: torch.dtype, rates: Rates) -> float:
+    tokens = shape.batch * shape.positions
+    forward = tokens * (12 * shape.dim**2 + 4 * shape.batch * shape.dim)
+    arithmetic = forward * (3 if kind == "fwd+bwd" else 1)
+    # x in, y out; and the gradient of y in, that of x out
+    moved = tokens * shape.dim * dtype.itemsize * (4 if kind == "fwd+bwd" else 2)
+    return 1e3 * max(arithmetic / rates.arithmetic, moved / rates.copying)
+
+
+def median_ms(step: Callable[[], Any], device: torch.device, rounds: int, seconds: float) -> float:
+    """Of several rounds, each of as many calls as fill the time given."""
+    for _ in range(3):
+        step()
+    once = _round_ms(step, device, 3)
+    repeats = max(1, min(1000, round(seconds * 1e3 / max(once, 1e-3))))
+    times = sorted(_round_ms(step, device, repeats) for _ in range(rounds))
+    return times[len(times) // 2]
+
+
+def _round_ms(step: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            step()
+        return (time.perf_counter() - begin) * 1e3 / repeats
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(repeats):
+        step()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / repeats
+
+
+def peak_gib(step: Callable[[], Any], device: torch.device) -> float:
+    step()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    step()
+    torch.cuda.synchronize(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**30
+
+
+def one_call(layer: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, grad: Tensor, kind: Pass) -> Callable:
+    """A call to measure; nothing of it is left when it returns."""
+    leaves = [x, *module.parameters()]
+
+    def forward() -> None:
+        layer(x)
+
+    def both() -> None:
+        layer(x).backward(grad)
+        for leaf in leaves:
+            leaf.grad = None
+
+    return forward if kind == "fwd" else both
+
+
+def graph_of(step: Callable[[], Any]) -> Callable[[], Any]:
+    """The call, captured once; what comes back replays it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def rows(
+    shapes: dict[str, Shape], settings: Settings, device: torch.device, problems: list[str]
+) -> Iterator[dict[str, Any]]:
+    """One row after the other, as they are measured. What fails is None in its row and a sentence in `problems`."""
+    dtype = DTYPES[settings.dtype]
+    rates = measure_rates(device, dtype)
+    for name, shape in shapes.items():
+        for kind in settings.passes:
+            papers = _papers(name, shape, kind, settings, device, problems)
+            for memory in settings.memories:
+                ours = _ours(f"{name} {kind} {memory}", shape, kind, memory, settings, device, problems)
+                yield {
+                    "shape": list(shape[:3]), "heads": shape.heads, "dtype": settings.dtype, "pass": kind,
+                    "dropout": settings.dropout, "memory": memory, "ours_ms": ours["ms"], "papers_ms": papers["ms"],
+                    "compiled_ms": papers["compiled"], "graph_ms": ours["graph"], "ours_gib": ours["gib"],
+                    "papers_gib": papers["gib"], "floor_ms": floor_ms(shape, kind, dtype, rates),
+                }  # fmt: skip
+
+
+def _inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    x, grad = (torch.randn(shape[:3], device=device, dtype=dtype) for _ in range(2))
+    return x.requires_grad_(), grad
+
+
+def _ours(
+    label: str, shape: Shape, kind: Pass, memory: Memory, settings: Settings, device: torch.device, problems: list[str]
+) -> dict[str, float | None]:
+    dtype = DTYPES[settings.dtype]
+    module = BatchEncoderLayer(shape.dim, shape.heads, dropout=settings.dropout, memory=memory).to(device, dtype)
+    step = one_call(module, module, *_inputs(shape, dtype, device), kind)
+    timed = (device, settings.rounds, settings.seconds)
+    cuda = device.type == "cuda"
+    return {
+        "ms": guarded(f"{label} ours_ms", lambda: median_ms(step, *timed), problems),
+        "gib": guarded(f"{label} ours_gib", lambda: peak_gib(step, device), problems) if cuda else None,
+        "graph": guarded(f"{label} graph_ms", lambda: median_ms(graph_of(step), *timed), problems) if cuda else None,
+    }
+
+
+def _papers(
+    label: str, shape: Shape, kind: Pass, settings: Settings, device: torch.device, problems: list[str]
+) -> dict[str, float | None]:
+    dtype = DTYPES[settings.dtype]
+    module = nn.TransformerEncoderLayer(shape.dim, shape.heads, shape.dim, settings.dropout).to(device, dtype)
+    inputs = _inputs(shape, dtype, device)
+    step = one_call(module, module, *inputs, kind)
+    timed = (device, settings.rounds, settings.seconds)
+    found: dict[str, float | None] = {
+        "ms": guarded(f"{label} {kind} papers_ms", lambda: median_ms(step, *timed), problems),
+        "gib": None,
+        "compiled": None,
+    }
+    if device.type == "cuda":
+        found["gib"] = guarded(f"{label} {kind} papers_gib", lambda: peak_gib(step, device), problems)
+    if settings.compile:
+        torch._dynamo.reset()
+        compiled = one_call(torch.compile(module), module, *inputs, kind)
+        found["compiled"] = guarded(f"{label} {kind} compiled_ms", lambda: median_ms(compiled, *timed), problems)
+    return found
+
+
+def guarded(label: str, measure: Callable[[], float], problems: list[str]) -> float | None:
+    """The measurement, or None and a line about what went wrong: one failure must not lose the others."""
+    try:
+        return measure()
+    except Exception as problem:
+        first = (str(problem).strip().splitlines() or [""])[0]
+        problems.append(f"{label}: {type(problem).__name__}: {first}"[:300])
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return None
