@@ -104,6 +104,16 @@ def test_the_extractor_sees_resized_and_renormalised_images_and_the_mix_keeps_it
     torch.testing.assert_close(pool.seen[0], expected)
 
 
+def test_renormalised_images_are_those_of_the_other_normalisation():
+    pictures = torch.rand(2, 3, 5, 5)
+
+    def normalised(mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+        return (pictures - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+
+    ours, imagenet = ((0.2, 0.3, 0.4), (0.5, 0.6, 0.7)), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    torch.testing.assert_close(Renormalize(*ours)(normalised(*ours)), normalised(*imagenet))
+
+
 def test_nothing_happens_to_the_extractor():
     extractor = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
     extractor[2].eval()
