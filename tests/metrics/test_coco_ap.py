@@ -81,6 +81,14 @@ def test_an_overlap_of_exactly_half_is_enough_for_ap50_alone():
     assert ours[:3].tolist() == pytest.approx([0.1, 1.0, 0.0])
 
 
+def test_of_two_objects_with_the_same_overlap_the_later_is_taken():
+    """The first detection lies between both; the second is the left one, and finds the right one up to .65 only."""
+    left, right, between = [0, 0, 20, 10], [4, 0, 24, 10], [2, 0, 22, 10]
+    found = [image([between, left], [0, 0], [0.9, 0.8])]
+    assert numbers(1, found, [image([left, right], [0, 0])])[8] == pytest.approx((7 * 1 + 3 * 0.5) / 10)
+    assert numbers(1, found, [image([right, left], [0, 0])])[8] == pytest.approx((4 * 1 + 6 * 0.5) / 10)
+
+
 def test_detections_inside_a_crowd_are_neither_right_nor_wrong():
     crowd = image([[0, 0, 400, 400], [500, 500, 550, 550]], [0, 0], iscrowd=torch.tensor([True, False]))
     inside = [[10, 10, 50, 50], [60, 60, 90, 90], [500, 500, 550, 550]]
