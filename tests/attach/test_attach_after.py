@@ -124,7 +124,7 @@ def test_batch_norm_behind_the_insertion(batch_norm: str) -> None:
         ({"after": "blocks"}, "'blocks' is never called"),
         ({"after": []}, "names no place"),
         ({"after": ["blocks.1", "blocks.1"]}, "names one submodule twice"),
-        ({"after": "blocks.1", "before": "fc"}, "takes one of before=, after= and blocks="),
+        ({"after": "blocks.1", "before": "fc"}, "takes one of before=, after=, blocks= and encoder_layers="),
         ({"blocks": [4]}, "there is no block 4"),
         ({"after": "blocks.1", "batch_norm": "none"}, "batch_norm='none'"),
         ({"after": "fc"}, r"\(2, 3\), which is not clearly tokens"),

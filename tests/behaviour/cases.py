@@ -75,10 +75,36 @@ def _transformers(kind: str, places: dict[str, Any] | None = None, **config: Any
     return Case(f"transformers-{kind}{_said(places)}", build, 32, places=tuple((places or {}).items()))
 
 
+def _detector(kind: str, places: dict[str, Any], stages: tuple[int, ...] = (2, 3, 4), **config: Any) -> Case:
+    """One of transformers' detectors with a small ResNet of its own: nothing is downloaded."""
+
+    def build() -> nn.Module:
+        import transformers
+
+        backbone = transformers.ResNetConfig(
+            embedding_size=8,
+            hidden_sizes=[8, 8, 16, 16],
+            depths=[1, 1, 1, 1],
+            layer_type="basic",
+            out_features=[f"stage{k}" for k in stages],
+        )
+        settings = getattr(transformers, f"{kind.split('For')[0]}Config")(
+            backbone_config=backbone, num_labels=CLASSES, num_queries=5, image_size=96, **{**_SMALL, **config}
+        )
+        model = getattr(transformers, kind)(settings)
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)  # as DETR's authors start; transformers starts at almost nothing
+        return model
+
+    details = "".join(f"-{key}" for key in config if key in ("num_feature_levels", "two_stage"))
+    return Case(f"transformers-{kind}{details}{_said(places)}", build, 96, places=tuple(places.items()))
+
+
 def _said(places: dict[str, Any] | None) -> str:
     """The places, as a part of the case's name."""
     named = {key: value for key, value in (places or {}).items() if key != "heads"}
-    return "".join(f"-{key}-{v if isinstance(v, str) else '+'.join(map(str, v))}" for key, v in named.items())
+    return "".join(f"-{key}-{'+'.join(map(str, v)) if isinstance(v, list) else v}" for key, v in named.items())
 
 
 def _resnet32() -> nn.Module:
@@ -170,6 +196,29 @@ TRANSFORMERS_CASES = [
         **_STAGES,
     ),
     _transformers("PvtV2ForImageClassification", {"after": ["pvt_v2.encoder.layers.0"]}, **_PVT),
+]
+
+# transformers' detectors. Masks, positions and queries are made before the insertion: they run wide, the backbone once.
+_SMALL = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "d_model": 32}
+_POINTS = {"encoder_n_points": 1, "decoder_n_points": 1}
+_TWO_STAGE = {"with_box_refine": True, "two_stage": True, "two_stage_num_proposals": 5}
+DETECTOR_CASES = [
+    _detector("DetrForObjectDetection", {"encoder_layers": [0]}),
+    _detector("DetrForObjectDetection", {"encoder_layers": "all", "share": True, "mask_padding": True}),
+    _detector("ConditionalDetrForObjectDetection", {"after": ["model.encoder.layers.1"]}),
+    _detector(
+        "DeformableDetrForObjectDetection", {"encoder_layers": [0]}, stages=(4,), num_feature_levels=1, **_POINTS
+    ),
+    _detector("DeformableDetrForObjectDetection", {"encoder_layers": [0]}, num_feature_levels=4, **_POINTS),
+    _detector(
+        "DeformableDetrForObjectDetection",
+        {"encoder_layers": "all"},
+        stages=(3, 4),
+        num_feature_levels=2,
+        **_POINTS,
+        **_TWO_STAGE,
+    ),
+    _detector("DetrForSegmentation", {"after": ["detr.model.encoder.layers.0"]}, stages=(1, 2, 3, 4)),
 ]
 
 

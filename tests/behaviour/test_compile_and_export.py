@@ -15,9 +15,11 @@ from torch import nn
 import batchformer as bf
 from batchformer.nn.streams import count_rows
 
-from .cases import CASES, Case, tensors, without_randomness
+from .cases import CASES, TOKEN_CASES, TRANSFORMERS_CASES, Case, tensors, without_randomness
 
 SMALL = [c for c in CASES if c.name in ("timm-vit_tiny_patch16_224", "resnet32-cifar", "sequential")]
+# Detectors take long to compile, with or without us: tests/attach/test_detr_runs.py has the smallest one.
+COMPILED = [*CASES, *TOKEN_CASES, *TRANSFORMERS_CASES]
 
 
 def compiled(model: nn.Module) -> nn.Module:
@@ -33,6 +35,7 @@ def _forget_compiled_code() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("case", COMPILED, ids=lambda c: c.name)
 def test_attach_and_detach_are_seen_by_compiled_code_before_and_after(case: Case) -> None:
     twin, model, images = case.model(), case.model(), case.images()
     without_randomness(twin).train(), without_randomness(model).train()

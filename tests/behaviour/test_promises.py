@@ -20,7 +20,7 @@ def traces(model: nn.Module) -> dict[str, tuple]:
     return {
         name: (
             tuple(sorted(module.__dict__)),
-            tuple(len(v) for k, v in sorted(module.__dict__.items()) if "hooks" in k),
+            tuple(len(v) for k, v in sorted(module.__dict__.items()) if "hooks" in k and isinstance(v, dict)),
             tuple(module._modules),
         )
         for name, module in model.named_modules()
@@ -95,7 +95,10 @@ def test_plain_rows_are_the_plain_model_and_related_rows_differ(case: Case) -> N
     for ours, theirs, others in zip(*map(tensors, (plain, expected, related)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
         assert len(others) == len(images)
-        assert not torch.allclose(others, theirs, atol=1e-3)
+        if not torch.equal(
+            theirs[0], theirs[1]
+        ):  # what is the same for every image, as a detector's first guess of boxes
+            assert not torch.allclose(others, theirs, atol=1e-3)
     for (name, ours), (_, theirs) in zip(model.named_buffers(), twin.named_buffers(), strict=True):
         torch.testing.assert_close(ours, theirs, msg=lambda m, name=name: f"{name}: {m}")
 
@@ -149,7 +152,7 @@ def test_autocast_trains_both_streams(case: Case, dtype: torch.dtype) -> None:
     attachment = case.attach(model)
     with torch.autocast("cpu", dtype):
         outputs = model(images)
-        loss = bf.TwoStreamLoss(nn.functional.cross_entropy)(tensors(outputs)[0], torch.arange(len(images)))
+        loss = bf.TwoStreamLoss(nn.functional.cross_entropy)(tensors(outputs)[0].flatten(1), torch.arange(len(images)))
     loss.backward()
     assert loss.isfinite()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in attachment.points[0].module.parameters())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.attach.insertion import InstanceForward, relate_alone, relates_in_eval
+from batchformer.attach.padding import LayerPadding
 from batchformer.nn.batchformer_v2 import BatchFormerV2
 from batchformer.nn.streams import alike, count_rows, repeat_rows
 
@@ -24,9 +25,12 @@ class After(InstanceForward):
     wrongly, when gradient checkpointing computes the forward anew.
     """
 
-    def __init__(self, layer: nn.Module, module: BatchFormerV2, opens: bool, thin: Thin | None = None) -> None:
+    def __init__(
+        self, layer: nn.Module, module: BatchFormerV2, opens: bool, padding: LayerPadding | None = None
+    ) -> None:
         super().__init__(layer)
-        self.module, self.opens, self.thin = module, opens, thin
+        self.module, self.opens, self.padding = module, opens, padding
+        self.thin: Thin | None = None
         self.rows: int | None = None
         self.infers = False  # see `Attachment.infer_with_batch`
 
@@ -35,19 +39,20 @@ class After(InstanceForward):
             return self.original(*args, **kwargs)
         if self.thin is not None and self.module.active:
             args, kwargs = self.thin.halved(args, kwargs)
-        return self.related(self.original(*args, **kwargs))
+        valid = None if self.padding is None else self.padding(args, kwargs)
+        return self.related(self.original(*args, **kwargs), valid)
 
-    def related(self, out: Any) -> Any:
+    def related(self, out: Any, valid: Tensor | None = None) -> Any:
         if isinstance(out, Tensor):
             if not self.module.active:
-                return relate_alone(self.module, out, self.module.channels if out.ndim == 4 else "last")
-            out = self.module(out, opens=self.opens)
+                return relate_alone(self.module, out, self.module.channels if out.ndim == 4 else "last", valid)
+            out = self.module(out, valid, opens=self.opens)
             self.rows = out.shape[0]
             return out
         rows, first, items = count_rows(out), True, []
         for item in out:
             if first and count_rows(item) is not None:
-                item, first = self.related(item), False
+                item, first = self.related(item, valid), False
             elif isinstance(item, Tensor) and item.ndim and item.shape[0] == rows and self._doubled(rows):
                 item = torch.cat([item, item])
             items.append(item)
@@ -75,7 +80,8 @@ class Thin(InstanceForward):
         if self.removed or not self.module.active:
             return self.original(*args, **kwargs)
         args, kwargs = self.halved(args, kwargs)
-        rows = next(a.shape[0] for k, a in [*enumerate(args), *kwargs.items()] if k in self.names)
+        given = [a for k, a in [*enumerate(args), *kwargs.items()] if k in self.names and isinstance(a, Tensor)]
+        rows = given[0].shape[0]
         return repeat_rows(self.original(*args, **kwargs), rows)
 
     def halved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -106,5 +112,5 @@ class SeparateNorm(InstanceForward):
         return torch.cat([plain, related])
 
 
-def _half(x: Tensor) -> Tensor:
-    return x[: x.shape[0] // 2]
+def _half(x: Any) -> Any:
+    return x[: x.shape[0] // 2] if isinstance(x, Tensor) else x  # a mask that is not needed is None

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from batchformer.attach.classifiers import find_classifiers
 from batchformer.attach.entry import Entry, RowCheck
 from batchformer.attach.insertion import Held, InstanceForward, relates_in_eval
-from batchformer.attach.plan_after import BatchNormMode, block_paths, plan_after
+from batchformer.attach.plan_after import BatchNormMode, block_paths, encoder_layer_paths, plan_after
 from batchformer.attach.plan_before import points_before
 from batchformer.attach.point import Point
 from batchformer.attach.probe import Channels
+from batchformer.attach.stream_loss import MeanOfStreams
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 from batchformer.nn.streams import count_rows, plain_count, plain_rows, related_rows
@@ -32,8 +33,10 @@ def attach(
     *,
     after: str | Sequence[str] | None = None,
     blocks: Sequence[int] | Literal["all"] | None = None,
+    encoder_layers: Sequence[int] | Literal["all"] | None = None,
     share: bool = False,
     batch_norm: BatchNormMode = "separate",
+    mask_padding: bool = False,
     dim: int | None = None,
     channels: Channels | None = None,
     **module_keywords: Any,
@@ -49,9 +52,12 @@ def attach(
             one the model calls opens the second stream, later ones act on it.
         blocks: the same by number, counted from 0, or "all", where the blocks have a well-known place. The papers
             count from 1 and insert after: their "first layer" is block 0.
-        share: with after= or blocks=: one module at all places instead of one each.
-        batch_norm: with after= or blocks=: BatchNorm behind the insertion normalises each stream by itself and only
+        encoder_layers: the same for the layers of a detector's encoder (transformers' DETR family).
+        share: with after= and its like: one module at all places instead of one each.
+        batch_norm: with after= and its like: BatchNorm behind the insertion normalises each stream by itself and only
             plain rows move its running statistics ("separate"), or both together ("joint", as published).
+        mask_padding: in batches of images that differ in size, padded positions pass the module unchanged and nothing
+            looks at them (transformers' detectors, by their pixel mask). As published they take part.
         dim, channels: width and layout of that input, where neither the layer nor a dry run tells.
         module_keywords: every keyword of `BatchFormer`: heads, hidden_dim, dropout, layers, norm, group_size, streams.
 
@@ -69,20 +75,26 @@ def attach(
             f"detach it first, or name all places in one call, {existing.points[0].side}=[...]."
         )
     _refuse_unknown(module_keywords)
-    if after is not None or blocks is not None:
-        if before is not None or (after is not None and blocks is not None):
-            raise UserError("attach takes one of before=, after= and blocks=: choose one.")
-        places = block_paths(model, blocks) if blocks is not None else [after] if isinstance(after, str) else after
+    if sum(place is not None for place in (before, after, blocks, encoder_layers)) > 1:
+        raise UserError("attach takes one of before=, after=, blocks= and encoder_layers=: choose one.")
+    if after is not None or blocks is not None or encoder_layers is not None:
+        if blocks is not None:
+            after = block_paths(model, blocks)
+        elif encoder_layers is not None:
+            after = encoder_layer_paths(model, encoder_layers)
         plan = plan_after(
             model,
-            list(places or ()),
+            [after] if isinstance(after, str) else list(after or ()),
             share=share,
             batch_norm=batch_norm,
+            mask_padding=mask_padding,
             dim=dim,
             channels=channels,
             keywords=module_keywords,
         )
         return Attachment(model, plan.points(model), plan.entry, plan.supports)
+    if mask_padding:
+        raise UserError("mask_padding=True goes with after=, blocks= or encoder_layers=: leave it out.")
     paths = [before] if isinstance(before, str) else find_classifiers(model) if before is None else list(before)
     points = points_before(model, paths, dim, channels, module_keywords)
     return Attachment(model, points, Entry(model, points[0].module))
@@ -208,6 +220,12 @@ class Attachment:
             none_left = rows is not None and plain_count(rows, module.streams) == rows  # one image, split
             return None if none_left else related_rows(outputs, module.streams)
         return outputs if self.attached and relates_in_eval(self.points[0].feature) else None
+
+    def stream_losses(self) -> tuple[Tensor, Tensor] | None:
+        """The loss of the plain and of the related rows in the last training forward, of detectors that were given
+        labels (what such a model returns is their mean); else None.
+        """
+        return next((piece.losses for piece in self._pieces if isinstance(piece, MeanOfStreams)), None)
 
     def plain_state_dict(self) -> dict[str, Any]:
         """The model's weights without the module's, under the names they have when nothing is attached."""

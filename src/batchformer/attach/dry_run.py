@@ -88,9 +88,9 @@ def feature_of_output(path: str, calls: Calls | None, dim: int | None, channels:
 def before(start: int, seen: dict[str, Calls]) -> list[str]:
     """The largest submodules whose every call ends before `start`."""
     early = {name for name, calls in seen.items() if name and calls.ends and max(calls.ends) < start}
-    return sorted(name for name in early if not any(part in early for part in _parents(name)))
+    return sorted(name for name in early if not any(part in early for part in parents(name)))
 
 
-def _parents(name: str) -> list[str]:
+def parents(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:k]) for k in range(1, len(parts))]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from batchformer.attach.insertion import InstanceForward
+from batchformer.attach.padding import argument_names
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 from batchformer.nn.streams import count_rows, repeat_rows
@@ -27,8 +27,9 @@ class Entry:
     def __init__(self, model: nn.Module, module: BatchFormer, wide: bool = False) -> None:
         self.module, self.wide = module, wide
         self.inside = False  # between the model's entry and its end
-        arguments = [name for name in inspect.signature(type(model).forward).parameters if name != "self"]
+        arguments = argument_names(type(model).forward)
         self.labels_at = arguments.index(_LABELS) if _LABELS in arguments else None
+        self.images = getattr(model, "main_input_name", None)  # how transformers' models name what has the batch
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(model, "_is_replica", False):
@@ -39,17 +40,24 @@ class Entry:
         if not self.module.active or self.module.streams != "duplicate":
             return None
         self.inside = True
-        rows = count_rows([*args, *kwargs.values()])
+        rows = self._count_rows(args, kwargs)
         if rows is None:
             return None
         labels = self._labels(args, kwargs)
         if labels is not None and len(labels) == rows and _COUNT in kwargs and kwargs[_COUNT] is not None:
             kwargs = {**kwargs, _COUNT: 2 * kwargs[_COUNT]}
         if self.wide:
-            args, kwargs = repeat_rows(args, rows), {name: repeat_rows(value, rows) for name, value in kwargs.items()}
-        elif labels is not None and len(labels) == rows:
+            # Never inside a list of labels: the boxes of an image may be as many as the images.
+            args = tuple(a if a is labels else repeat_rows(a, rows) for a in args)
+            kwargs = {name: a if a is labels else repeat_rows(a, rows) for name, a in kwargs.items()}
+        if labels is not None and len(labels) == rows:
             args, kwargs = self._with_labels(_twice(labels), args, kwargs)
         return args, kwargs
+
+    def _count_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        if self.images is not None and isinstance(kwargs.get(self.images), Tensor):
+            return kwargs[self.images].shape[0]
+        return count_rows([*args, *(value for name, value in kwargs.items() if name != _LABELS)])
 
     def _labels(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         at = self.labels_at

@@ -48,11 +48,11 @@ def relates_in_eval(feature: Any) -> bool:
     return feature.infers and feature.module.enabled and not feature.module.training
 
 
-def relate_alone(module: BatchFormer, x: Tensor, channels: Channels) -> Tensor:
+def relate_alone(module: BatchFormer, x: Tensor, channels: Channels, valid: Tensor | None = None) -> Tensor:
     """All rows related, in one stream, whatever the layout."""
     if channels == "last" or x.ndim == 2:
-        return module.relate(x)
-    return module.relate(x.movedim(1, -1)).movedim(-1, 1)
+        return module.relate(x, valid)
+    return module.relate(x.movedim(1, -1), valid).movedim(-1, 1)
 
 
 class Once:

@@ -10,11 +10,13 @@ from torch import nn
 
 from batchformer.attach.after import After, SeparateNorm, Thin
 from batchformer.attach.classifiers import get_submodule
-from batchformer.attach.dry_run import Calls, batch_arguments, before, feature_of_output, watch
+from batchformer.attach.dry_run import Calls, batch_arguments, before, feature_of_output, parents, watch
 from batchformer.attach.entry import Entry, WholeOnly
 from batchformer.attach.insertion import InstanceForward
+from batchformer.attach.padding import LayerPadding, argument_names, takes_padded_images
 from batchformer.attach.point import Point, move_beside
 from batchformer.attach.probe import Channels, call_blank
+from batchformer.attach.stream_loss import MeanOfStreams
 from batchformer.errors import UserError
 from batchformer.nn.batchformer_v2 import BatchFormerV2
 from batchformer.nn.streams import count_rows
@@ -44,15 +46,32 @@ def block_paths(model: nn.Module, blocks: Sequence[int] | Literal["all"]) -> lis
     roots = ("", f"{backbone}.") if isinstance(backbone, str) and backbone else ("",)
     for name in (root + usual for root in roots for usual in ("blocks", "encoder.layers", "layers", "encoder.layer")):
         try:
-            found = model.get_submodule(name)
+            model.get_submodule(name)
         except AttributeError:
             continue
-        names = [f"{name}.{child}" for child, _ in found.named_children()]
-        numbers = range(len(names)) if blocks == "all" else blocks
-        if wrong := [k for k in numbers if not 0 <= k < len(names)]:
-            raise UserError(f"{type(model).__name__} has blocks 0 to {len(names) - 1}: there is no block {wrong[0]}.")
-        return [names[k] for k in numbers]
+        return _numbered_children(model, name, blocks, "block")
     raise UserError(f"{type(model).__name__} has no blocks in a well-known place: name them with after=[paths].")
+
+
+def encoder_layer_paths(model: nn.Module, numbers: Sequence[int] | Literal["all"]) -> list[str]:
+    """Paths of the layers of a detector's encoder, counted from 0 (the papers' first layer, L1, is layer 0)."""
+    found = [
+        name
+        for name, part in model.named_modules()
+        if f".{name}".endswith(".encoder.layers") and len(list(part.children()))
+    ]
+    if not found:
+        raise UserError(f"{type(model).__name__} has no encoder.layers: name the places with after=[paths].")
+    name = min(found, key=lambda name: name.count("."))
+    return _numbered_children(model, name, numbers, "encoder layer")
+
+
+def _numbered_children(model: nn.Module, name: str, numbers: Sequence[int] | Literal["all"], kind: str) -> list[str]:
+    names = [f"{name}.{child}" for child, _ in model.get_submodule(name).named_children()]
+    chosen = range(len(names)) if numbers == "all" else numbers
+    if wrong := [k for k in chosen if not 0 <= k < len(names)]:
+        raise UserError(f"{type(model).__name__} has {kind}s 0 to {len(names) - 1}: there is no {kind} {wrong[0]}.")
+    return [names[k] for k in chosen]
 
 
 def plan_after(
@@ -61,6 +80,7 @@ def plan_after(
     *,
     share: bool,
     batch_norm: BatchNormMode,
+    mask_padding: bool,
     dim: int | None,
     channels: Channels | None,
     keywords: Mapping[str, Any],
@@ -73,6 +93,7 @@ def plan_after(
     layers = {path: model.get_submodule(place) for path, place in places.items()}
     if len({id(layer) for layer in layers.values()}) < len(paths):
         raise UserError("after= names one submodule twice: name each place once.")
+    paddings = {path: LayerPadding(layers[path], path) if mask_padding else None for path in paths}
     seen, seen_with_three = watch(model, _IMAGES), watch(model, _IMAGES + 1)
     features = {path: feature_of_output(path, seen.get(place), dim, channels) for path, place in places.items()}
     for path, place in places.items():
@@ -88,12 +109,17 @@ def plan_after(
             if share and modules
             else BatchFormerV2(features[path].dim, channels=features[path].channels, **keywords)
         )
-    insertions = [After(layers[path], modules[path], opens=path == ordered[0]) for path in ordered]
+    insertions = [
+        After(layers[path], modules[path], opens=path == ordered[0], padding=paddings[path]) for path in ordered
+    ]
     first = modules[ordered[0]]
     plan = Plan(ordered, insertions, Entry(model, first))
     if first.streams == "duplicate":
-        if not _rows_double(model, plan):
+        padded = takes_padded_images(model)  # a detector: masks and positions are made before the insertion
+        if padded or not _rows_double(model, plan):
             _make_wide(model, plan, places[ordered[0]], seen, seen_with_three)
+        if padded:
+            plan.supports += _detector_supports(model, plan, places[ordered[0]])
         apart = ("forward_intermediates", "forward_features") if plan.entry.wide else ("forward_intermediates",)
         plan.supports += [WholeOnly(model, name, plan.entry) for name in apart if hasattr(type(model), name)]
         if batch_norm == "separate":
@@ -114,6 +140,17 @@ def _last_called(module: nn.Module, path: str) -> str:
         name = list(module._modules)[-1]
         module, path = module.get_submodule(name), f"{path}.{name}"
     return path
+
+
+def _detector_supports(model: nn.Module, plan: Plan, place: str) -> list[InstanceForward]:
+    """The loss as the mean of both streams; models inside that would take half of the images for the second stream."""
+    supports: list[InstanceForward] = []
+    if callable(getattr(model, "loss_function", None)):
+        supports.append(MeanOfStreams(model, plan.insertions[0].module))
+    whole = [model.get_submodule(name) for name in parents(place)]
+    return supports + [
+        WholeOnly(part, "forward", plan.entry) for part in whole if "pixel_values" in argument_names(type(part).forward)
+    ]
 
 
 def _make_wide(model: nn.Module, plan: Plan, place: str, seen: dict[str, Calls], three: dict[str, Calls]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from batchformer.attach.padding import blank_mask
 from batchformer.errors import UserError
 
 Channels = Literal["first", "last"]
@@ -93,7 +94,8 @@ def call_blank(
             if before_each is not None:
                 before_each()
             try:
-                return model(_blank(model, shape, images)), None
+                blank = _blank(model, shape, images)
+                return model(blank, **blank_mask(model, blank)), None
             except Exception as error:  # whatever a stranger's forward raises for a wrong size
                 problem = problem or error
     return None, problem
