@@ -28,6 +28,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_the_kernels_on_a_gpu_and_torchs_elsewhere() -> None:
     assert choose("auto", CUDA, torch.bfloat16, 256, 4).backend == "triton"
     assert choose("auto", CPU, torch.float32, 256, 4) == ("sdpa", "the input is on the CPU", False)
+    assert choose("auto", CUDA, torch.bfloat16, 2048, 4).backend == "triton"
     assert choose("sdpa", CUDA, torch.bfloat16, 256, 4).backend == "sdpa"
 
 
@@ -38,6 +39,7 @@ def test_auto_takes_the_kernels_on_a_gpu_and_torchs_elsewhere() -> None:
         (CUDA, torch.float64, 256, 4, "float64"),
         (CUDA, torch.bfloat16, 32, 4, "width 8"),
         (CUDA, torch.bfloat16, 2048, 2, "width 1024"),
+        (CUDA, torch.float32, 2048, 4, "width 512 need half precision"),
         (torch.device("mps"), torch.float32, 256, 4, "mps"),
     ],
 )
@@ -49,6 +51,8 @@ def test_what_the_kernels_cannot_do_falls_back_and_says_why(device, dtype, dim: 
 
 @pytest.mark.usefixtures("hopper")
 def test_without_triton_and_on_old_devices_torchs_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_capability", lambda device: (8, 9))
+    assert "shared memory" in choose("auto", CUDA, torch.float16, 2048, 4).why
     monkeypatch.setattr(room, "_capability", lambda device: (7, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old card")
     assert "an old card" in choose("auto", CUDA, torch.float16, 256, 4).why

@@ -54,6 +54,8 @@ def make(dim: int, heads: int, dropout: float = 0.0, **options) -> BatchEncoderL
 def test_outputs_and_gradients_agree_with_single_precision(name: str, dtype: torch.dtype, memory: str) -> None:
     batch, positions, dim, heads = SHAPES[name]
     if dtype == torch.float32:
+        if dim // heads > 256:
+            pytest.skip("heads as wide as these are for half precision")
         positions = min(positions, 300)
     layer = make(dim, heads, memory=memory).to(dtype)
     x = torch.randn(batch, min(positions, 4000), dim, device="cuda").to(dtype)

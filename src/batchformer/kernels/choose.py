@@ -15,7 +15,8 @@ Memory = Literal["fast", "lean"]
 MEMORIES: tuple[Memory, ...] = ("fast", "lean")
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
-_NARROWEST_HEAD, _WIDEST_HEAD, _WIDEST_ROW = 16, 512, 8192
+_ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
+_NARROWEST_HEAD, _WIDE_HEAD, _WIDEST_HEAD, _WIDEST_ROW = 16, 256, 512, 8192
 
 
 # Looked up once: the questions below are also asked while `torch.compile` traces a module.
@@ -58,6 +59,8 @@ def why_not_triton(device: torch.device, dtype: torch.dtype, dim: int, heads: in
         return f"the kernels know float32, bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if not _NARROWEST_HEAD <= dim // heads <= _WIDEST_HEAD:
         return f"heads of width {dim // heads} lie outside of {_NARROWEST_HEAD} to {_WIDEST_HEAD}"
+    if dim // heads > _WIDE_HEAD and (dtype == torch.float32 or not _roomy(device)):
+        return f"heads of width {dim // heads} need half precision and a device with more shared memory"
     return None
 
 
@@ -71,6 +74,11 @@ def _recent(device: torch.device) -> bool:
     if torch.compiler.is_compiling():  # cannot be asked there; whoever compiles has Triton at work anyway
         return True
     return torch.version.hip is None and _capability(device) >= (8, 0)
+
+
+def _roomy(device: torch.device) -> bool:
+    """Whether a tile of the widest heads fits: on cards of data centres, not on those for desks."""
+    return device.type == "cpu" or torch.compiler.is_compiling() or _capability(device) in _ROOMY
 
 
 @cache

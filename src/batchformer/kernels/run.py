@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -25,7 +28,8 @@ def batch_attention(
     valid = None if valid is None else valid.contiguous()
     if torch.compiler.is_compiling():
         return operators.attention_operator(qkv, valid, seed, heads, group_size or 0, dropout)[0]
-    return Attention.apply(qkv, valid, seed, heads, group_size, dropout)
+    with _on(qkv):
+        return Attention.apply(qkv, valid, seed, heads, group_size, dropout)
 
 
 def encoder_layer(
@@ -41,4 +45,12 @@ def encoder_layer(
     valid = None if valid is None else valid.contiguous()
     if torch.compiler.is_compiling():
         return operators.compiled_layer(x, weights, settings, valid, seed, is_lean)
-    return (lean_layer if is_lean else fast_layer)(x, weights, settings, valid, seed)
+    with _on(x):
+        return (lean_layer if is_lean else fast_layer)(x, weights, settings, valid, seed)
+
+
+def _on(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, torch on that of the tensor: make them one, where they are not."""
+    if x.is_cuda and x.device.index != torch.cuda.current_device():
+        return torch.cuda.device(x.device)
+    return nullcontext()

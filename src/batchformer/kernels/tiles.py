@@ -30,19 +30,30 @@ def padded(size: int) -> int:
 
 
 def plan(samples: int, head: int, element_size: int) -> Plan:
-    head = padded(head)
-    budget = head * element_size  # bytes of a row
-    tile = padded(samples)
-    largest = 128 if budget <= 128 else 64 if budget <= 256 else 32 if budget <= 512 else 16
+    head, tile = padded(head), padded(samples)
+    if element_size == 4:
+        return _full_precision(tile, head)
+    largest = 128 if head <= 64 else 64 if head <= 128 else 32 if head <= 256 else 16
     if tile <= largest:
-        warps = 1 if tile * head <= 1024 else 2 if tile * head <= 2048 else 4 if tile < 128 else 8
-        tiles = Tiles(tile, tile, warps, 1)
-        return Plan(head, True, tiles, tiles, tiles)
-    if budget <= 128:
-        return Plan(head, False, Tiles(128, 64, 4, 3), Tiles(64, 128, 8, 2), Tiles(128, 64, 8, 2))
-    if budget <= 256:
+        size = tile * head
+        warps = 1 if size <= 1024 else 2 if size <= 2048 else 4 if tile < 128 else 8
+        return _one(head, Tiles(tile, tile, warps, 1))
+    if head <= 64:
+        return Plan(head, False, Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2), Tiles(128, 64, 8, 2))
+    if head <= 128:
         return Plan(head, False, Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2))
-    if budget <= 512:
+    if head <= 256:
         return Plan(head, False, Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1))
-    side = 32 if budget <= 1024 else 16
-    return Plan(head, False, Tiles(side, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(side, 32, 8, 1))
+    return Plan(head, False, Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(32, 32, 8, 1))
+
+
+def _full_precision(tile: int, head: int) -> Plan:
+    """Exact products of single precision run outside of the matrix units, and take registers for every operand."""
+    if tile <= 32 and head <= 128:
+        return _one(head, Tiles(tile, tile, 4 if tile * head <= 2048 else 8, 1))
+    side = 32 if head <= 128 else 16
+    return Plan(head, False, Tiles(side, 32, 8, 1), Tiles(side, 32, 8, 1), Tiles(side, 32, 8, 1))
+
+
+def _one(head: int, tiles: Tiles) -> Plan:
+    return Plan(head, True, tiles, tiles, tiles)
