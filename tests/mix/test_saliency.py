@@ -118,5 +118,5 @@ def test_the_gpu_computes_the_same_map(photographs, size):
     images = torch.nn.functional.interpolate(batch(*photographs).float(), size, mode="area").round().to(torch.uint8)
     assert saliency._kernel(torch.device("cuda", 0)) is not None
     there = fine_grained_saliency(images.cuda())
-    torch.testing.assert_close(there.cpu(), fine_grained_saliency(images), rtol=0, atol=1e-6)  # the device divides another way: 6e-8
+    torch.testing.assert_close(there.cpu(), fine_grained_saliency(images), rtol=0, atol=1e-6)
     torch.testing.assert_close(most_salient(there).cpu(), most_salient(fine_grained_saliency(images)))
