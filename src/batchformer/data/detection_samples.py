@@ -42,7 +42,7 @@ class DetectionSamples(AddressedSamples):
         rows = self.scenes.rows(index)
         chosen = self._trained[rows]
         height, width = (int(side) for side in self.scenes.sizes[index])
-        boxes = torch.from_numpy(self.scenes.boxes[rows][chosen].clip(0, [width, height, width, height]))
+        boxes = torch.from_numpy(self.scenes.boxes[rows][chosen])
         canvas = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width), dtype=torch.float32)
         made = self.transform({"image": image, "boxes": canvas})
         target = box_target(made["boxes"].numpy(), self.scenes.labels[rows][chosen], made["image"].shape[-2:])
