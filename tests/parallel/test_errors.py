@@ -82,6 +82,11 @@ def test_a_wrong_keyword_is_refused(keywords) -> None:
         bf.BatchFormer(8, **keywords)
 
 
+def test_a_group_of_others_is_refused() -> None:
+    with pytest.raises(UserError, match="does not belong to"):
+        bf.BatchFormer(8, scope="global", process_group=torch.distributed.GroupMember.NON_GROUP_MEMBER)
+
+
 def test_alone_the_weight_of_a_loss_is_one() -> None:
     assert mean_loss_weight(7) == 1.0
     with pytest.raises(UserError, match="batch=-1"):

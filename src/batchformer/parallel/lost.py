@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,8 +13,8 @@ from torch.distributed import ProcessGroup
 
 from batchformer.errors import UserError
 
-# Survivors learn of a loss within moments of each other; so long each waits for the word of the others.
-_PATIENCE = datetime.timedelta(seconds=3)
+# Survivors learn of a loss within moments of each other; so many seconds each waits for the word of the others.
+_PATIENCE = 3.0
 
 
 class PeerLost(UserError):
@@ -41,21 +42,21 @@ def naming_the_lost(group: ProcessGroup, what: str) -> Iterator[None]:
 
 
 def _silent_ranks(rank: int, ranks: list[int]) -> list[int]:
-    silent = []
+    silent, deadline = [], time.monotonic() + _PATIENCE
     try:
         store = dist.distributed_c10d._get_default_store()
         store.set(_key(rank), "failed")
         for other in ranks:
-            if not _hears(store, other):
+            if not _hears(store, other, max(0.001, deadline - time.monotonic())):
                 silent.append(other)
     except RuntimeError:  # the store lives in the process that is gone: rank 0 where no launcher keeps it
         return [0]
     return silent
 
 
-def _hears(store: dist.Store, other: int) -> bool:
+def _hears(store: dist.Store, other: int, patience: float) -> bool:
     try:
-        store.wait([_key(other)], _PATIENCE)
+        store.wait([_key(other)], datetime.timedelta(seconds=patience))
     except dist.DistNetworkError:
         raise
     except RuntimeError:  # nobody has said it in time

@@ -30,6 +30,8 @@ class Members:
     """
 
     def __init__(self, process_group: ProcessGroup | int | None = None) -> None:
+        if process_group is not None and process_group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise UserError("process_group= is a group this process does not belong to: give each process its own.")
         if isinstance(process_group, int) and process_group < 1:
             raise UserError(f"process_group={process_group} must be 1 or more consecutive processes.")
         if not isinstance(process_group, ProcessGroup | int | None):
