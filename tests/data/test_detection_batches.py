@@ -161,10 +161,16 @@ def test_published_sizes_are_in_proportion_to_the_image_size():
 
 def test_crops_are_of_the_sizes_named_and_within_the_image():
     crop = RandomSizedCrop(20, 40)
-    shapes = set()
+    columns = torch.arange(100.0).expand(3, 30, 100)
+    shapes, lefts, rights = set(), set(), set()
     for seed in range(40):
         with seeded(seed):
-            shapes.add(tuple(crop(tv_tensors.Image(torch.zeros(3, 30, 100))).shape[-2:]))
+            made = crop(tv_tensors.Image(columns))
+        shapes.add(tuple(made.shape[-2:]))
+        lefts.add(made[0, 0, 0].item())
+        rights.add(made[0, 0, -1].item())
+    assert min(lefts) < 20
+    assert max(rights) > 80
     heights, widths = ({shape[axis] for shape in shapes} for axis in (0, 1))
     assert min(heights) >= 20 and max(heights) == 30  # noqa: PT018
     assert min(widths) >= 20 and max(widths) <= 40  # noqa: PT018

@@ -55,15 +55,16 @@ def test_things_and_stuff(original):
     assert [k for k, thing in enumerate(official.is_thing) if thing] == [1, 3, 17, 44, 90]
 
 
-def test_masks_are_the_segments_and_boxes_surround_them(original):
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_masks_are_the_segments_without_crowds_and_boxes_surround_them(original, part):
     made = data(original, augment="none", eval_batch_size=3)
-    content = json.loads((original / TRAIN).read_text())
+    content = json.loads((original / TRAIN.replace("train", part)).read_text())
     entries = {entry["image_id"]: entry for entry in content["annotations"]}
-    for batch in made.evaluation_loader("train"):
+    for batch in made.evaluation_loader(part):
         canvas = tuple(batch["pixel_values"].shape[-2:])
         for label in batch["labels"]:
             entry = entries[label["image_id"].item()]
-            ids = read_segment_ids(original / "panoptic_train2017" / entry["file_name"])
+            ids = read_segment_ids(original / f"panoptic_{part}2017" / entry["file_name"])
             kept = [info for info in entry["segments_info"] if not info["iscrowd"]]
             assert label["masks"].shape == (len(kept), *canvas)
             height, width = label["size"].tolist()
