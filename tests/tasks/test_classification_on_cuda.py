@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from batchformer.tasks import AdamWOptions, Classification, InsertionOptions
+from batchformer.tasks import AdamWOptions, Classification, InsertionOptions, MixOptions
 
 from .conftest import TinyData, make_trainer
 from .tiny_vit import vit_task
@@ -35,6 +35,23 @@ def test_graph_and_eager_training_agree(method, precision):
         assert graphed[2][name] == pytest.approx(plain[2][name], rel=tolerance)
     for name, value in plain[0].items():
         torch.testing.assert_close(graphed[0][name], value, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("mixing", ["transmix", "puzzlemix", "saliencymix"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_mixing_in_and_before_a_graph_is_as_without_one(mixing, precision):
+    """With mixup beside it: the graph holds for batches of both. Stale weights in the graph would show in the loss."""
+    plain, graphed = (fit(precision, mix=MixOptions(mixing), cuda_graph=on) for on in (False, True))
+    tolerance = 2e-3 if precision == "32-true" else 5e-2
+    assert graphed[2]["train/loss"] == pytest.approx(plain[2]["train/loss"], rel=tolerance)
+    for name, value in plain[0].items():
+        torch.testing.assert_close(graphed[0][name], value, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("mixing", ["transmix", "puzzlemix"])
+def test_mixing_with_a_compiled_network_in_a_graph(mixing):
+    eager, compiled = (fit("32-true", mix=MixOptions(mixing), cuda_graph=True, compile=on) for on in (False, True))
+    assert compiled[2]["train/loss"] == pytest.approx(eager[2]["train/loss"], rel=1e-2)
 
 
 def test_the_step_is_captured_and_the_average_follows_it():

@@ -26,6 +26,7 @@ from batchformer.report.figures import (
     influence_correlation,
 )
 from batchformer.report.html_parts import figure, missing
+from batchformer.report.mix_section import mix_section
 from batchformer.report.provenance import caveats, command, facts
 from batchformer.report.runs import Run
 from batchformer.report.statistics import PairedDifference, Summary
@@ -47,6 +48,7 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
         _table(name, runs, rows),
         _curves(name, runs),
         streams_section(name, runs),
+        mix_section(runs),
         _classes(name, runs) if _frequencies_differ(runs) else "",
         _influence(name, runs) if any(run.influence for run in runs) or not _top_accuracy(runs) else "",
         _made(runs),

@@ -131,11 +131,11 @@ def _pictures(runs: Sequence[Run]) -> str:
     for run in runs:
         index = run.source.parent / FOLDER / INDEX
         if run.source.name == "result.json" and index.is_file():
-            return f'<div class="grid">{"".join(_picture(index.parent, entry) for entry in _index(index))}</div>'
+            return f'<div class="grid">{"".join(picture_of(index.parent, entry) for entry in pictures_in(index))}</div>'
     return ""
 
 
-def _index(file: Path) -> list[dict[str, str]]:
+def pictures_in(file: Path) -> list[dict[str, str]]:
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -147,7 +147,7 @@ def _index(file: Path) -> list[dict[str, str]]:
     return entries
 
 
-def _picture(folder: Path, entry: Mapping[str, str]) -> str:
+def picture_of(folder: Path, entry: Mapping[str, str]) -> str:
     file = folder / entry["file"]
     if file.resolve().parent != folder.resolve() or not file.is_file() or file.stat().st_size > _MOST_BYTES:
         return ""
