@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchformer import mix
+    from batchformer import mix, parallel
     from batchformer.attach import Attachment, attach, attachment_of, detach, find_classifiers
     from batchformer.nn import BatchFormer, BatchFormerV2, StreamGuard, TwoStreamLoss, repeat_targets
 
@@ -23,6 +23,7 @@ __all__ = [
     "detach",
     "find_classifiers",
     "mix",
+    "parallel",
     "repeat_targets",
 ]
 _HOME = dict.fromkeys(__all__, "batchformer.attach") | dict.fromkeys(
@@ -34,8 +35,8 @@ class _Names(ModuleType):
     """Public names are fetched when first used: the command line lists recipes and writes reports without torch."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "mix":  # a room that is used by its own name: bf.mix.CutMix
-            return import_module("batchformer.mix")
+        if name in ("mix", "parallel"):  # rooms that are used by their own name: bf.mix.CutMix
+            return import_module(f"batchformer.{name}")
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(_HOME[name]), name)
