@@ -147,6 +147,8 @@ def _benchmark_section(folder: Path) -> str:
     """Every number of the benchmark files: settings in a line, measurements in a table; names are the files' own."""
     parts = []
     for file in sorted(folder.rglob("*.json")):
+        if file.stem.startswith("stability"):  # not of speed: docs/stability.md is made of them
+            continue
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
