@@ -163,7 +163,8 @@ def test_a_cuda_graph_draws_new_masks_at_every_replay_and_the_right_ones_backwar
     assert all(o.isfinite().all() and g.abs().sum() > 0 for o, g in replayed)
 
 
-def test_the_kernels_are_what_auto_chooses_here() -> None:
+def test_the_kernels_are_what_auto_chooses_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchformer.kernels.choose._MEASURED", True)
     layer = BatchEncoderLayer(256, 4).cuda()
     x = torch.randn(8, 5, 256, device="cuda")
     assert layer.backend_used(x).fused
