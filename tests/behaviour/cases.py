@@ -88,10 +88,14 @@ def _detector(kind: str, places: dict[str, Any], stages: tuple[int, ...] = (2, 3
             layer_type="basic",
             out_features=[f"stage{k}" for k in stages],
         )
-        settings = getattr(transformers, f"{kind.split('For')[0]}Config")(
+        home = transformers
+        if kind.startswith("SMCA"):
+            from batchformer.models import smca_detr as home
+
+        settings = getattr(home, f"{kind.split('For')[0]}Config")(
             backbone_config=backbone, num_labels=CLASSES, num_queries=5, image_size=96, **{**_SMALL, **config}
         )
-        model = getattr(transformers, kind)(settings)
+        model = getattr(home, kind)(settings)
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)  # as DETR's authors start; transformers starts at almost nothing
@@ -218,6 +222,7 @@ DETECTOR_CASES = [
         **_POINTS,
         **_TWO_STAGE,
     ),
+    _detector("SMCADetrForObjectDetection", {"encoder_layers": [0]}),
     _detector("DetrForSegmentation", {"after": ["detr.model.encoder.layers.0"]}, stages=(1, 2, 3, 4)),
 ]
 

@@ -2,8 +2,8 @@
 
 A batch shares one canvas: every image stands at its top left corner, the rest is padding. A position of BatchFormerV2
 is a cell of that canvas (of several feature maps: a cell of one of them): the same distance from the corner in every
-image, not the same part of it. So the grids of all images are aligned whatever their sizes; beyond the edge of a smaller
-image a larger one finds padding to attend to, as in the released detection code. `mask_padding=True` leaves it out.
+image, not the same part of it. So the grids of all images are aligned whatever their sizes; beyond the edge of a
+smaller image a larger one finds padding to attend to, as in the released code. `mask_padding=True` leaves it out.
 """
 
 from __future__ import annotations
