@@ -28,11 +28,11 @@ RECIPES = {
     **{f"deit-s-imagenet-{name}": NARROW_FILES for name in (*VIT, *STEPS)},
     **{f"deit-{size}-imagenet-transmix": NARROW_FILES for size in ("ti", "b")},
     **{f"deit-{size}-imagenet-transmix-distilled": {**NARROW_FILES, **DISTILLED} for size in ("s", "b")},
-    "pvt-v2-b2-imagenet-transmix": {**small(embed_dims="[8,16,40,64]"), "data.image_size": "64"},
+    "pvt-v2-b2-imagenet-transmix": {**small(embed_dims="[8,16,40,64]", depths="[1,1,1,3]"), "data.image_size": "64"},
     "cait-xxs24-imagenet-transmix": small(img_size="32", patch_size="16", embed_dim="24"),
     "xcit-s12-imagenet-transmix": small(img_size="32", patch_size="16", embed_dim="24"),
     "swin-t-imagenet-transmix": {**small(img_size="64", embed_dim="24"), "data.image_size": "64"},
-    **{f"resnet50-imagenet-{name}": SMALL_FILES for name in ("300", "cutmix", *EXTRACTED)},
+    **{f"resnet50-imagenet-{name}": small(layers="[1,1,1,1]") for name in ("300", "cutmix", *EXTRACTED)},
     **{f"vit-cifar100-32-{name}": NARROW_ARRAYS for name in (*VIT, *STEPS, "aug-mixup", "aug-cutmix", "aug-transmix")},
     **{f"resnet56-cifar100{name}": SMALL_ARRAYS for name in ("", "-cutmix", *(f"-{each}" for each in EXTRACTED))},
 }
@@ -70,7 +70,12 @@ def files(tmp_path_factory):
     ("name", "method"), [*((name, "baseline") for name in RECIPES), *((name, "batchformer") for name in WITH_MODULE)]
 )
 def test_recipe_trains_two_steps(name, method, files, tmp_path, capsys):
-    given = {**TWO_STEPS, **RECIPES[name], "data-root": files["imagenet" if "imagenet" in name else "cifar100"]}
+    given = {
+        **TWO_STEPS,
+        "trainer.limit_val_batches": "1",
+        **RECIPES[name],
+        "data-root": files["imagenet" if "imagenet" in name else "cifar100"],
+    }
     if "attentive" in name:
         given |= {"model.mix.extractor": "test_resnet", "model.mix.extractor_checkpoint": files["extractor"],
                   "model.mix.extractor_size": "64"}  # fmt: skip
