@@ -99,9 +99,12 @@ def test_arguments_in_any_order_and_by_position_and_boxes_as_many_as_images_are_
     expected = model(**given).loss
     assert torch.equal(model(**dict(reversed(given.items()))).loss, expected)
     assert torch.equal(model(given["pixel_values"], given["pixel_mask"], labels=given["labels"]).loss, expected)
+    assert torch.equal(model(**{**given, "labels": 2 * given["labels"]}).loss, expected)  # repeated by hand
     as_tuple = model(**given, return_dict=False)
     assert torch.equal(as_tuple[0], expected)
     assert [len(one["boxes"]) for one in given["labels"]] == [2, 2]
+    given["labels"][0] = {name: value[:1] for name, value in given["labels"][0].items()}
+    assert torch.equal(model(**dict(reversed(given.items()))).loss, model(**given).loss)
 
 
 @pytest.mark.parametrize("kind", ["detr", "deformable", "smca"])

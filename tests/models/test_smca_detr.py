@@ -171,6 +171,9 @@ def test_however_far_a_head_is_led_away_something_is_left_to_attend_to() -> None
     model, inputs = build(), batch()
     for layer in model.model.decoder.layers:
         nn.init.constant_(layer.modulation.offset.bias, 1e4)
+        valid = torch.ones(2, 4, 6, dtype=torch.bool)
+        maps = layer.modulation(torch.randn(2, 3, 16), torch.rand(2, 3, 2), torch.full((2, 2), 4.0), valid)
+        assert maps.half().isfinite().any(-1).all()
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             assert model(**inputs).loss.isfinite()

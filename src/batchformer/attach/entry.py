@@ -29,7 +29,6 @@ class Entry:
         self.inside = False  # between the model's entry and its end
         arguments = argument_names(type(model).forward)
         self.labels_at = arguments.index(_LABELS) if _LABELS in arguments else None
-        self.images = getattr(model, "main_input_name", None)  # how transformers' models name what has the batch
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(model, "_is_replica", False):
@@ -40,7 +39,8 @@ class Entry:
         if not self.module.active or self.module.streams != "duplicate":
             return None
         self.inside = True
-        rows = self._count_rows(args, kwargs)
+        # The labels of a detector are a list whose first tensor has as many rows as there are objects.
+        rows = count_rows([*args, *(value for name, value in kwargs.items() if name != _LABELS)])
         if rows is None:
             return None
         labels = self._labels(args, kwargs)
@@ -53,11 +53,6 @@ class Entry:
         if labels is not None and len(labels) == rows:
             args, kwargs = self._with_labels(_twice(labels), args, kwargs)
         return args, kwargs
-
-    def _count_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        if self.images is not None and isinstance(kwargs.get(self.images), Tensor):
-            return kwargs[self.images].shape[0]
-        return count_rows([*args, *(value for name, value in kwargs.items() if name != _LABELS)])
 
     def _labels(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         at = self.labels_at
