@@ -223,6 +223,7 @@ def test_it_goes_with_an_attached_batchformer():
     bf.TwoStreamLoss(F.cross_entropy)(outputs, mixed.targets()).backward()
 
 
+@pytest.mark.skip(reason="freeing DDP in this process waits for gloo's threads, which may wait for this one")
 def test_a_step_of_ddp_follows_as_if_nothing_had_been(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     try:
