@@ -58,10 +58,12 @@ def test_gradients_are_the_mean_over_processes_each_relating_its_own_batch(tmp_p
         assert keys == list(_model().state_dict())
 
 
+def _attach_to_a_wrapped_model(_: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+    with pytest.raises(UserError, match="attach before wrapping"):
+        bf.attach(DistributedDataParallel(_model()), heads=2)
+    dist.destroy_process_group()
+
+
 def test_attaching_to_a_wrapped_model_is_refused(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    try:
-        with pytest.raises(UserError, match="attach before wrapping"):
-            bf.attach(DistributedDataParallel(_model()), heads=2)
-    finally:
-        dist.destroy_process_group()
+    torch.multiprocessing.spawn(_attach_to_a_wrapped_model, args=(str(tmp_path),), nprocs=1)

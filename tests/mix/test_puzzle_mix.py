@@ -223,21 +223,23 @@ def test_it_goes_with_an_attached_batchformer():
     bf.TwoStreamLoss(F.cross_entropy)(outputs, mixed.targets()).backward()
 
 
-@pytest.mark.skip(reason="freeing DDP in this process waits for gloo's threads, which may wait for this one")
+def _two_steps_of_ddp(_: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+    model = nn.parallel.DistributedDataParallel(network().train())
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append(None))
+    mix = PuzzleMix(model, 4)
+    for step in range(2):
+        mixed = mix(torch.rand(4, 3, 16, 16), torch.arange(4))
+        assert len(calls) == step  # the wrapper, which talks to other processes, is not asked
+        F.cross_entropy(model(mixed.images), mixed.targets()).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    torch.distributed.destroy_process_group()
+
+
 def test_a_step_of_ddp_follows_as_if_nothing_had_been(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
-    try:
-        model = nn.parallel.DistributedDataParallel(network().train())
-        calls = []
-        model.register_forward_pre_hook(lambda *_: calls.append(None))
-        mix = PuzzleMix(model, 4)
-        for step in range(2):
-            mixed = mix(torch.rand(4, 3, 16, 16), torch.arange(4))
-            assert len(calls) == step  # the wrapper, which talks to other processes, is not asked
-            F.cross_entropy(model(mixed.images), mixed.targets()).backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
-    finally:
-        torch.distributed.destroy_process_group()
+    # in a process of its own: freeing DDP waits for gloo's threads, which may wait for Python
+    torch.multiprocessing.spawn(_two_steps_of_ddp, args=(str(tmp_path),), nprocs=1)
 
 
 def test_a_pickled_mix_goes_on_the_same():

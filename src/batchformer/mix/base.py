@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ class Draw:
     centre: Float[Tensor, "#batch 2"]
 
 
-class Mix:
+class Mix(ABC):
     """Mixes the images of a batch in pairs; a method says in `apply` how.
 
         mixed = mix(images, targets)
@@ -103,6 +104,7 @@ class Mix:
             centre=numbers[:, :2].contiguous().to(device, non_blocking=not wait),
         )
 
+    @abstractmethod
     def apply(
         self,
         images: Float[Tensor, "batch channels height width"],
@@ -110,7 +112,6 @@ class Mix:
         draw: Draw,
     ) -> Mixed:
         """The images and soft labels of a batch, mixed as drawn."""
-        raise NotImplementedError
 
     def check(self, images: Tensor, targets: Tensor) -> None:
         name = type(self).__name__
@@ -127,7 +128,7 @@ class Mix:
         if len(targets) != len(images):
             raise UserError(f"{name} got {len(images)} images and {len(targets)} targets: one for each is needed.")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (nothing to do is the rule)
         """Take out of a model what the method put into it; most put nothing there."""
 
     def __enter__(self) -> Any:

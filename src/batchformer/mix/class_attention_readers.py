@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -13,7 +14,7 @@ from batchformer.mix.class_attention import Query, attention_rows
 ClassQuery = Literal["class", "mean"]
 
 
-class Reader:
+class Reader(ABC):
     """Callable on a layer and its arguments: one row of attention per sample, over the tokens of the image alone.
 
     The rows are maps (batch, height, width) where the layer knows its grid, else (batch, tokens). With `whole` it is
@@ -24,8 +25,9 @@ class Reader:
         self.query: ClassQuery = query
         self.prefix = prefix
 
+    @abstractmethod
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False) -> Tensor:
-        raise NotImplementedError
+        """The rows of this layer."""
 
     def asked(self, whole: bool) -> Query:
         return "all" if whole else self.query

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from batchformer.errors import UserError
-from batchformer.mix.base import Mix
+from batchformer.mix.base import Draw, Mix
 from batchformer.mix.mixed import Mixed
 
 
@@ -70,6 +70,11 @@ class MixSwitch(Mix):
         targets: Int[Tensor, " batch"] | Float[Tensor, "batch classes"],
     ) -> Mixed:
         return self.choose()(images, targets)
+
+    def apply(
+        self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
+    ) -> Mixed:
+        return self.choose().apply(images, labels, draw)
 
     def close(self) -> None:
         for mix in self.mixes:

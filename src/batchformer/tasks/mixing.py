@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,19 +28,20 @@ class LateTargets(NamedTuple):
     mask: Float[Tensor, "#batch 1 height width"]
 
 
-class Mixing:
+class Mixing(ABC):
     """Images and label ids in; mixed images and soft labels (B, K), smoothing included, or `LateTargets` out."""
 
+    @abstractmethod
     def __call__(
         self, images: Float[Tensor, "batch channels height width"], labels: Int[Tensor, " batch"], *numbers: int
     ) -> tuple[Float[Tensor, "batch channels height width"], Float[Tensor, "batch classes"] | LateTargets]:
-        raise NotImplementedError
+        """The batch of the step that the numbers name."""
 
     def expect(self, images: Float[Tensor, "batch channels height width"], late: LateTargets) -> TransMixed:
         """Called right before the forward pass of late targets; what comes back has them after it."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} makes no late targets")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (nothing to do is the rule)
         """Take out of the model what was put into it."""
 
 
