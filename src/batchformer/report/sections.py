@@ -16,6 +16,7 @@ from batchformer.report.comparison import (
     metrics_of,
     signed,
 )
+from batchformer.report.detection_section import detection_section
 from batchformer.report.figures import (
     NAMES,
     class_accuracy_chart,
@@ -49,6 +50,7 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
         _curves(name, runs),
         streams_section(name, runs),
         mix_section(runs),
+        detection_section(runs),
         _classes(name, runs) if _frequencies_differ(runs) else "",
         _influence(name, runs) if any(run.influence for run in runs) or not _top_accuracy(runs) else "",
         _made(runs),

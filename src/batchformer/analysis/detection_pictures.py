@@ -1,0 +1,205 @@
+"""Pictures of detectors: objects before and after (V2, Fig. 6), batch attention on objects and background (Fig. 5)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor, nn
+
+from batchformer.analysis.detection_attention import (
+    ObjectsAndBackground,
+    attention_over_scenes,
+    inside_images,
+    objects_and_background,
+    on_objects,
+)
+from batchformer.analysis.drawing import (
+    GAP,
+    HEADING,
+    INK,
+    MARGIN,
+    MUTED,
+    blank,
+    fit,
+    heat_over,
+    limit_of,
+    scale_bar,
+    text,
+    to_pictures,
+)
+from batchformer.analysis.object_drawing import draw_boxes, draw_segments
+from batchformer.errors import UserError
+
+#: of the run folder; where `batchformer report` looks
+FOLDER, INDEX = "detection", "pictures.json"
+WIDE = 380  # of one image on a sheet
+MOST_IMAGES = 6
+Objects = Mapping[str, Any]
+
+BOXES_CAPTION = "Boxes with a score of {threshold:g} or more, in the colours of their classes."
+MASKS_CAPTION = "Segments in the colours of their classes; pixels without a tint belong to no segment."
+ATTENTION_CAPTION = (
+    "After {path!r}, mean over the heads, {n} images in one batch. Orange: the other images look here more than by "
+    "chance (uniform attention); blue: less. Frames: annotated objects."
+)
+ATTENTION_NUMBERS = " Mean on objects {objects:.3f}, on background {background:.3f} (1 is chance)."
+
+
+def draw_objects(picture: Image.Image, objects: Objects, names: Sequence[str], threshold: float = 0.5) -> Image.Image:
+    """Boxes (`boxes`, `labels` and perhaps `scores`) or segments (`segmentation`, `segments_info`), as they come."""
+    if "segmentation" in objects:
+        return draw_segments(picture, np.asarray(objects["segmentation"]), objects["segments_info"], names)
+    boxes, labels = np.asarray(objects["boxes"]).reshape(-1, 4), np.asarray(objects["labels"]).reshape(-1)
+    if "scores" not in objects:
+        return draw_boxes(picture, boxes, labels.tolist(), names)
+    scores = np.asarray(objects["scores"]).reshape(-1)
+    sure = scores >= threshold
+    return draw_boxes(picture, boxes[sure], labels[sure].tolist(), names, scores[sure].tolist())
+
+
+def draw_side_by_side(
+    pictures: Sequence[Image.Image],
+    columns: Mapping[str, Sequence[Objects]],
+    names: Sequence[str],
+    threshold: float = 0.5,
+) -> Image.Image:
+    """A row for each image; a column for each set of objects (annotated, baseline, BatchFormer) under its heading.
+
+    Objects are in pixels of the pictures: what `draw_objects` takes.
+    """
+    for heading, objects in columns.items():
+        if len(objects) != len(pictures):
+            raise UserError(f"{len(objects)} sets of objects in {heading!r} for {len(pictures)} images: one for each.")
+    rows = [
+        [_centred(_fitted(draw_objects(picture, objects[k], names, threshold))) for objects in columns.values()]
+        for k, picture in enumerate(pictures[:MOST_IMAGES])
+    ]
+    return _sheet(list(columns), rows)
+
+
+def draw_batch_attention(
+    pictures: Sequence[Image.Image],
+    maps: Sequence[Tensor],
+    boxes: Sequence[Any],
+) -> Image.Image:
+    """Images in a row, their objects framed, and below where the other images of the batch look, at the same place.
+
+    `maps` are those of `AttentionOverBatch.mass_map`, cut to the image; `boxes` are corners in pixels of the pictures.
+    """
+    limit = limit_of(torch.cat([each.reshape(-1) for each in maps]))
+    shown = range(min(len(pictures), MOST_IMAGES))
+    fitted = [_fitted(pictures[k]) for k in shown]
+    heat = [heat_over(fitted[k], maps[k], limit) for k in shown]
+    above, below = (
+        [_centred(_framed(row[k], np.asarray(boxes[k]) * row[k].width / pictures[k].width)) for k in shown]
+        for row in (fitted, heat)
+    )
+    high = max(each.height for each in above)
+    width = 2 * MARGIN + len(above) * (WIDE + GAP) - GAP
+    sheet = blank(max(width, 560), MARGIN + 2 * (HEADING + high + GAP) + 60)
+    for k, (heading, tiles) in enumerate((("the batch", above), ("where the other images look", below))):
+        top = MARGIN // 2 + k * (HEADING + high + GAP)
+        text(sheet, (MARGIN, top + HEADING // 2), heading, 26, INK, "lm")
+        for column, each in enumerate(tiles):
+            sheet.paste(each, (MARGIN + column * (WIDE + GAP), top + HEADING))
+    scale_bar(sheet, MARGIN, sheet.height - 56, 400, limit)
+    return sheet
+
+
+def batch_attention_picture(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    *,
+    place: int = 0,
+    level: int = 0,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> tuple[Image.Image, str, ObjectsAndBackground | None]:
+    """The picture of an attached detector on a batch of its data module, a caption, and the numbers behind it.
+
+    There are numbers where the batch has objects: `labels` with `boxes` as the network is trained with them.
+    """
+    pixels, mask = batch["pixel_values"], batch["pixel_mask"]
+    attention = attention_over_scenes(model, pixels, mask, place=place, level=level)
+    sizes = [(int(one.any(1).sum()), int(one.any(0).sum())) for one in mask]
+    maps, canvas = attention.mass_map(), pixels.shape[-2:]
+    grid = (maps.shape[1], maps.shape[2])
+    inside = inside_images(grid, canvas, sizes)
+    boxes = [
+        _corners(label.get("boxes"), size)
+        for label, size in zip(batch.get("labels") or [{}] * len(sizes), sizes, strict=True)
+    ]
+    whole = to_pictures(pixels.cpu(), mean, std)
+    pictures = [picture.crop((0, 0, w, h)) for picture, (h, w) in zip(whole, sizes, strict=True)]
+    cut = [each[: int(one.any(1).sum()), : int(one.any(0).sum())] for each, one in zip(maps, inside, strict=True)]
+    caption = ATTENTION_CAPTION.format(path=attention.path, n=len(pixels))
+    numbers = None
+    if any(len(each) for each in boxes):
+        numbers = objects_and_background(maps, on_objects(grid, canvas, boxes), inside)
+        caption += ATTENTION_NUMBERS.format(objects=numbers.objects, background=numbers.background)
+    return draw_batch_attention(pictures, cut, boxes), caption, numbers
+
+
+def write_index(folder: Path | str, made: Sequence[tuple[str, Image.Image, str, str]]) -> list[Path]:
+    """Pictures (file, picture, title, caption) and the index by which `batchformer report` finds them.
+
+    `detection` in a run folder is where it looks. Pictures that are there already and not drawn anew stay listed.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    index = folder / INDEX
+    known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else []
+    new = {file: {"file": file, "title": title, "caption": caption} for file, _, title, caption in made}
+    for file, picture, _, _ in made:
+        picture.save(folder / file, optimize=True)
+    entries = [*new.values(), *(entry for entry in known if entry["file"] not in new)]
+    index.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    return [folder / file for file in new]
+
+
+def _corners(boxes: Tensor | None, size: tuple[int, int]) -> np.ndarray:
+    """From centre, width and height in fractions of the image to corners in its pixels."""
+    if boxes is None:
+        return np.zeros((0, 4))
+    x, y, w, h = boxes.detach().cpu().double().reshape(-1, 4).numpy().T * np.array([size[1], size[0]] * 2)[:, None]
+    return np.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], axis=1)
+
+
+def _fitted(picture: Image.Image) -> Image.Image:
+    """As wide as a column; upright images at most a quarter higher than that."""
+    scale = min(WIDE / picture.width, 1.25 * WIDE / picture.height)
+    return fit(picture, round(max(picture.size) * scale))
+
+
+def _centred(picture: Image.Image) -> Image.Image:
+    column = blank(WIDE, picture.height)
+    column.paste(picture, ((WIDE - picture.width) // 2, 0))
+    return column
+
+
+def _framed(picture: Image.Image, boxes: np.ndarray) -> Image.Image:
+    framed = picture.copy()
+    pen = ImageDraw.Draw(framed)
+    for box in boxes.reshape(-1, 4):
+        x1, y1, x2, y2 = (round(float(value)) for value in box)
+        pen.rectangle((x1, y1, max(x1, x2 - 1), max(y1, y2 - 1)), outline=INK, width=2)
+    return framed
+
+
+def _sheet(headings: Sequence[str], rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
+    heights = [max(each.height for each in row) for row in rows]
+    sheet = blank(2 * MARGIN + len(headings) * (WIDE + GAP) - GAP, MARGIN + HEADING + sum(heights) + GAP * len(rows))
+    for column, heading in enumerate(headings):
+        text(sheet, (MARGIN + column * (WIDE + GAP), MARGIN), heading, 24, INK if column else MUTED, "lm")
+    top = MARGIN // 2 + HEADING
+    for row, high in zip(rows, heights, strict=True):
+        for column, each in enumerate(row):
+            sheet.paste(each, (MARGIN + column * (WIDE + GAP), top))
+        top += high + GAP
+    return sheet

@@ -1,0 +1,163 @@
+"""Objects on an image: boxes or segments with the name of their class and a score, readable at any size."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from PIL import Image, ImageDraw, ImageFont
+
+Colour = tuple[int, int, int]
+
+_READABLE = 480  # pixels of the longer side below which names would cover what they name
+_GOLDEN = 0.61803398875
+_COVER = 0.55
+_DARK: Colour = (12, 16, 20)
+_LIGHT: Colour = (255, 255, 255)
+
+
+def draw_boxes(
+    picture: Image.Image,
+    boxes: Float[np.ndarray, "boxes 4"],
+    labels: Sequence[int],
+    names: Sequence[str],
+    scores: Sequence[float] | None = None,
+) -> Image.Image:
+    """Boxes (x1, y1, x2, y2 in pixels of the picture) in the colours of their classes, the surest on top.
+
+    Small pictures are enlarged by a whole factor, so that there is room for names.
+    """
+    sheet, factor = _enlarged(picture)
+    pen, thick = ImageDraw.Draw(sheet), _thickness(sheet)
+    order = sorted(range(len(boxes)), key=lambda k: 0.0 if scores is None else scores[k])
+    corners = np.asarray(boxes, dtype=np.float64).reshape(-1, 4) * factor
+    for k in order:
+        x1, y1, x2, y2 = _inside(corners[k], sheet)
+        pen.rectangle((x1, y1, x2, y2), outline=class_colour(labels[k]), width=thick)
+    taken: list[tuple[int, int, int, int]] = []
+    for k in reversed(order):  # the surest takes its place first
+        x1, y1, _, _ = _inside(corners[k], sheet)
+        _name(sheet, (x1, y1), _words(names[labels[k]], None if scores is None else scores[k]), labels[k], taken)
+    return sheet
+
+
+def draw_segments(
+    picture: Image.Image,
+    segmentation: Int[np.ndarray, "height width"],
+    segments: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+) -> Image.Image:
+    """A segmentation over the picture: each segment tinted in its class's colour, with an edge and its name.
+
+    `segments` list `id`, `label_id` and, if there is one, `score`; other ids are void and stay as they are. Segments of
+    one class differ in lightness.
+    """
+    sheet, factor = _enlarged(picture)
+    ids = np.asarray(segmentation)
+    colours: dict[int, Colour] = {}
+    before: dict[int, int] = {}
+    for segment in segments:
+        label = int(segment["label_id"])
+        before[label] = before.get(label, -1) + 1
+        colours[int(segment["id"])] = class_colour(label, before[label])
+    large = np.asarray(Image.fromarray(ids.astype(np.int32)).resize(sheet.size, Image.Resampling.NEAREST))
+    pixels = np.asarray(sheet, dtype=np.float32).copy()
+    for identity, colour in colours.items():
+        here = large == identity
+        pixels[here] = pixels[here] * (1 - _COVER) + np.array(colour, dtype=np.float32) * _COVER
+    pixels[_edges(large)] = 245
+    sheet = Image.fromarray(pixels.round().astype(np.uint8))
+    taken: list[tuple[int, int, int, int]] = []
+    areas = {identity: int((ids == identity).sum()) for identity in colours}
+    for segment in sorted(segments, key=lambda one: -areas[int(one["id"])]):
+        if areas[int(segment["id"])]:
+            x, y = _heart(ids == int(segment["id"]))
+            words = _words(names[segment["label_id"]], segment.get("score"))
+            _name(sheet, (x * factor, y * factor), words, int(segment["label_id"]), taken, centred=True)
+    return sheet
+
+
+def class_colour(label: int, repeat: int = 0) -> Colour:
+    """Neighbouring labels far apart on the circle of colours; the second, third object of a class darker."""
+    light = 0.62 - 0.13 * (repeat % 3)
+    red, green, blue = colorsys.hls_to_rgb(label * _GOLDEN % 1.0, light, 0.85)
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def _enlarged(picture: Image.Image) -> tuple[Image.Image, int]:
+    factor = max(1, -(-_READABLE // max(picture.size)))
+    size = (picture.width * factor, picture.height * factor)
+    smooth = Image.Resampling.NEAREST if factor > 4 else Image.Resampling.BICUBIC
+    return picture.convert("RGB").resize(size, smooth) if factor > 1 else picture.convert("RGB"), factor
+
+
+def _inside(box: np.ndarray, sheet: Image.Image) -> tuple[int, int, int, int]:
+    """Whole pixels of the sheet, never turned inside out."""
+    x1, y1 = (int(np.clip(round(float(v)), 0, side - 1)) for v, side in zip(box[:2], sheet.size, strict=True))
+    x2, y2 = (int(np.clip(round(float(v)) - 1, 0, side - 1)) for v, side in zip(box[2:], sheet.size, strict=True))
+    return x1, y1, max(x1, x2), max(y1, y2)
+
+
+def _thickness(sheet: Image.Image) -> int:
+    return max(2, round(max(sheet.size) / 250))
+
+
+def _words(name: str, score: float | None) -> str:
+    return name if score is None else f"{name} {score:.2f}"
+
+
+def _name(
+    sheet: Image.Image,
+    at: tuple[float, float],
+    words: str,
+    label: int,
+    taken: list[tuple[int, int, int, int]],
+    centred: bool = False,
+) -> None:
+    """Words on a plate of the class's colour, moved into the sheet, and down where another plate is."""
+    font = ImageFont.load_default(max(12, round(max(sheet.size) / 42)))
+    pen = ImageDraw.Draw(sheet)
+    left, top, right, bottom = pen.textbbox((0, 0), words, font=font)
+    wide, high = round(right - left) + 8, round(bottom - top) + 6
+    x, y = (at[0] - wide / 2, at[1] - high / 2) if centred else (at[0], at[1] - high)
+    if not centred and y < 0:
+        y = at[1]
+    x = round(min(max(0, x), max(0, sheet.width - wide)))
+    y = round(min(max(0, y), max(0, sheet.height - high)))
+    start = y
+    while any(x < x2 and x1 < x + wide and y < y2 and y1 < y + high for x1, y1, x2, y2 in taken):
+        y += high
+        if y + high > sheet.height:
+            y = start
+            break
+    taken.append((x, y, x + wide, y + high))
+    plate = class_colour(label)
+    pen.rectangle((x, y, x + wide, y + high), fill=plate)
+    pen.text((x + 4 - left, y + 3 - top), words, fill=_ink_on(plate), font=font)
+
+
+def _ink_on(colour: Colour) -> Colour:
+    """Dark or light, whichever stands out more (WCAG's relative luminance, gamma 2)."""
+    red, green, blue = ((value / 255) ** 2 for value in colour)
+    return _DARK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else _LIGHT
+
+
+def _edges(ids: np.ndarray) -> np.ndarray:
+    edge = np.zeros(ids.shape, dtype=bool)
+    edge[:, 1:] |= ids[:, 1:] != ids[:, :-1]
+    edge[1:] |= ids[1:] != ids[:-1]
+    return edge
+
+
+def _heart(mask: np.ndarray) -> tuple[float, float]:
+    """A point inside the mask: in its middle row, the middle of the longest piece."""
+    rows = np.flatnonzero(mask.any(1))
+    counts = mask.sum(1)[rows].cumsum()
+    row = int(rows[np.searchsorted(counts, counts[-1] / 2)])
+    line = np.concatenate([[0], mask[row].astype(np.int8), [0]])
+    starts, ends = np.flatnonzero(np.diff(line) == 1), np.flatnonzero(np.diff(line) == -1)
+    longest = int((ends - starts).argmax())
+    return (starts[longest] + ends[longest]) / 2, row + 0.5

@@ -1,0 +1,122 @@
+"""Batch attention of detectors over real positions, and the sheets that show it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import batchformer as bf
+from batchformer.analysis.attention_weights import attention_weights
+from batchformer.analysis.detection_attention import (
+    attention_over_scenes,
+    inside_images,
+    objects_and_background,
+    on_objects,
+)
+from batchformer.analysis.detection_pictures import (
+    batch_attention_picture,
+    draw_objects,
+    draw_side_by_side,
+    write_index,
+)
+from batchformer.analysis.drawing import PAPER
+from batchformer.errors import UserError
+from tests.attach.small_detectors import BUILD, HEIGHT, WIDTH, batch
+
+NAMES = ["a", "b", "c"]
+
+
+@pytest.fixture(scope="module", params=["detr", "deformable", "segmentation"])
+def attached(request):
+    model = BUILD[request.param]().eval()
+    bf.attach(model, encoder_layers=[0], heads=4, mask_padding=request.param == "deformable")
+    return request.param, model
+
+
+def test_attention_is_that_of_the_module_on_the_cells_of_the_largest_map(attached):
+    kind, model = attached
+    given = batch(kind, count=3)
+    seen = []
+    module = model.batchformer[0]
+    handle = module.layers[0].self_attn.register_forward_pre_hook(lambda _, args: seen.append(args))
+    attention = attention_over_scenes(model, given["pixel_values"], given["pixel_mask"])
+    handle.remove()
+    stride = 8 if kind == "deformable" else 32
+    assert attention.layout.grid == (HEIGHT // stride, WIDTH // stride)
+    cells = attention.layout.positions
+    x, valid = seen[-1][0], seen[-1][1] if len(seen[-1]) > 1 else None
+    expected = attention_weights(module.layers[0].self_attn, x, valid)[:cells].mean(1)
+    torch.testing.assert_close(attention.weights, expected)
+    assert not model.training
+
+
+def test_levels_of_deformable_detr_and_errors(attached):
+    kind, model = attached
+    given = batch(kind, count=2)
+    images = given["pixel_values"], given["pixel_mask"]
+    if kind == "deformable":
+        assert attention_over_scenes(model, *images, level=1).layout.grid == (4, 6)
+    with pytest.raises(UserError, match="feature maps"):
+        attention_over_scenes(model, *images, level=4)
+    with pytest.raises(UserError, match="two or more"):
+        attention_over_scenes(model, images[0][:1])
+    with pytest.raises(UserError, match="place=3"):
+        attention_over_scenes(model, *images, place=3)
+
+
+def test_objects_and_background_are_told_apart_and_padding_counts_nowhere():
+    boxes = [np.array([[0.0, 0.0, 32.0, 32.0]]), np.zeros((0, 4))]
+    inside = inside_images((4, 4), (64, 64), [(64, 64), (64, 32)])
+    objects = on_objects((4, 4), (64, 64), boxes)
+    assert objects[0].sum() == 4
+    assert not objects[1].any()
+    assert inside.sum() == 16 + 8
+    mass = torch.ones(2, 4, 4)
+    mass[0, :2, :2], mass[1, :, 2:] = 3.0, 99.0
+    found = objects_and_background(mass, objects, inside)
+    assert (found.objects, found.background, found.ratio) == (3.0, 1.0, 3.0)
+
+
+def test_the_picture_of_a_batch_has_its_numbers_in_the_caption(attached):
+    kind, model = attached
+    given = batch(kind, count=2)
+    picture, caption, numbers = batch_attention_picture(model, given)
+    assert f"{numbers.objects:.3f}" in caption
+    assert picture.width > 700
+    without = {**given, "labels": None}
+    _, caption, numbers = batch_attention_picture(model, without)
+    assert numbers is None
+    assert "Mean on objects" not in caption
+
+
+def test_a_padded_image_is_shown_without_its_padding(attached):
+    """The second image is half as wide as the canvas, so it is upright, in the middle of its column."""
+    kind, model = attached
+    picture, _, _ = batch_attention_picture(model, {**batch(kind, count=2), "labels": None})
+    pixels = np.asarray(picture)
+    second = pixels[100:200, 28 + 390 : 28 + 390 + 380]
+    assert (second[:, :5] == PAPER).all()
+    assert not (second[:, 150:230] == PAPER).all()
+
+
+def test_columns_stand_side_by_side_and_low_scores_are_not_drawn():
+    pictures = [Image.new("RGB", (600, 400), (90, 90, 90))] * 2
+    truth = [{"boxes": np.array([[10.0, 10.0, 200.0, 200.0]]), "labels": np.array([1])}] * 2
+    unsure = [{**one, "scores": np.array([0.2])} for one in truth]
+    assert np.array_equal(np.asarray(draw_objects(pictures[0], unsure[0], NAMES)), np.asarray(pictures[0]))
+    sheet = draw_side_by_side(pictures, {"annotated": truth, "baseline": unsure}, NAMES)
+    left, right = np.asarray(sheet.crop((28, 80, 408, 300))), np.asarray(sheet.crop((418, 80, 798, 300)))
+    assert (right == 90).all()
+    assert not (left == 90).all()
+    with pytest.raises(UserError, match="one for each"):
+        draw_side_by_side(pictures, {"annotated": truth[:1]}, NAMES)
+
+
+def test_the_index_keeps_what_was_drawn_before(tmp_path):
+    picture = Image.new("RGB", (9, 9))
+    write_index(tmp_path, [("a.png", picture, "A", "old"), ("b.png", picture, "B", "")])
+    write_index(tmp_path, [("a.png", picture, "A", "new")])
+    index = json.loads((tmp_path / "pictures.json").read_text())
+    assert [(entry["file"], entry["caption"]) for entry in index] == [("a.png", "new"), ("b.png", "")]
