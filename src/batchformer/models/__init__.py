@@ -1,14 +1,26 @@
-"""What timm does not have, and one door to both: `create_backbone(name, num_classes)`."""
+"""What timm and transformers do not have, and one door to them: `create_backbone`, `create_detector`."""
+
+from typing import TYPE_CHECKING, Any
 
 from batchformer.models.create import create_backbone
+from batchformer.models.detectors import DETECTORS, create_detector, parameter_groups
 from batchformer.models.normed_linear import NormedLinear, use_normed_classifier
 from batchformer.models.resnet10 import resnet10
 from batchformer.models.resnet_cifar import CifarResNet, resnet20, resnet32, resnet44, resnet56
 
+if TYPE_CHECKING:
+    from batchformer.models.smca_detr import SMCADetrConfig, SMCADetrForObjectDetection, SMCADetrModel
+
 __all__ = [
+    "DETECTORS",
     "CifarResNet",
     "NormedLinear",
+    "SMCADetrConfig",
+    "SMCADetrForObjectDetection",
+    "SMCADetrModel",
     "create_backbone",
+    "create_detector",
+    "parameter_groups",
     "resnet10",
     "resnet20",
     "resnet32",
@@ -16,3 +28,11 @@ __all__ = [
     "resnet56",
     "use_normed_classifier",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("SMCADetr") and name in __all__:  # imports transformers, which not everybody has or needs
+        from batchformer.models import smca_detr
+
+        return getattr(smca_detr, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

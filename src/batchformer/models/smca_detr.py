@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForObjectDetection
-from transformers.loss.loss_deformable_detr import DeformableDetrForObjectDetectionLoss
 from transformers.models.detr.modeling_detr import (
     DetrConvEncoder,
     DetrEncoder,
@@ -28,6 +27,7 @@ from transformers.models.detr.modeling_detr import (
 )
 from transformers.utils.generic import can_return_tuple
 
+from batchformer.models.detector_loss import focal_detection_loss
 from batchformer.models.smca_detr_config import SMCADetrConfig
 from batchformer.models.smca_detr_decoder import SMCADetrDecoder, SMCADetrPreTrainedModel
 from batchformer.models.smca_detr_modulation import StartingLinear, image_extents
@@ -119,7 +119,7 @@ class SMCADetrForObjectDetection(SMCADetrPreTrainedModel):
         )
         self.bbox_predictor = DetrMLPPredictionHead(config.d_model, config.d_model, 4, num_layers=3)
         self.bbox_predictor.layers[-1] = StartingLinear(config.d_model, 4, "zero")  # boxes begin at the centres
-        self.loss_function = smca_detr_loss
+        self.loss_function = focal_detection_loss
         self.post_init()
 
     @can_return_tuple
@@ -159,27 +159,6 @@ class SMCADetrForObjectDetection(SMCADetrPreTrainedModel):
     def _predict(self, states: Tensor, reference_points: Tensor) -> tuple[Any, Any]:
         prior = nn.functional.pad(reference_points, (0, 2))
         return self.class_labels_classifier(states), (self.bbox_predictor(states) + prior).sigmoid()
-
-
-def smca_detr_loss(
-    logits: Tensor,
-    labels: list[dict[str, Tensor]],
-    device: torch.device,
-    pred_boxes: Tensor,
-    config: SMCADetrConfig,
-    outputs_class: Tensor | None = None,
-    outputs_coord: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, dict[str, Tensor], list[dict[str, Tensor]] | None]:
-    """Deformable DETR's loss (focal classification, L1, GIoU), with the paper's weight 2 for the classification.
-
-    transformers weighs the classification of its focal detectors with 1, whatever their configuration says.
-    """
-    loss, parts, auxiliary_outputs = DeformableDetrForObjectDetectionLoss(
-        logits, labels, device, pred_boxes, config, outputs_class, outputs_coord, **kwargs
-    )
-    classification = sum(value for name, value in parts.items() if name.startswith("loss_ce"))
-    return loss + (config.cls_loss_coefficient - 1) * classification, parts, auxiliary_outputs
 
 
 AutoConfig.register(SMCADetrConfig.model_type, SMCADetrConfig, exist_ok=True)

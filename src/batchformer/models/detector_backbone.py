@@ -1,0 +1,141 @@
+"""The backbone of a detector: weights from a local file, stages that are not trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from batchformer.errors import UserError
+
+PRETRAINED = "pretrained"  # instead of a file: what timm itself finds for the name, which may need the network
+FrozenStages = int | Literal["all"]
+
+# torchvision's MobileNetV2 counts its blocks through, timm's in stages of so many
+_STAGES_OF_MOBILENET_V2 = (1, 2, 3, 4, 3, 3, 1)
+
+
+def load_backbone_weights(backbone: nn.Module, name: str, source: str) -> None:
+    """Load ImageNet weights into the timm network of a detector, from a file (.pth, .pt, .safetensors).
+
+    Files of timm and of torchvision (ResNets, and MobileNetV2 whose names are other ones there) fit; a classifier in
+    the file is left out. Frozen BatchNorm takes over statistics and scales.
+    """
+    if source == PRETRAINED:
+        weights = _of_timm(name)
+    else:
+        weights = _read(Path(source))
+        if "features.0.0.weight" in weights and "conv_stem.weight" in backbone.state_dict():
+            weights = _named_as_in_timm(weights)
+    wanted = backbone.state_dict()
+    missing = [key for key in wanted if key not in weights and not key.endswith("num_batches_tracked")]
+    if missing:
+        raise UserError(
+            f"{source} does not hold the weights of {name}: it has no {missing[0]} ({len(missing)} of {len(wanted)} "
+            f"tensors are missing); give the file of this backbone, or choose the backbone of the file."
+        )
+    for key, tensor in wanted.items():
+        if key in weights and weights[key].shape != tensor.shape:
+            raise UserError(
+                f"{source} does not fit {name}: {key} has the shape {tuple(weights[key].shape)} instead of "
+                f"{tuple(tensor.shape)}; give the file of this backbone, or choose the backbone of the file."
+            )
+    backbone.load_state_dict({key: weights[key] for key in wanted if key in weights}, strict=False)
+
+
+def restore_activations(backbone: nn.Module, name: str) -> None:
+    """Give back the activations that transformers loses in a backbone of timm, in place; nothing is renamed.
+
+    timm's MobileNets and EfficientNets compute BatchNorm and activation in one module. transformers' detectors put
+    their frozen BatchNorm in its place, which has no activation: the network becomes linear, without a word. A detector
+    loaded with `from_pretrained` needs this as well: `restore_activations(model.model.backbone.model, name)`.
+    """
+    import timm
+    from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
+
+    with torch.random.fork_rng(devices=[]):
+        whole = timm.create_model(name, features_only=True)
+    for path, module in whole.named_modules():
+        if not isinstance(module, BatchNormAct2d):
+            continue
+        try:
+            lost = backbone.get_submodule(path)
+        except AttributeError:  # behind the last feature map that this detector reads
+            continue
+        if isinstance(lost, FrozenBatchNormAct2d):
+            continue
+        frozen = FrozenBatchNormAct2d(module.num_features, eps=module.eps)
+        frozen.drop, frozen.act = module.drop, module.act
+        frozen.load_state_dict(lost.state_dict())
+        backbone.set_submodule(path, frozen)
+
+
+def freeze_stages(backbone: nn.Module, stages: list[str], frozen: FrozenStages) -> None:
+    """The first `frozen` of the `stages` (names of submodules, in the order of the forward) get no gradient.
+
+    Whatever comes before a stage, its stem, is frozen with it. DETR and its successors freeze a ResNet's stem and its
+    first layer: 2 of timm's five stages.
+    """
+    if frozen != "all" and not 0 <= frozen <= len(stages):
+        raise UserError(f'frozen_stages={frozen} must be "all" or between 0 and {len(stages)}, the stages there are.')
+    if frozen == "all":
+        backbone.requires_grad_(False)
+    elif frozen:
+        names = [name for name, _ in backbone.named_modules()]
+        last = stages[frozen - 1]
+        end = max(k for k, name in enumerate(names) if name == last or name.startswith(f"{last}."))
+        for name in names[: end + 1]:
+            for parameter in backbone.get_submodule(name).parameters(recurse=False):
+                parameter.requires_grad_(False)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise UserError(f"there is no file {file} with backbone weights: give its path, or null for random weights.")
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(file)
+        content: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as problem:  # many kinds, by the many ways in which a file can be another one
+        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+        raise UserError(f"{file} is no file of weights that torch can read: {reason}") from problem
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise UserError(f"{file} holds no weights by name: give a state dict of the backbone.")
+    return dict(content)
+
+
+def _of_timm(name: str) -> dict[str, Tensor]:
+    import timm
+
+    try:
+        return timm.create_model(name, pretrained=True, features_only=True).state_dict()
+    except Exception as problem:  # no network, no such weights, a full disk, ...
+        raise UserError(
+            f"timm could not get pretrained weights of {name}: give a local file as backbone_weights, or null for "
+            f"random weights ({(str(problem).strip() or type(problem).__name__).splitlines()[0]})."
+        ) from problem
+
+
+def _named_as_in_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """torchvision's MobileNetV2 under the names of timm's mobilenetv2_100."""
+    place = [(stage, k) for stage, count in enumerate(_STAGES_OF_MOBILENET_V2) for k in range(count)]
+    renamed = {}
+    for key, tensor in weights.items():
+        if found := re.fullmatch(r"features\.0\.([01])\.(.+)", key):
+            renamed[f"{('conv_stem', 'bn1')[int(found[1])]}.{found[2]}"] = tensor
+        elif found := re.fullmatch(r"features\.(\d+)\.conv\.(.+)\.(\w+)", key):
+            stage, block = place[int(found[1]) - 1]
+            parts = {"0.0": "conv_pw", "0.1": "bn1", "1.0": "conv_dw", "1.1": "bn2", "2": "conv_pwl", "3": "bn3"}
+            if stage == 0:  # no expansion in the first block
+                parts = {"0.0": "conv_dw", "0.1": "bn1", "1": "conv_pw", "2": "bn2"}
+            renamed[f"blocks.{stage}.{block}.{parts[found[2]]}.{found[3]}"] = tensor
+    return renamed

@@ -1,0 +1,140 @@
+"""transformers' detectors by the names of the papers, as their authors configure and begin them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from batchformer.errors import UserError
+from batchformer.models.detector_backbone import FrozenStages, freeze_stages, load_backbone_weights, restore_activations
+from batchformer.models.detector_init import begin_as_published
+
+_SAMPLING = ("sampling_offsets", "reference_points")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Class and configuration in transformers (SMCA: here), and what the papers configure otherwise."""
+
+    family: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    focal: bool = True
+
+
+# With a focal loss the class weighs 2 in the loss and in the matching (transformers: 1). 100 and 300 queries are
+# transformers' own numbers. The auxiliary losses of all decoder layers are on in every paper (transformers: off).
+_DEFORMABLE: dict[str, Any] = {"class_cost": 2, "cls_loss_coefficient": 2}
+_KINDS = {
+    "detr": _Kind("Detr", focal=False),
+    "conditional-detr": _Kind("ConditionalDetr"),
+    "smca-detr": _Kind("SMCADetr"),
+    "deformable-detr": _Kind("DeformableDetr", _DEFORMABLE),
+    "deformable-detr-single-scale": _Kind("DeformableDetr", {**_DEFORMABLE, "num_feature_levels": 1}),
+    "deformable-detr-refine": _Kind("DeformableDetr", {**_DEFORMABLE, "with_box_refine": True}),
+    "deformable-detr-two-stage": _Kind("DeformableDetr", {**_DEFORMABLE, "with_box_refine": True, "two_stage": True}),
+}
+DETECTORS = tuple(_KINDS)
+
+
+def create_detector(
+    name: str,
+    *,
+    num_labels: int,
+    id2label: Mapping[int, str] | None = None,
+    backbone: str = "resnet50",
+    backbone_weights: str | None = None,
+    frozen_stages: FrozenStages | None = None,
+    **config: Any,
+) -> Any:
+    """A detector of transformers (or `SMCADetrForObjectDetection`), to be trained from an ImageNet backbone.
+
+    It is the stock class, so `from_pretrained`, `save_pretrained` and `bf.attach` work as ever. What differs from
+    building it from its default configuration, in order to begin and train as published: auxiliary losses are on; with
+    a focal loss the class weighs 2 in loss and matching, and `loss_function` is set so that it does; initial weights
+    (see `detector_init`); frozen stages and the activations of some networks, both of which transformers forgets for
+    backbones of timm. What stays as in
+    transformers: Deformable DETR with refinement uses one classifier for all decoder layers (released: one each), and
+    the proposals of the two-stage variant get no loss of their own.
+
+    Args:
+        name: one of `DETECTORS`.
+        num_labels: classes; labels are 0 .. num_labels - 1.
+        id2label: their names.
+        backbone: any name that timm can build with features_only=True; its BatchNorm is frozen, as published.
+        backbone_weights: a local file (timm or torchvision), "pretrained" for what timm downloads, or None: random.
+            With frozen BatchNorm a random backbone is good for tests and for weights that are loaded afterwards.
+        frozen_stages: how many of the backbone's stages are not trained, or "all"; None: 2 with weights (a ResNet's
+            stem and first layer, as published), 0 without.
+        config: any field of the detector's configuration: num_queries, encoder_layers, d_model, dropout, ...
+    """
+    if name not in _KINDS:
+        raise UserError(f"there is no detector {name!r}: there are {', '.join(DETECTORS)}.")
+    kind = _KINDS[name]
+    model_class, config_class = _classes(kind.family)
+    names = {"id2label": dict(id2label)} if id2label is not None else {}
+    settings: dict[str, Any] = {"auxiliary_loss": True, **kind.config, **config}
+    known = dir(config_class())  # transformers would keep a misspelt one in silence
+    if unknown := [key for key in settings if key not in known and key not in ("cls_loss_coefficient", "image_size")]:
+        raise UserError(
+            f"{config_class.__name__} has no {unknown[0]!r}; its fields are in transformers' documentation."
+        )
+    if "backbone_config" not in settings:
+        settings["backbone"] = backbone
+    try:
+        model = model_class(config_class(num_labels=num_labels, **names, **settings))
+    except RuntimeError as problem:  # timm's answer to an unknown name
+        raise UserError(f"backbone {backbone!r}: {str(problem).splitlines()[0]}") from problem
+    begin_as_published(model, kind.focal)
+    if kind.focal:
+        from batchformer.models.detector_loss import focal_detection_loss
+
+        model.loss_function = focal_detection_loss
+    body = model.model.backbone.model
+    if "backbone_config" not in settings:
+        restore_activations(body, backbone)
+    if backbone_weights is not None:
+        load_backbone_weights(body, backbone, backbone_weights)
+    frozen = (0 if backbone_weights is None else 2) if frozen_stages is None else frozen_stages
+    if frozen:
+        freeze_stages(body, _stages(body), frozen)
+    return model
+
+
+def parameter_groups(
+    model: nn.Module, lr: float, backbone_lr: float, sampling_lr: float, weight_decay: float
+) -> list[dict[str, Any]]:
+    """Groups for AdamW, as released: the backbone, what decides where deformable attention looks, and the rest.
+
+    All of them are decayed, biases too, as released. A group that would be empty is left out, so plain DETR has two.
+    """
+    groups: dict[str, list[nn.Parameter]] = {"rest": [], "backbone": [], "sampling": []}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parts = name.split(".")
+            group = "backbone" if "backbone" in parts else "sampling" if set(_SAMPLING) & set(parts) else "rest"
+            groups[group].append(parameter)
+    rates = {"rest": lr, "backbone": backbone_lr, "sampling": sampling_lr}
+    return [
+        {"name": group, "params": parameters, "lr": rates[group], "weight_decay": weight_decay}
+        for group, parameters in groups.items()
+        if parameters
+    ]
+
+
+def _classes(family: str) -> tuple[Any, Any]:
+    if family == "SMCADetr":
+        from batchformer.models.smca_detr import SMCADetrConfig, SMCADetrForObjectDetection
+
+        return SMCADetrForObjectDetection, SMCADetrConfig
+    import transformers
+
+    return getattr(transformers, f"{family}ForObjectDetection"), getattr(transformers, f"{family}Config")
+
+
+def _stages(body: Any) -> list[str]:
+    if not hasattr(body, "feature_info"):
+        raise UserError("frozen_stages needs a backbone of timm: name one with backbone=.")
+    return [stage["module"] for stage in body.feature_info.info]

@@ -1,0 +1,172 @@
+"""Detectors by the names of the papers: the stock classes, begun and grouped as their authors do."""
+
+import math
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from batchformer.errors import UserError
+from batchformer.models import DETECTORS, create_detector, parameter_groups
+from batchformer.models.detector_backbone import restore_activations
+
+SMALL = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 2, "encoder_ffn_dim": 8,
+         "decoder_attention_heads": 2, "decoder_ffn_dim": 8, "num_queries": 6, "dropout": 0.0}  # fmt: skip
+FOCAL = [name for name in DETECTORS if name != "detr"]
+
+
+def build(name="detr", backbone="test_resnet", **more):
+    if name == "deformable-detr-two-stage":
+        more = {"two_stage_num_proposals": 6, **more}
+    torch.manual_seed(0)
+    return create_detector(name, num_labels=3, backbone=backbone, **SMALL, **more)
+
+
+@pytest.fixture(scope="module")
+def detectors():
+    return {name: build(name) for name in DETECTORS}
+
+
+@pytest.fixture(scope="module")
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    labels = [
+        {"class_labels": torch.tensor([0, 2]), "boxes": torch.rand(2, 4, generator=generator) * 0.3 + 0.3},
+        {"class_labels": torch.zeros(0, dtype=torch.long), "boxes": torch.zeros(0, 4)},
+    ]
+    return {"pixel_values": torch.randn(2, 3, 64, 64, generator=generator), "labels": labels}
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_class_counts_as_published_in_the_loss(name, detectors, batch):
+    """Each layer's class loss twice, where transformers takes it once; plain DETR as it is there."""
+    model = detectors[name].train()
+    published = model(**batch)
+    own = type(model)(model.config)
+    own.load_state_dict(model.state_dict())
+    if name != "smca-detr":
+        restore_activations(own.model.backbone.model, "test_resnet")
+        stock = own.train()(**batch).loss
+        classes = sum(part for key, part in published.loss_dict.items() if key.startswith("loss_ce"))
+        torch.testing.assert_close(published.loss, stock + (name in FOCAL) * classes)
+    assert sum(key.startswith("loss_ce") for key in published.loss_dict) == 3  # auxiliary losses are on
+
+
+@pytest.mark.parametrize("name", FOCAL)
+def test_a_focal_detector_begins_with_rare_objects_and_boxes_at_their_references(name, detectors, batch):
+    with torch.no_grad():
+        out = detectors[name].eval()(batch["pixel_values"])
+    assert 0.003 < out.logits.sigmoid().mean() < 0.03
+    sizes = out.pred_boxes[..., 2:]
+    expected = 1 / (1 + math.exp(2)) if name in ("deformable-detr", "deformable-detr-refine") else None
+    if expected is not None:
+        torch.testing.assert_close(sizes, torch.full_like(sizes, expected))
+
+
+def test_attention_and_queries_begin_as_in_the_released_code():
+    wide = create_detector("detr", num_labels=3, backbone="test_resnet", encoder_layers=1, decoder_layers=1)
+    matrix = wide.model.encoder.layers[0].mlp.fc1.weight
+    assert matrix.std().item() == pytest.approx(math.sqrt(2 / sum(matrix.shape)), rel=0.02)  # Xavier
+    assert wide.model.query_position_embeddings.weight.std().item() == pytest.approx(1, rel=0.05)
+
+
+def test_what_transformers_begins_as_published_is_kept(detectors):
+    attention = detectors["deformable-detr"].model.encoder.layers[0].self_attn
+    assert attention.sampling_offsets.weight.count_nonzero() == 0
+    assert attention.sampling_offsets.bias.abs().max() == attention.n_points
+    assert attention.attention_weights.weight.count_nonzero() == 0
+
+
+def test_groups_hold_every_trained_parameter_once(detectors):
+    for name, model in detectors.items():
+        groups = parameter_groups(model, 1e-4, 1e-5, 1e-6, 1e-4)
+        held = [id(parameter) for group in groups for parameter in group["params"]]
+        assert sorted(held) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+        assert {group["name"] for group in groups} >= {"rest", "backbone"}
+        assert ("sampling" in {group["name"] for group in groups}) == name.startswith("deformable")
+    (sampling,) = (
+        group for group in parameter_groups(detectors["deformable-detr"], 2, 1, 0.2, 0) if group["lr"] == 0.2
+    )
+    own = detectors["deformable-detr"].model
+    assert own.reference_points.weight in set(sampling["params"])
+    assert own.decoder.layers[0].encoder_attn.sampling_offsets.bias in set(sampling["params"])
+
+
+def test_backbone_keeps_its_activations(batch):
+    """transformers' frozen BatchNorm swallows those that timm computes in the same module."""
+    body = build(backbone="test_efficientnet").model.backbone.model
+    stock = timm.create_model("test_efficientnet", features_only=True).eval()
+    state = {key: value for key, value in body.state_dict().items() if key in stock.state_dict()}
+    stock.load_state_dict({**stock.state_dict(), **state})
+    with torch.no_grad():
+        torch.testing.assert_close(body(batch["pixel_values"])[-1], stock(batch["pixel_values"])[-1])
+
+
+@pytest.fixture(scope="module")
+def mobilenet(tmp_path_factory):
+    """torchvision's MobileNetV2 with moved statistics, and its file."""
+    import torchvision
+
+    torch.manual_seed(0)
+    net = torchvision.models.mobilenet_v2()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    file = tmp_path_factory.mktemp("weights") / "mobilenet_v2.pth"
+    torch.save(net.state_dict(), file)
+    return net.eval(), str(file)
+
+
+def test_torchvisions_mobilenet_file_gives_torchvisions_features(mobilenet, batch):
+    stock, file = mobilenet
+    model = build(backbone="mobilenetv2_100", backbone_weights=file)
+    with torch.no_grad():
+        expected = stock.features[:18](batch["pixel_values"])
+        torch.testing.assert_close(model.model.backbone.model(batch["pixel_values"])[-1], expected)
+
+
+def test_a_file_of_another_network_is_refused(mobilenet, tmp_path):
+    with pytest.raises(UserError, match=r"does not hold the weights of test_resnet.*is missing|are missing"):
+        build(backbone_weights=mobilenet[1])
+    with pytest.raises(UserError, match="there is no file"):
+        build(backbone_weights="nowhere.pth")
+    (tmp_path / "page.pth").write_text("<html>not found</html>")
+    with pytest.raises(UserError, match="no file of weights"):
+        build(backbone_weights=str(tmp_path / "page.pth"))
+    wide = timm.create_model("test_resnet", num_classes=7).state_dict()
+    wide["conv1.0.weight"] = torch.zeros(1, 3, 3, 3)
+    torch.save({"state_dict": wide}, tmp_path / "wide.pth")
+    with pytest.raises(UserError, match=r"conv1.0.weight has the shape \(1, 3, 3, 3\)"):
+        build(backbone_weights=str(tmp_path / "wide.pth"))
+
+
+@pytest.mark.parametrize(("frozen", "trained"), [(0, True), (2, True), ("all", False)])
+def test_frozen_stages_get_no_gradient(frozen, trained):
+    body = build(frozen_stages=frozen).model.backbone.model
+    assert any(p.requires_grad for p in body.parameters()) == trained
+    if frozen == 2:
+        assert not any(p.requires_grad for name in ("conv1", "layer1") for p in getattr(body, name).parameters())
+        assert all(p.requires_grad for name in ("layer2", "layer3", "layer4") for p in getattr(body, name).parameters())
+
+
+def test_weights_freeze_stem_and_first_stage_as_published(mobilenet):
+    body = build(backbone="mobilenetv2_100", backbone_weights=mobilenet[1]).model.backbone.model
+    assert not body.conv_stem.weight.requires_grad
+    assert not any(p.requires_grad for p in body.blocks[1].parameters())
+    assert all(p.requires_grad for p in body.blocks[2].parameters())
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ({"name": "dtr"}, "there is no detector 'dtr': there are detr"),
+        ({"num_querys": 5}, "DetrConfig has no 'num_querys'"),
+        ({"frozen_stages": 9}, "between 0 and 5"),
+        ({"backbone": "resnet5000"}, "resnet5000"),
+    ],
+)
+def test_mistakes_are_told(call, said):
+    with pytest.raises(UserError, match=said):
+        build(**call)
