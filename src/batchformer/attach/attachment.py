@@ -19,6 +19,7 @@ from batchformer.attach.point import Point
 from batchformer.attach.probe import Channels
 from batchformer.attach.stream_loss import MeanOfStreams
 from batchformer.errors import UserError
+from batchformer.kernels.choose import Choice
 from batchformer.nn import BatchFormer
 from batchformer.nn.streams import count_rows, plain_count, plain_rows, related_rows
 
@@ -59,7 +60,9 @@ def attach(
         mask_padding: in batches of images that differ in size, padded positions pass the module unchanged and nothing
             looks at them (transformers' detectors, by their pixel mask). As published they take part.
         dim, channels: width and layout of that input, where neither the layer nor a dry run tells.
-        module_keywords: every keyword of `BatchFormer`: heads, hidden_dim, dropout, layers, norm, group_size, streams.
+        module_keywords: every keyword of `BatchFormer`: heads, hidden_dim, dropout, layers, norm, layer_scale, variant;
+            group_size, scope ("local", or "global": over the batch of all processes) and process_group, which samples
+            attend to one another; streams; backend and memory, how it is computed (`Attachment.backend_used`).
 
     Heads that read the same feature share one module, computed once; heads that read different features get one each.
     In eval mode the attached model is the plain one, bit for bit. In training it returns 2B rows (plain, then related):
@@ -199,6 +202,13 @@ class Attachment:
         finally:
             for point, infers in zip(self.points, before, strict=True):
                 point.feature.infers = infers
+
+    def backend_used(self) -> dict[str, Choice]:
+        """Which path the batch attention takes at each place, here and now (autocast counts), and why.
+
+        `attachment.backend_used()["blocks.8"].backend` is "triton", "sdpa" or "reference"; see docs/kernels.md.
+        """
+        return {path: point.module.backend_used() for point in self.points for path in point.paths}
 
     def plain(self, outputs: T) -> T:
         """The rows of the plain stream, for metrics in training; outputs of eval mode pass as they are.

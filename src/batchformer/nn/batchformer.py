@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from batchformer.errors import UserError
+from batchformer.kernels.choose import Backend, Choice, Memory
 from batchformer.nn.encoder import BatchEncoderLayer, Norm, run_layers
 from batchformer.nn.streams import STREAMS, Streams, open_streams, repeat_targets
 from batchformer.parallel.members import SCOPES, Members, Scope
@@ -38,6 +39,9 @@ class BatchFormer(nn.Module):
         scope: "local", the batch of this process, as published; or "global", exactly the batch of all processes, in
             training (docs/scale.md). `group_size` then means groups of that batch, in the order of the ranks.
         process_group: with scope="global": which processes, as a group or a number of consecutive ones; None means all.
+        backend: what computes the attention: "triton" (our kernels), "sdpa" (torch's), "reference" (the definition, by
+            loops), or "auto", the fittest of them here; `backend_used` tells which (docs/kernels.md).
+        memory: "lean" keeps the input of each layer alone and computes the layer again in the backward; or "fast".
 
     Its state dict is that of `torch.nn.TransformerEncoder`; one of a bare `TransformerEncoderLayer` loads as well.
     """
@@ -56,6 +60,8 @@ class BatchFormer(nn.Module):
         variant: Literal["published", "stable"] = "published",
         scope: Scope = "local",
         process_group: ProcessGroup | int | None = None,
+        backend: Backend = "auto",
+        memory: Memory = "fast",
     ) -> None:
         super().__init__()
         if variant not in ("published", "stable"):
@@ -72,7 +78,8 @@ class BatchFormer(nn.Module):
         self.scope, self.members = scope, Members(process_group)
         self.enabled = True
         self.layers = nn.ModuleList(
-            BatchEncoderLayer(dim, heads, hidden_dim, dropout, norm, group_size, layer_scale) for _ in range(layers)
+            BatchEncoderLayer(dim, heads, hidden_dim, dropout, norm, group_size, layer_scale, backend, memory)
+            for _ in range(layers)
         )
 
     @overload
@@ -89,6 +96,18 @@ class BatchFormer(nn.Module):
     def active(self) -> bool:
         """Whether rows are related: in training mode, unless disabled."""
         return self.training and self.enabled
+
+    def backend_used(self) -> Choice:
+        """Which path `relate` takes here and now, and why; `fused` when our kernels run the layer as a whole.
+
+        It depends on the device and type of the weights (under autocast on its type), not on the input.
+        """
+        weight = next(self.parameters())
+        choice = self.layers[0].backend_used(weight.new_empty(1, 1, self.dim))  # type: ignore[operator]
+        if choice.backend == "triton" and self.scope == "global":
+            between = "between processes where positions are traded, torch's attention where rows or heads are"
+            return choice._replace(why=f"{choice.why}; {between}")
+        return choice
 
     def relate(
         self, x: Float[Tensor, "batch *position dim"], valid: Bool[Tensor, batch * position] | None = None

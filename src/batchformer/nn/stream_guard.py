@@ -31,7 +31,7 @@ class StreamGuard:
         guard = bf.StreamGuard(num_classes)
         for images, labels in loader:
             rows = F.cross_entropy(logits, bf.repeat_targets(labels, logits), reduction="none")
-            guard.update(attachment.plain(rows).mean(), attachment.related(rows).mean())
+            guard.update_rows(rows, attachment)
 
     The losses are summed where they are; the device is asked once every `every` steps. With a captured CUDA graph call
     `add` inside and `tick` outside.
@@ -70,6 +70,16 @@ class StreamGuard:
         """One step: the mean loss of the plain rows and of the related ones."""
         self.add(plain_loss, related_loss)
         self.tick()
+
+    def update_rows(self, losses: Float[Tensor, " rows"], attachment: Any) -> None:
+        """One step, from the loss of every row and the handle that tells the streams apart.
+
+        Where there are no two streams (eval, disabled, `streams="single"`) it is no step, so a loss function that also
+        serves evaluation may call it.
+        """
+        related = attachment.related(losses)
+        if related is not None and len(related) < len(losses):
+            self.update(attachment.plain(losses).mean(), related.mean())
 
     @torch.no_grad()
     def add(self, plain_loss: Float[Tensor, ""], related_loss: Float[Tensor, ""]) -> None:

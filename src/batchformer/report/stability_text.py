@@ -10,8 +10,8 @@ BatchFormerV2 puts a module after one block of a network or after all of them. W
 frequent crashes and leaves the reason open; its code skips steps whose loss is not finite. There is a quieter
 failure: the loss of the related rows stays at chance for long, or for good, while the plain rows learn. Nothing is
 learnt through the modules then, and the run is a baseline at twice the price. Nobody sees it in the sum of both
-losses. `bf.StreamGuard` watches for it and warns once; every classification run has it, and `train/loss_related` in
-the logs.
+losses. `bf.StreamGuard` watches for it and warns once; every classification run has it (and `train/loss_related` in the
+logs), and so has `BatchFormerCallback`, for Lightning modules of one's own.
 """
 
 START = """\

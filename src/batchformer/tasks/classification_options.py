@@ -4,10 +4,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from batchformer.errors import UserError
+from batchformer.nn.encoder import Norm
+from batchformer.tasks.options import ModuleOptions
 
 
 @dataclass
-class InsertionOptions:
+class InsertionOptions(ModuleOptions):
     """How and where the module is attached.
 
     Without blocks, after and before it is BatchFormer in front of the classifier; with blocks or after it is
@@ -24,10 +26,6 @@ class InsertionOptions:
         dropout: on attention, MLP and residual branches.
         norm: "post" as published, "pre", or "relative" (what "stable" takes).
         layer_scale: start of a learnt factor on both branches.
-        hidden_dim: width of the module's MLP; null means the width of the features, as published.
-        layers: encoder layers of one module.
-        group_size: attend inside groups of so many samples, as the per-GPU batches of the papers; null: whole batch.
-        streams: "duplicate" as published; "split" relates half of the batch; "single" relates all.
         batch_norm: BatchNorm behind the place sees each stream by itself ("separate") or both ("joint", as published).
     """
 
@@ -38,12 +36,8 @@ class InsertionOptions:
     heads: int | None = None
     variant: Literal["published", "stable"] = "published"
     dropout: float | None = None
-    norm: Literal["post", "pre", "relative"] | None = None
+    norm: Norm | None = None
     layer_scale: float | None = None
-    hidden_dim: int | None = None
-    layers: int = 1
-    group_size: int | None = None
-    streams: Literal["duplicate", "split", "single"] = "duplicate"
     batch_norm: Literal["separate", "joint"] = "separate"
 
     @property

@@ -5,32 +5,53 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 from batchformer.errors import UserError
+from batchformer.kernels.choose import Backend, Memory
+from batchformer.nn.encoder import Norm
+from batchformer.nn.streams import Streams
+from batchformer.parallel.members import Scope
 
 Options = TypeVar("Options")
 
 
 @dataclass
-class BatchFormerOptions:
+class ModuleOptions:
+    """What may be said of the module in every task.
+
+    Args:
+        hidden_dim: width of the module's MLP; null means the width of the features, as published.
+        layers: encoder layers of one module.
+        group_size: attend inside groups of so many samples, as the per-GPU batches of the papers; null: whole batch.
+        streams: "duplicate" as published; "split" relates half of the batch; "single" relates all and shares nothing.
+        scope: "local" attends over the batch of each process, as published; "global" over that of all of them.
+        process_group: with scope global: over so many consecutive processes (the GPUs of a node, say); null: all.
+        backend: what computes the attention: "triton", "sdpa", "reference", or "auto", the fittest of them.
+        memory: "lean" stores less for the backward and computes it again; or "fast".
+    """
+
+    hidden_dim: int | None = None
+    layers: int = 1
+    group_size: int | None = None
+    streams: Streams = "duplicate"
+    scope: Scope = "local"
+    process_group: int | None = None
+    backend: Backend = "auto"
+    memory: Memory = "fast"
+
+
+@dataclass
+class BatchFormerOptions(ModuleOptions):
     """How the module is attached.
 
     Args:
         heads: attention heads; must divide the width of the features.
-        hidden_dim: width of the module's MLP; null means the width of the features, as published.
         dropout: on attention, MLP and residual branches.
-        layers: encoder layers.
-        norm: "post" as published, or "pre".
-        group_size: attend inside groups of so many samples of the batch; null means the whole batch.
-        streams: "duplicate" as published; "split" relates half of the batch; "single" relates all and shares nothing.
+        norm: "post" as published, "pre", or "relative".
         before: dotted name of the submodule to insert the module before; null means the classifier.
     """
 
     heads: int = 4
-    hidden_dim: int | None = None
     dropout: float = 0.5
-    layers: int = 1
-    norm: Literal["post", "pre"] = "post"
-    group_size: int | None = None
-    streams: Literal["duplicate", "split", "single"] = "duplicate"
+    norm: Norm = "post"
     before: str | None = None
 
 
