@@ -1,0 +1,164 @@
+"""DETR's mask head on a trained detector, and what it means to freeze the detector below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchformer.errors import UserError
+from batchformer.nn import BatchFormer
+
+_MAPS = 4  # feature maps of the backbone that the head reads, the smallest through the encoder
+_MODULE = "batchformer."  # the prefix of the module's keys while it is attached
+
+
+def with_mask_head(detector: Any, **config: Any) -> Any:
+    """`DetrForSegmentation` around this very detector; the head begins as published.
+
+    DETR (section 4.4): an attention of every query over the encoder's output gives maps for each head, which a small
+    FPN brings to a quarter of the image's size, one mask for each query. `config` are fields of the detector's
+    configuration that the losses of the masks read: `mask_loss_coefficient`, `dice_loss_coefficient` (1 and 1 as
+    published), `auxiliary_loss`.
+    """
+    import transformers
+
+    if not isinstance(detector, transformers.DetrForObjectDetection):
+        raise UserError(
+            f"the mask head stands on DETR, not on {type(detector).__name__}: train the detector with "
+            f"model.detector=detr."
+        )
+    maps = detector.model.backbone.intermediate_channel_sizes
+    if len(maps) != _MAPS:
+        raise UserError(
+            f"the mask head reads {_MAPS} feature maps, but the backbone of this detector gives {len(maps)}."
+        )
+    heads, width = detector.config.encoder_attention_heads, detector.config.d_model
+    if (width + heads) % 8:
+        raise UserError(
+            f"the mask head needs d_model + encoder_attention_heads to divide by 8, not {width} + {heads}: choose "
+            f"others for the detector."
+        )
+    for name, value in config.items():
+        setattr(detector.config, name, value)
+    with torch.random.fork_rng(devices=[]):  # the detector that it builds is not kept, nor are its random numbers
+        network = transformers.DetrForSegmentation(detector.config)
+    network.detr = detector
+    _begin(network)
+    return network
+
+
+def _begin(network: Any) -> None:
+    """The head as published: Kaiming (a = 1) for its convolutions, Xavier for its attention, all biases 0."""
+    for part in (network.mask_head, network.bbox_attention):
+        for module in part.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_uniform_(module.weight, a=1)
+            elif isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+            else:
+                continue
+            assert module.bias is not None
+            nn.init.zeros_(module.bias)
+
+
+def load_detector(network: Any, weights: Mapping[str, Tensor], source: str, with_module: bool) -> None:
+    """Put the weights of a trained detector below the head; the module's, if it is attached, too.
+
+    `with_module`: the module is attached and must be trained with the detector; a detector that was trained without
+    it is refused, because its module would stay as random as it is.
+    """
+    module = {key: value for key, value in weights.items() if key.startswith(_MODULE)}
+    plain = {key: value for key, value in weights.items() if not key.startswith(_MODULE)}
+    if with_module and not module:
+        raise UserError(
+            f"the detector in {source} was trained without BatchFormerV2, so a frozen module would stay random: set "
+            f"model.method=baseline, or model.detector_from to a detector trained with model.method=batchformer."
+        )
+    own = network.detr.state_dict()
+    _check_classes(own, plain, source)
+    _check_fit(own, plain, source)
+    network.detr.load_state_dict(plain)
+    if with_module:
+        held = network.get_submodule(_MODULE.rstrip("."))
+        found = {key.removeprefix(_MODULE): value for key, value in module.items()}
+        _check_fit(held.state_dict(), found, source)
+        held.load_state_dict(found)
+
+
+def read_detector(source: Path) -> dict[str, Tensor]:
+    """The weights of a detector by name: from a run folder of batchformer, or a folder of `save_pretrained`."""
+    checkpoint, files = source / "checkpoints" / "last.ckpt", sorted(source.glob("model*.safetensors"))
+    if checkpoint.is_file():
+        from batchformer.running.checkpoint_io import read_checkpoint
+
+        state = read_checkpoint(checkpoint)["state_dict"]
+        return {key.removeprefix("net."): value for key, value in state.items() if key.startswith("net.")}
+    if files and (source / "config.json").is_file():
+        return _read_pretrained(source, files)
+    raise UserError(
+        f"model.detector_from: {source} holds no detector: give a run folder (with checkpoints/last.ckpt) or a folder "
+        f"written by save_pretrained (with model.safetensors)."
+    )
+
+
+def _read_pretrained(source: Path, files: list[Path]) -> dict[str, Tensor]:
+    """By transformers itself, which writes other names than its models have; the module's keys it leaves out."""
+    import transformers
+    from safetensors.torch import load_file
+
+    try:
+        detector = transformers.DetrForObjectDetection.from_pretrained(source, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as problem:
+        raise UserError(
+            f"model.detector_from: transformers cannot read a DETR from {source}: {str(problem).splitlines()[0]}"
+        ) from problem
+    written = (pair for file in files for pair in load_file(file).items())
+    return {**detector.state_dict(), **{key: value for key, value in written if key.startswith(_MODULE)}}
+
+
+def freeze_detector(network: Any) -> None:
+    """No gradient for anything but the head, the module's parameters included (paper, section 4.3)."""
+    network.requires_grad_(False)
+    for parameter in head_parameters(network):
+        parameter.requires_grad_(True)
+
+
+def quiet_detector(network: Any) -> None:
+    """A frozen detector as it is tested: no dropout, no statistics moved; only the flag that opens the streams stays.
+
+    DETR's released code leaves the dropout of the frozen detector on while the head is trained.
+    """
+    training = network.training
+    network.detr.eval()
+    for module in network.modules():
+        if isinstance(module, BatchFormer):
+            module.eval()
+            module.training = training
+
+
+def head_parameters(network: Any) -> Iterator[nn.Parameter]:
+    yield from network.bbox_attention.parameters()
+    yield from network.mask_head.parameters()
+
+
+def _check_classes(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> None:
+    name = "class_labels_classifier.bias"
+    if name in found and len(found[name]) != len(own[name]):
+        raise UserError(
+            f"the detector in {source} knows {len(found[name]) - 1} categories and the data has {len(own[name]) - 1}: "
+            f"the mask head needs a detector of all categories, things and stuff."
+        )
+
+
+def _check_fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> None:
+    wrong = sorted(own.keys() ^ found.keys()) or [k for k in own if own[k].shape != found[k].shape]
+    if wrong:
+        there = "has another shape" if wrong[0] in own and wrong[0] in found else "is only on one side"
+        raise UserError(
+            f"the detector in {source} is another one than this recipe describes ({wrong[0]} {there}, {len(wrong)} "
+            f"such): give model.detector, model.backbone and model.config as it was trained with."
+        )
