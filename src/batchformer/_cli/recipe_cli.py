@@ -14,6 +14,7 @@ from batchformer._cli.mistakes import in_one_line
 from batchformer._cli.nearest import did_you_mean
 from batchformer._cli.recipe_file import read_recipe
 from batchformer.data import ClassificationData
+from batchformer.data.module import DataModule
 from batchformer.errors import UserError
 from batchformer.running.options import RunOptions
 from batchformer.tasks import TASKS, ImageTask
@@ -53,7 +54,7 @@ class RecipeCLI:
         assert self._current is not None
         return self._current.own_keys() | _flat_keys(loaded)
 
-    def build(self) -> tuple[ImageTask, ClassificationData, dict[str, Any], RunOptions]:
+    def build(self) -> tuple[ImageTask, DataModule, dict[str, Any], RunOptions]:
         """Task, data module, keywords of the Trainer and run options of what was parsed last."""
         assert self._current is not None
         return self._current.build()
@@ -65,7 +66,7 @@ class TaskCLI(LightningCLI):
     def __init__(self, task: type[ImageTask]) -> None:
         super().__init__(
             task,
-            ClassificationData,
+            getattr(task, "data_class", ClassificationData),
             save_config_callback=None,
             subclass_mode_data=True,
             run=False,
@@ -107,7 +108,7 @@ class TaskCLI(LightningCLI):
             del self.config_dump
         return self._as_dict(self.config)
 
-    def build(self) -> tuple[ImageTask, ClassificationData, dict[str, Any], RunOptions]:
+    def build(self) -> tuple[ImageTask, DataModule, dict[str, Any], RunOptions]:
         self.config_init = self.parser.instantiate(self.config)
         trainer = dict(self.config_init["trainer"].items())
         return self.config_init["model"], self.config_init["data"], trainer, self.config_init["run"]

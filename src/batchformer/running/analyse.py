@@ -10,8 +10,11 @@ HEALTH_IMAGES = 128
 
 
 def analyse(task: Any, data: Any, trainer: L.Trainer) -> dict[str, Any]:
-    """`gradient_influence` of a module before the classifier, `stream_health` of modules inside; {} of a baseline."""
-    if task.attachment is None:
+    """`gradient_influence` of a module before the classifier, `stream_health` of modules inside; {} of a baseline.
+
+    Of a detector neither: the loss of each of its streams is in the history of the run.
+    """
+    if task.attachment is None or not hasattr(task, "criterion"):
         return {}
     task.net.to(trainer.strategy.root_device)
     if task.before_classifier:

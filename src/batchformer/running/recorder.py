@@ -95,7 +95,8 @@ class RunRecorder(Checkpoint):
             self._segment, self._segment_images = time.perf_counter(), 0
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._segment_images += len(batch[0]) * trainer.world_size
+        images = batch["pixel_values"] if isinstance(batch, dict) else batch[0]
+        self._segment_images += len(images) * trainer.world_size
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._close_segment()

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("batchformer", "torch", "lightning", "timm", "torchvision")
+_PACKAGES = ("batchformer", "torch", "lightning", "timm", "torchvision", "transformers")
 
 
 def versions() -> dict[str, str]:

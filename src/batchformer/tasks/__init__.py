@@ -8,12 +8,18 @@ from batchformer.tasks.classification_options import (
     InsertionOptions,
     MixOptions,
 )
+from batchformer.tasks.detection import Detection
+from batchformer.tasks.detection_options import DetectorModuleOptions, DetectorOptimizerOptions
 from batchformer.tasks.image_task import ImageTask
 from batchformer.tasks.long_tailed import LongTailed
 from batchformer.tasks.options import BatchFormerOptions, LossOptions, OptimizerOptions, ScheduleOptions
 
 #: what a recipe may name under `task:`
-TASKS: dict[str, type[ImageTask]] = {"long_tailed": LongTailed, "classification": Classification}
+TASKS: dict[str, type[ImageTask]] = {
+    "long_tailed": LongTailed,
+    "classification": Classification,
+    "detection": Detection,
+}
 
 __all__ = [
     "TASKS",
@@ -21,6 +27,9 @@ __all__ = [
     "BatchFormerOptions",
     "Classification",
     "CosineOptions",
+    "Detection",
+    "DetectorModuleOptions",
+    "DetectorOptimizerOptions",
     "DistillationOptions",
     "ImageTask",
     "InsertionOptions",
