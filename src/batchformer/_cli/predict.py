@@ -14,25 +14,42 @@ from batchformer.running.atomic import write_text
 
 HELP = """
 batchformer predict RUN IMAGES_OR_FOLDERS... [--out predictions.csv] [--topk 5]
+batchformer predict RUN IMAGES_OR_FOLDERS... [--out predictions] [--threshold 0.5]      (a detector)
 
-Classify images with a finished run; folders are searched for images. Writes a CSV file with one line per image:
-path, class_1, score_1, class_2, score_2, ... (scores are probabilities, the best class first).
+Predict on images with a finished run; folders are searched for images.
+
+Classification: writes a CSV file with one line per image: path, class_1, score_1, class_2, score_2, ... (scores are
+probabilities, the best class first).
+
+Detection and panoptic segmentation: writes a folder with one picture per image, NAME.png, on which boxes or segments
+are drawn with class and score, and with predictions.json (COCO's format of results) and predictions.csv. --threshold
+says from which score a box is drawn (0.5; the files hold the 100 best of each image), or how sure a query must be to
+take part in a segmentation (0.85).
 """
 _BATCH = 64
+_OF_OBJECTS = ("detection", "panoptic")
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [Option("out"), Option("topk")])
+    given = read_arguments(args, [Option("out"), Option("topk"), Option("threshold")])
     if len(given.positional) < 2:
         raise UserError("predict needs a run folder and images: batchformer predict RUN photo.jpg FOLDER")
     top = given.integer("topk", 5, at_least=1)
-    out = Path(given.value("out") or "predictions.csv")
+    threshold = _threshold(given.value("threshold"))
     run_path, *places = given.positional
 
     from batchformer._cli.finished_run import load_run
 
     images = list(find_images(places))
     found = load_run(run_path)
+    task = found.config.get("task")
+    if task in _OF_OBJECTS:
+        if given.value("topk") is not None:
+            raise UserError("--topk is of classification: a detector takes --threshold instead.")
+        return _predict_objects(found, images, Path(given.value("out") or "predictions"), threshold)
+    if threshold is not None:
+        raise UserError("--threshold is of detection and panoptic segmentation: this run classifies, see --topk.")
+    out = Path(given.value("out") or "predictions.csv")
     rows = [
         [str(path), *(cell for name, score in classes for cell in (name, f"{score:.6f}"))]
         for path, classes in classify(found, images, min(top, len(found.class_names)))
@@ -51,6 +68,28 @@ def run(args: list[str]) -> int:
     if len(rows) > 5:
         print(f"... and {len(rows) - 5} more")
     print(f"\n{len(rows)} {'image' if len(rows) == 1 else 'images'} classified: {out}")
+    return 0
+
+
+def _threshold(given: str | None) -> float | None:
+    if given is None:
+        return None
+    try:
+        value = float(given)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise UserError(f"--threshold: expected a number from 0 to 1, got {given}.")
+    return value
+
+
+def _predict_objects(found: Any, images: list[Path], out: Path, threshold: float | None) -> int:
+    from batchformer._cli.predict_objects import CSV, JSON, predict_objects
+
+    drawn = predict_objects(found, images, out, threshold)
+    many = f"{len(images)} {'image' if len(images) == 1 else 'images'}"
+    print(f"{drawn} {'object' if drawn == 1 else 'objects'} drawn on {many}: {out}/")
+    print(f"  what was found: {out / JSON} (COCO's format), {out / CSV}")
     return 0
 
 

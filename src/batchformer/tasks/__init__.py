@@ -13,12 +13,14 @@ from batchformer.tasks.detection_options import DetectorModuleOptions, DetectorO
 from batchformer.tasks.image_task import ImageTask
 from batchformer.tasks.long_tailed import LongTailed
 from batchformer.tasks.options import BatchFormerOptions, LossOptions, OptimizerOptions, ScheduleOptions
+from batchformer.tasks.panoptic import Panoptic
 
 #: what a recipe may name under `task:`
 TASKS: dict[str, type[ImageTask]] = {
     "long_tailed": LongTailed,
     "classification": Classification,
     "detection": Detection,
+    "panoptic": Panoptic,
 }
 
 __all__ = [
@@ -37,5 +39,6 @@ __all__ = [
     "LossOptions",
     "MixOptions",
     "OptimizerOptions",
+    "Panoptic",
     "ScheduleOptions",
 ]

@@ -1,0 +1,162 @@
+"""Both stages of panoptic segmentation from the command line: the shipped recipes in small, and what predict draws."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from batchformer._cli.shelf import recipe_text
+from batchformer.cli import main
+from batchformer.data import miniature
+from batchformer.data.panoptic_png import read_segment_ids
+
+SMALL = {
+    "trainer.max_epochs": "1",
+    "trainer.limit_train_batches": "2",
+    "trainer.accelerator": "cpu",
+    "model.schedule.warmup_epochs": "0",
+    "model.backbone": "test_resnet",
+    "model.detector_args": "{d_model: 32, encoder_layers: 2, decoder_layers: 2, encoder_ffn_dim: 16, "
+    "decoder_ffn_dim: 16, num_queries: 10}",
+    "data.image_size": "48",
+    "data.max_size": "96",
+    "data.batch_size": "2",
+    "data.eval_batch_size": "2",
+    "data.workers": "0",
+    "data.limit_train": "4",
+    "data.limit_val": "2",
+}
+WORDS = [word for key, value in SMALL.items() for word in (f"--{key}", value)]
+STAGES = ("detr-coco-panoptic", "coco128-panoptic")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return miniature.write("coco-panoptic", tmp_path_factory.mktemp("panoptic") / "data")
+
+
+@pytest.fixture(scope="module")
+def stages(data, tmp_path_factory):
+    """(recipe, method) -> run folders of the detector and of the head, trained two steps each."""
+    made = {}
+
+    def of(name, method):
+        if (name, method) not in made:
+            out = tmp_path_factory.mktemp(name)
+            common = ["--data-root", str(data), "--method", method, *WORDS]
+            assert main(["fit", f"{name}-boxes", *common, "--out", str(out / "boxes")]) == 0
+            found = ["--model.detector_from", str(out / "boxes")]
+            assert main(["fit", name, *common, *found, "--out", str(out / "head")]) == 0
+            made[name, method] = out / "boxes", out / "head"
+        return made[name, method]
+
+    return of
+
+
+@pytest.mark.parametrize(("name", "method"), [*((name, "batchformer") for name in STAGES), (STAGES[0], "baseline")])
+def test_both_stages_of_a_recipe_train_two_steps(stages, name, method):
+    boxes, head = stages(name, method)
+    first, second = (json.loads((run / "result.json").read_text()) for run in (boxes, head))
+    assert (first["steps"], second["steps"]) == (2, 2)
+    assert first["metrics"]["all"] == first["metrics"]["ap"]
+    assert second["metrics"]["all"] == second["metrics"]["pq"]
+    assert {"sq", "rq", "pq_things", "sq_things", "rq_things", "pq_stuff", "sq_stuff", "rq_stuff", "ap"} <= set(
+        second["metrics"]
+    )
+    assert len(second["per_class"]) == len(second["class_names"]) == 7
+    assert len(second["streams"]["related_loss"]) == (method == "batchformer")
+
+
+@pytest.mark.parametrize("name", [f"{stage}{part}" for stage in STAGES for part in ("", "-boxes")])
+def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name):
+    comment = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
+    assert len(comment[0]) < 120
+    assert any(f"batchformer fit {name}" in line for line in comment)
+
+
+def test_the_head_leaves_detector_and_module_as_they_were(stages):
+    boxes, head = (
+        torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for run in stages(STAGES[1], "batchformer")
+    )
+    for key, value in boxes.items():
+        name = key.removeprefix("net.")
+        assert torch.equal(value, head[f"net.{name}" if name.startswith("batchformer") else f"net.detr.{name}"]), key
+    assert any(key.startswith("net.batchformer") for key in boxes)
+
+
+def test_test_finds_the_numbers_of_the_result_file(say, stages):
+    code, out, err = say("test", stages(STAGES[1], "batchformer")[1])
+    assert code == 0, err
+    assert "result.json has exactly these numbers" in out
+
+
+def test_the_head_wants_a_detector_that_fits(say, stages, data, tmp_path):
+    boxes, _ = stages(STAGES[0], "baseline")
+    common = ("fit", STAGES[1], "--data-root", data, *WORDS, "--out", tmp_path / "run")
+    for more, words in [
+        ((), "model.detector_from is not set"),
+        (("--model.detector_from", boxes), "trained without BatchFormerV2"),
+        (
+            ("--model.detector_from", boxes, "--method", "baseline", "--model.detector_args.d_model", "64"),
+            "another one",
+        ),
+    ]:
+        code, _, err = say(*common, *more)
+        assert code == 2
+        assert words in err
+        assert not (tmp_path / "run").exists()
+
+
+def test_boxes_are_drawn_and_listed_in_terms_of_coco(say, stages, data, tmp_path):
+    out, photos = tmp_path / "seen", sorted((data / "val2017").iterdir())[:2]
+    code, said, err = say("predict", stages(STAGES[1], "batchformer")[0], *photos, "--out", out, "--threshold", 0.1)
+    assert code == 0, err
+    assert "on 2 images" in said
+    entries = json.loads((out / "predictions.json").read_text())
+    assert {entry["image_id"] for entry in entries} == {int(path.stem) for path in photos}
+    assert {entry["category_id"] for entry in entries} <= {1, 3, 17, 44, 90, 187, 193}
+    assert len(entries) == 2 * 10
+    rows = list(csv.DictReader((out / "predictions.csv").open()))
+    assert [float(row["score"]) for row in rows] == [entry["score"] for entry in entries]
+    for path in photos:
+        drawn, plain = Image.open(out / f"{path.stem}.png"), Image.open(path).convert("RGB")
+        assert not np.array_equal(np.asarray(drawn), np.asarray(plain.resize(drawn.size, Image.Resampling.BICUBIC)))
+
+
+def test_segments_are_drawn_and_listed_in_the_panoptic_format(say, stages, data, tmp_path):
+    out, photo = tmp_path / "seen", sorted((data / "val2017").iterdir())[0]
+    code, _, err = say("predict", stages(STAGES[1], "batchformer")[1], photo, "--out", out, "--threshold", 0.1)
+    assert code == 0, err
+    content = json.loads((out / "predictions.json").read_text())
+    (entry,) = content["annotations"]
+    ids = read_segment_ids(out / "segments" / entry["file_name"])
+    assert ids.shape == Image.open(photo).size[::-1]
+    assert {segment["id"]: segment["area"] for segment in entry["segments_info"]} == {
+        int(k): int((ids == k).sum()) for k in np.unique(ids) if k
+    }
+    assert len(content["categories"]) == 7
+    assert sum(category["isthing"] for category in content["categories"]) == 5
+    assert (out / f"{photo.stem}.png").is_file()
+
+
+def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):
+    boxes, _ = stages(STAGES[1], "batchformer")
+    photo = tmp_path / "photo.png"
+    Image.new("RGB", (40, 30), 77).save(photo)
+    before = photo.read_bytes()
+    for arguments, words in [
+        ((boxes, photo, "--out", tmp_path), "would be overwritten"),
+        ((boxes, photo, "--out", photo), "is a file"),
+        ((boxes, photo, "--topk", 3), "--threshold instead"),
+        ((boxes, photo, "--threshold", 1.5), "from 0 to 1"),
+        ((boxes, tmp_path / "nothing.jpg"), "There is no image"),
+        ((tiny_run, photo, "--threshold", 0.5), "this run classifies"),
+    ]:
+        code, _, err = say("predict", *arguments)
+        assert code == 2
+        assert words in err
+    assert photo.read_bytes() == before
