@@ -22,6 +22,9 @@ imagenet-lt   DIR/{train,val}/..., ImageNet_LT_train.txt, ImageNet_LT_test.txt  
 places-lt     DIR/{data_256,test_256}/..., Places_LT_train.txt, Places_LT_test.txt    places-lt
 inaturalist18 DIR/train_val2018/..., iNaturalist18_train.txt, iNaturalist18_val.txt   inaturalist18
 folder        DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg                  folder-lt
+coco          DIR/{train,val}2017/*.jpg, annotations/instances_{train,val}2017.json   *-coco*, coco128-*
+coco-panoptic the same, panoptic_{train,val}2017/*.png and their .json        *panoptic*
+voc           DIR/{JPEGImages,Annotations,ImageSets/Main}/...                 any of them, with data VocDetection
 
 DIR is --data-root (default: data, in the current folder). CIFAR can be fetched: --data.download true
 Look at one:  batchformer data cifar100-lt-100 --data-root DIR
@@ -62,8 +65,11 @@ def _describe(recipe: str, overrides: list[tuple[str, str]]) -> None:
         f"{name}: {about['classes']} classes, "
         f"{about['train_images']:,} training and {about['test_images']:,} test images"
     )
-    print(f"  most images:   {head['name']} ({head['images']:,})")
-    print(f"  fewest images: {tail['name']} ({tail['images']:,}), imbalance {about['imbalance']:.0f}")
+    things = "boxes" if "train_boxes" in about else "images"
+    if things == "boxes":
+        print(f"  {about['train_boxes']:,} training and {about['test_boxes']:,} test boxes")
+    print(f"  most {things}:   {head['name']} ({head['images']:,})")
+    print(f"  fewest {things}: {tail['name']} ({tail['images']:,}), imbalance {about['imbalance']:.0f}")
     print(
         f"  many (> 100): {about['many']}   medium (20 to 100): {about['medium']}   few (< 20): {about['few']} classes"
     )

@@ -18,6 +18,7 @@ the same outputs. Metadata in the file: backbone, num_classes, class_names, imag
 
   --ema    the moving average of the weights, of a run that kept one (model.ema)
 """
+_LARGEST_SIDE = 256  # of the images of the proof: detectors take 800 and more
 
 
 def run(args: list[str]) -> int:
@@ -54,10 +55,11 @@ def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
                 f"{found.folder.path} kept no moving average of its weights: train with --model.ema 0.9999."
             )
         net = task.ema.module
-    images = torch.randn(4, 3, data.image_size, data.image_size, generator=torch.Generator().manual_seed(0))
+    side = min(data.image_size, _LARGEST_SIDE)
+    images = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(0))
     net.to(memory_format=torch.contiguous_format)  # another layout sums in another order
     with torch.inference_mode():
-        expected = net.eval()(images)
+        expected = _answers(net.eval()(images))
     plain = net if task.attachment is None else bf.detach(net)
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in plain.state_dict().items()}
     classes = len(task.class_counts)
@@ -66,8 +68,8 @@ def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
     fresh = task.plain_net(classes)
     fresh.load_state_dict(load(content), strict=True)
     with torch.inference_mode():
-        answers = fresh.eval()(images)
-    if not torch.equal(answers, expected):
+        answers = _answers(fresh.eval()(images))
+    if not all(map(torch.equal, answers, expected)):
         raise UserError(
             f"The exported weights do not reproduce the outputs of {found.folder.path}; nothing was written."
         )
@@ -82,9 +84,17 @@ def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
     }
 
 
+def _answers(outputs: Any) -> list[Any]:
+    """What a network answers: logits, or those and the boxes of a detector."""
+    return [outputs.logits, outputs.pred_boxes] if hasattr(outputs, "pred_boxes") else [outputs]
+
+
 def _metadata(found: Any, classes: int) -> dict[str, str]:
     data = found.data
+    detector = getattr(found.task, "detector", None)
+    kind = {} if detector is None else {"detector": detector, "detector_args": json.dumps(found.task.detector_args)}
     return {
+        **kind,
         "backbone": found.task.backbone,
         "backbone_args": json.dumps(found.task.backbone_args),
         "num_classes": str(classes),
@@ -101,6 +111,10 @@ def _metadata(found: Any, classes: int) -> dict[str, str]:
 def _how_to_build(task: Any, classes: int) -> tuple[str, str]:
     from batchformer.models.create import OWN
 
+    if hasattr(task, "detector"):
+        arguments = "".join(f", {name}={value!r}" for name, value in task.detector_args.items())
+        call = f"create_detector({task.detector!r}, num_labels={classes}, backbone={task.backbone!r}{arguments})"
+        return call, f"from batchformer.models import create_detector; model = {call}"
     arguments = "".join(f", {name}={value!r}" for name, value in task.backbone_args.items())
     if task.normed_classifier:
         call = f"use_normed_classifier(create_backbone({task.backbone!r}, {classes}{arguments}))"

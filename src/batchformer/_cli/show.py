@@ -19,6 +19,22 @@ LABELS = {
     "medium": "Medium (20 to 100)",
     "few": "Few (< 20)",
 }
+# of detectors: no number stands for the classes of a split
+OBJECTS = {
+    "pq": "PQ",
+    "sq": "SQ",
+    "rq": "RQ",
+    "pq_things": "PQ, things",
+    "pq_stuff": "PQ, stuff",
+    "ap": "AP",
+    "ap50": "AP50",
+    "ap75": "AP75",
+    "ap_small": "AP, small objects",
+    "ap_medium": "AP, medium objects",
+    "ap_large": "AP, large objects",
+    "ap_batch": "AP, module at test time",
+    "ap50_batch": "AP50, module at test time",
+}
 
 
 def program() -> str:
@@ -33,6 +49,8 @@ def metrics_table(result: dict[str, Any]) -> str:
     Top-1 and All are one number: where there is a top-1 it stands for both.
     """
     counts, metrics = result.get("class_counts", []), result["metrics"]
+    if any(name in metrics for name in ("ap", "pq")):
+        return _objects_table(result)
     shots = count_shots(counts)
     names = [name for name in LABELS if name in metrics and not (name == "all" and "top1" in metrics)]
     width = max(20, *(len(LABELS[name]) for name in names))
@@ -41,8 +59,21 @@ def metrics_table(result: dict[str, Any]) -> str:
         value, classes = metrics[name], shots.get(name, len(counts))
         number = "–" if value is None else f"{value:.2f}"
         lines.append(f"  {LABELS[name]:<{width}} {number:>6}   {classes} {'class' if classes == 1 else 'classes'}")
-    if result.get("images_per_s"):
-        lines.append(
-            f"  trained in {result['wall_s']:.0f} s at {result['images_per_s']:,.0f} images/s ({result['device']})"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_speed(result)])
+
+
+def _objects_table(result: dict[str, Any]) -> str:
+    """COCO's numbers of a detector, in percent."""
+    metrics, evaluated = result["metrics"], result.get("data", {}).get("test_images")
+    images = f" on {evaluated:,} images" if evaluated else ""
+    lines = [f"{result['recipe']}, {result['method']}, seed {result['seed']}: after the last epoch{images}, %"]
+    for name, label in OBJECTS.items():
+        if (value := metrics.get(name)) is not None:
+            lines.append(f"  {label:<26} {value:>6.2f}")
+    return "\n".join([*lines, *_speed(result)])
+
+
+def _speed(result: dict[str, Any]) -> list[str]:
+    if not result.get("images_per_s"):
+        return []
+    return [f"  trained in {result['wall_s']:.0f} s at {result['images_per_s']:,.0f} images/s ({result['device']})"]
