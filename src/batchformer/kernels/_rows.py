@@ -18,49 +18,56 @@ def counted_row(row, period, row_stride, row_offset):
 
 @triton.jit(do_not_specialize=SIZES)
 def add_norm_forward(
-    branch, residual, bias, weight, shift, out, mean, rstd, seed, rows, period, row_stride, row_offset,
+    branch, residual, bias, weight, shift, out, statistics, seed, rows, period, row_stride, row_offset,
     threshold, keep_scale, eps,
-    C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BITS: tl.constexpr, SITE: tl.constexpr, SAVE: tl.constexpr,
+    C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BITS: tl.constexpr, SITE: tl.constexpr,
 ):  # fmt: skip
-    """out = LN(residual + dropout(branch + bias)); the sum takes the place of `branch`, for the backward."""
+    """out = LN(residual + dropout(branch + bias)); for the backward, where `statistics` are given, the sum takes the
+    place of `branch`, and mean and 1 / deviation of each row are kept."""
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     column = tl.arange(0, BC)
     real = column < C
     mask = (row < rows)[:, None] & real[None, :]
     at = row.to(tl.int64)[:, None] * C + column[None, :]
     added = tl.load(branch + at, mask=mask, other=0.0).to(tl.float32)
+    carried = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
     added += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
     if BITS > 0:
         counted = counted_row(row, period, row_stride, row_offset)
         keep = keep_tile(tl.load(seed), SITE, 0, counted, 0, threshold, BC, BITS)
         added = tl.where(keep, added * keep_scale, 0.0)
-    total = added + tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    total = tl.where(mask, total, 0.0)
-    if SAVE:
+    total = tl.where(mask, added + carried, 0.0)
+    if statistics is not None:
         tl.store(branch + at, total.to(branch.dtype.element_ty), mask=mask)
     middle = tl.sum(total, 1) / C
     centred = tl.where(mask, total - middle[:, None], 0.0)
     inverse = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
-    scaled = centred * inverse[:, None] * tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None, :]
-    scaled += tl.load(shift + column, mask=real, other=0.0).to(tl.float32)[None, :]
-    tl.store(out + at, scaled.to(out.dtype.element_ty), mask=mask)
-    if SAVE:
-        tl.store(mean + row, middle, mask=row < rows)
-        tl.store(rstd + row, inverse, mask=row < rows)
+    if out is not None:
+        scaled = centred * inverse[:, None] * tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None, :]
+        scaled += tl.load(shift + column, mask=real, other=0.0).to(tl.float32)[None, :]
+        tl.store(out + at, scaled.to(out.dtype.element_ty), mask=mask)
+    if statistics is not None:
+        tl.store(statistics + 2 * row, middle, mask=row < rows)
+        tl.store(statistics + 2 * row + 1, inverse, mask=row < rows)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def add_norm_backward(
-    grad, total, mean, rstd, weight, grad_total, grad_branch, partial, seed, rows, period, row_stride, row_offset,
+    grad, total, statistics, weight, grad_total, grad_branch, lines, seed, rows, period, row_stride, row_offset,
     threshold, keep_scale, programs,
     C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BITS: tl.constexpr, SITE: tl.constexpr,
+    WHOLE_GRAD: tl.constexpr, WHOLE_TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the sum and of the branch; sums over rows for weight, shift and bias, one line for each program."""
+    """Gradients of the sum and of the branch; sums over rows for weight, shift and bias, one line for each program.
+
+    `grad` may be `grad_total`: a row is read before it is written. With WHOLE_... that tensor is the whole one, and
+    the others are a piece of it.
+    """
     column = tl.arange(0, BC)
     real = column < C
     scale = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None, :]
     if BITS > 0:
-        key = tl.load(seed)
+        word = tl.load(seed)
     for_weight = tl.zeros((BR, BC), tl.float32)
     for_shift = tl.zeros((BR, BC), tl.float32)
     for_bias = tl.zeros((BR, BC), tl.float32)
@@ -69,24 +76,26 @@ def add_norm_backward(
         inside = row < rows
         mask = inside[:, None] & real[None, :]
         at = row.to(tl.int64)[:, None] * C + column[None, :]
-        arrived = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
-        middle = tl.load(mean + row, mask=inside, other=0.0)[:, None]
-        inverse = tl.load(rstd + row, mask=inside, other=0.0)[:, None]
-        normed = tl.where(mask, (tl.load(total + at, mask=mask, other=0.0).to(tl.float32) - middle) * inverse, 0.0)
+        counted = counted_row(row, period, row_stride, row_offset)
+        at_whole = counted.to(tl.int64)[:, None] * C + column[None, :]
+        arrived = tl.load(grad + (at_whole if WHOLE_GRAD else at), mask=mask, other=0.0).to(tl.float32)
+        summed = tl.load(total + at, mask=mask, other=0.0).to(tl.float32)
+        middle = tl.load(statistics + 2 * row, mask=inside, other=0.0)[:, None]
+        inverse = tl.load(statistics + 2 * row + 1, mask=inside, other=0.0)[:, None]
+        normed = tl.where(mask, (summed - middle) * inverse, 0.0)
         for_weight += arrived * normed
         for_shift += arrived
         inner = arrived * scale
         along = tl.sum(inner * normed, 1)[:, None] / C
-        inner = (inner - tl.sum(inner, 1)[:, None] / C - normed * along) * inverse
-        tl.store(grad_total + at, inner.to(grad_total.dtype.element_ty), mask=mask)
+        inner = tl.where(mask, (inner - tl.sum(inner, 1)[:, None] / C - normed * along) * inverse, 0.0)
+        tl.store(grad_total + (at_whole if WHOLE_TOTAL else at), inner.to(grad_total.dtype.element_ty), mask=mask)
         if BITS > 0:
-            counted = counted_row(row, period, row_stride, row_offset)
-            keep = keep_tile(key, SITE, 0, counted, 0, threshold, BC, BITS)
+            keep = keep_tile(word, SITE, 0, counted, 0, threshold, BC, BITS)
             inner = tl.where(keep, inner * keep_scale, 0.0)
         if grad_branch is not None:
             tl.store(grad_branch + at, inner.to(grad_branch.dtype.element_ty), mask=mask)
-        for_bias += tl.where(mask, inner, 0.0)
-    line = partial + tl.program_id(0) * 3 * C + column
+        for_bias += inner
+    line = lines + tl.program_id(0) * 3 * C + column
     tl.store(line, tl.sum(for_weight, 0), mask=real)
     tl.store(line + C, tl.sum(for_shift, 0), mask=real)
     tl.store(line + 2 * C, tl.sum(for_bias, 0), mask=real)
@@ -115,9 +124,7 @@ def relu_forward(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def relu_backward(
-    grad, hidden, partial, rows, keep_scale, programs, C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr
-):
+def relu_backward(grad, hidden, lines, rows, keep_scale, programs, C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr):
     """The gradient before `relu_forward`, in place, and its sum over rows, one line for each program."""
     column = tl.arange(0, BC)
     real = column < C
@@ -131,4 +138,48 @@ def relu_backward(
         arrived = tl.where(passed, arrived * keep_scale, 0.0)
         tl.store(grad + at, arrived.to(grad.dtype.element_ty), mask=mask)
         for_bias += arrived
-    tl.store(partial + tl.program_id(0) * C + column, tl.sum(for_bias, 0), mask=real)
+    tl.store(lines + tl.program_id(0) * C + column, tl.sum(for_bias, 0), mask=real)
+
+
+@triton.jit
+def _sum_part(part, out, rows, width, block, LINES: tl.constexpr, COLUMNS: tl.constexpr):
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    real = column < width
+    total = tl.zeros((LINES, COLUMNS), tl.float32)
+    for first in range(0, rows, LINES):
+        row = first + tl.arange(0, LINES)
+        at = row.to(tl.int64)[:, None] * width + column[None, :]
+        total += tl.load(part + at, mask=(row < rows)[:, None] & real[None, :], other=0.0)
+    tl.store(out + column, tl.sum(total, 0).to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=["rows0", "rows1", "rows2", "rows3", "rows4", "rows5", "width0", "width1", "width2",
+                               "width3", "width4", "width5"])  # fmt: skip
+def sum_lines(
+    part0, part1, part2, part3, part4, part5, out, rows0, rows1, rows2, rows3, rows4, rows5,
+    width0, width1, width2, width3, width4, width5, LINES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The sums over the rows of up to six matrices (rows, width), one behind the other in `out`."""
+    block = tl.program_id(0)
+    blocks0, blocks1, blocks2 = tl.cdiv(width0, COLUMNS), tl.cdiv(width1, COLUMNS), tl.cdiv(width2, COLUMNS)
+    blocks3, blocks4 = tl.cdiv(width3, COLUMNS), tl.cdiv(width4, COLUMNS)
+    if block < blocks0:
+        _sum_part(part0, out, rows0, width0, block, LINES, COLUMNS)
+    else:
+        block, out = block - blocks0, out + width0
+        if block < blocks1:
+            _sum_part(part1, out, rows1, width1, block, LINES, COLUMNS)
+        else:
+            block, out = block - blocks1, out + width1
+            if block < blocks2:
+                _sum_part(part2, out, rows2, width2, block, LINES, COLUMNS)
+            else:
+                block, out = block - blocks2, out + width2
+                if block < blocks3:
+                    _sum_part(part3, out, rows3, width3, block, LINES, COLUMNS)
+                else:
+                    block, out = block - blocks3, out + width3
+                    if block < blocks4:
+                        _sum_part(part4, out, rows4, width4, block, LINES, COLUMNS)
+                    else:
+                        _sum_part(part5, out + width4, rows5, width5, block - blocks4, LINES, COLUMNS)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from batchformer.kernels._attention_backward import (
-    attend_backward_keys,
-    attend_backward_queries,
-    attend_backward_tile,
-    attend_delta,
-)
+from batchformer.kernels import _attention_backward as _backward
 from batchformer.kernels._attention_forward import attend_forward
+from batchformer.kernels.launch import Kernel
 from batchformer.kernels.random_bits import Drop
-from batchformer.kernels.tiles import Plan, plan
+from batchformer.kernels.tiles import Plan, Tiles, plan
+
+_FORWARD = Kernel(attend_forward)
+_TILE, _QUERIES = Kernel(_backward.attend_backward_tile), Kernel(_backward.attend_backward_queries)
+_KEYS = Kernel(_backward.attend_backward_keys)
 
 
 class Problem(NamedTuple):
@@ -40,75 +41,103 @@ class Problem(NamedTuple):
     def scale(self) -> float:
         return self.head**-0.5
 
+    def is_even(self, tiles: Tiles) -> bool:
+        """Whether every tile is full."""
+        return not (self.batch % self.group or self.group % tiles.queries or self.group % tiles.keys)
 
-def problem_of(qkv: Tensor, heads: int, group_size: int | None, dropout: float, first_position: int = 0) -> Problem:
+
+def problem_of(
+    qkv: Float[Tensor, "batch position 3*dim"], heads: int, group_size: int | None, dropout: float,
+    first_position: int = 0,
+) -> Problem:  # fmt: skip
     """`first_position`: where `qkv` is a piece of a longer one, so that it gets the dropout mask of its place there."""
-    batch, positions, width = qkv.shape
+    return _problem(*qkv.shape, heads, group_size, dropout, first_position, qkv.element_size())
+
+
+@lru_cache(maxsize=256)
+def _problem(batch: int, positions: int, width: int, heads: int, group_size: int | None, dropout: float,
+             first_position: int, element_size: int) -> Problem:  # fmt: skip
     head, group = width // (3 * heads), min(group_size or batch, batch)
-    tiles = plan(group, head, qkv.element_size())
+    tiles = plan(group, head, element_size)
     return Problem(batch, positions, heads, head, group, tiles, Drop.of(dropout), first_position)
 
 
 def forward(
     problem: Problem, qkv: Float[Tensor, "batch position 3*dim"], valid: Bool[Tensor, "batch position"] | None,
     seed: Int[Tensor, " 1"] | None,
-) -> tuple[Float[Tensor, "batch position dim"], Float[Tensor, " ..."]]:  # fmt: skip
-    """The mixed values, and log2 of the sums of the softmax, which is empty where the backward can do without."""
+) -> tuple[Float[Tensor, "batch position dim"], Float[Tensor, " ..."] | None]:  # fmt: skip
+    """The mixed values, and log2 of the sums of the softmax, None where the backward can do without."""
     it, tiles = problem, problem.plan.forward
-    out = qkv.new_empty(it.batch, it.positions, it.heads * it.head)
-    lse = qkv.new_empty(0 if it.plan.single else (it.positions * it.heads * it.batch), dtype=torch.float32)
+    out = torch.empty((it.batch, it.positions, it.heads * it.head), dtype=qkv.dtype, device=qkv.device)
+    lse = None
+    if not it.plan.single:
+        lse = torch.empty(it.positions * it.heads * it.batch, dtype=torch.float32, device=qkv.device)
     blocks = -(-it.group // tiles.queries)
-    attend_forward[(it.groups * it.positions * it.heads * blocks,)](
-        qkv, out, lse, valid, seed, it.batch, it.positions, it.heads, it.group, blocks, it.first_position,
-        it.scale * math.log2(math.e), it.drop.threshold, it.drop.scale,
-        BM=tiles.queries, BN=tiles.keys, SINGLE=it.plan.single, num_warps=tiles.warps, num_stages=tiles.stages,
-        **_constants(problem, qkv, valid),
+    _FORWARD(
+        it.groups * it.positions * it.heads * blocks, (qkv, out, lse, valid, seed),
+        (it.batch, it.positions, it.heads, it.group, blocks, it.first_position, it.scale * math.log2(math.e),
+         it.drop.threshold, it.drop.scale),
+        (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys, it.plan.single), tiles.warps, tiles.stages,
     )  # fmt: skip
     return out, lse
 
 
+class Gradients(NamedTuple):
+    qkv: Float[Tensor, "batch position 3*dim"]
+    sums: list[Float[Tensor, "lines dim"]]  # of queries, keys and values: to be summed for the gradient of a bias
+
+
 def backward(
     problem: Problem, grad_out: Float[Tensor, "batch position dim"], qkv: Float[Tensor, "batch position 3*dim"],
-    out: Float[Tensor, "batch position dim"] | None, lse: Float[Tensor, " ..."],
-    valid: Bool[Tensor, "batch position"] | None, seed: Int[Tensor, " 1"] | None,
-) -> Float[Tensor, "batch position 3*dim"]:  # fmt: skip
-    """The gradient of `qkv`. `out` is needed only where a group does not fit one tile."""
-    it, constants = problem, _constants(problem, qkv, valid)
+    out: Float[Tensor, "batch position dim"] | None, lse: Float[Tensor, " ..."] | None,
+    valid: Bool[Tensor, "batch position"] | None, seed: Int[Tensor, " 1"] | None, wants_sums: bool = False,
+) -> Gradients:  # fmt: skip
+    """The gradient of `qkv`. `out` and `lse` are needed only where a group does not fit one tile."""
+    it = problem
     grad_qkv = torch.empty_like(qkv)
     scales = (it.scale, it.scale * math.log2(math.e), it.drop.threshold, it.drop.scale)
-    each = it.groups * it.positions * it.heads
+    each = it.groups * it.positions
     if it.plan.single:
         tiles = it.plan.backward_keys
-        attend_backward_tile[(each,)](
-            qkv, grad_out, grad_qkv, valid, seed, it.batch, it.positions, it.heads, it.group, it.first_position,
-            *scales, BM=tiles.queries, num_warps=tiles.warps, num_stages=1, **constants,
+        query_sums, value_sums = (_lines(it, each, wants_sums, qkv) for _ in range(2))
+        _TILE(
+            each * it.heads, (qkv, grad_out, grad_qkv, query_sums, value_sums, valid, seed),
+            (it.batch, it.positions, it.heads, it.group, it.first_position, *scales),
+            (*_constants(it, qkv, valid, tiles), tiles.queries), tiles.warps, tiles.stages,
         )  # fmt: skip
-        return grad_qkv
-    delta = torch.empty_like(lse)
-    rows = 64 if it.plan.head <= 128 else 16
-    blocks = -(-it.batch // rows)
-    attend_delta[(it.positions * it.heads * blocks,)](
-        out, grad_out, delta, it.batch, it.positions, it.heads, blocks, D=it.head, BD=it.plan.head, BM=rows,
-    )  # fmt: skip
-    for kernel, tiles, side in (
-        (attend_backward_keys, it.plan.backward_keys, it.plan.backward_keys.keys),
-        (attend_backward_queries, it.plan.backward_queries, it.plan.backward_queries.queries),
-    ):
-        blocks = -(-it.group // side)
-        kernel[(each * blocks,)](
-            qkv, grad_out, grad_qkv, lse, delta, valid, seed, it.batch, it.positions, it.heads, it.group, blocks,
-            it.first_position, *scales, BM=tiles.queries, BN=tiles.keys, num_warps=tiles.warps,
-            num_stages=tiles.stages, **constants,
+    else:
+        assert lse is not None
+        means = torch.empty_like(lse)
+        tiles = it.plan.backward_queries
+        blocks = -(-it.group // tiles.queries)
+        query_sums = _lines(it, each * blocks, wants_sums, qkv)
+        _QUERIES(
+            each * it.heads * blocks, (qkv, out, grad_out, grad_qkv, lse, means, query_sums, valid, seed),
+            (it.batch, it.positions, it.heads, it.group, blocks, it.first_position, *scales),
+            (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys), tiles.warps, tiles.stages,
         )  # fmt: skip
-    return grad_qkv
+        tiles = it.plan.backward_keys
+        blocks = -(-it.group // tiles.keys)
+        value_sums = _lines(it, each * blocks, wants_sums, qkv)
+        _KEYS(
+            each * it.heads * blocks, (qkv, grad_out, grad_qkv, lse, means, value_sums, valid, seed),
+            (it.batch, it.positions, it.heads, it.group, blocks, it.first_position, *scales),
+            (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys), tiles.warps, tiles.stages,
+        )  # fmt: skip
+    if query_sums is None or value_sums is None:
+        return Gradients(grad_qkv, [])
+    return Gradients(grad_qkv, [query_sums, query_sums[:0], value_sums])
 
 
-def _constants(problem: Problem, qkv: Tensor, valid: Tensor | None) -> dict[str, Any]:
+def _lines(problem: Problem, lines: int, wanted: bool, like: Tensor) -> Tensor | None:
+    if not wanted:
+        return None
+    return torch.empty((lines, problem.heads * problem.head), dtype=torch.float32, device=like.device)
+
+
+def _constants(problem: Problem, qkv: Tensor, valid: Tensor | None, tiles: Tiles) -> tuple[int | bool | str, ...]:
     exact = qkv.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-    return {
-        "D": problem.head,
-        "BD": problem.plan.head,
-        "HAS_VALID": valid is not None,
-        "BITS": problem.drop.bits,
-        "PRECISION": "ieee" if exact else "tf32",
-    }
+    return (
+        problem.head, problem.plan.head, valid is not None, problem.drop.bits, "ieee" if exact else "tf32",
+        problem.is_even(tiles),
+    )  # fmt: skip

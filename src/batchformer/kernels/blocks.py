@@ -4,8 +4,9 @@
     project, norm    LN(x + dropout(mixed W + b))           out_proj, residual, norm1
     mlp, norm        LN(y + dropout(hidden W2 + b2))        linear1, ReLU, dropout, linear2, residual, norm2
 
-Each function takes and gives plain tensors and knows nothing of autograd; `functions` makes autograd nodes of them,
-`operators` makes operators of torch. A node for each block, so that what one has saved is free before the next begins.
+Each function takes and gives plain tensors and knows nothing of autograd; `layer` and `lean` make autograd nodes of
+them, `operators` makes operators of torch. Gradients of vectors come as lines that are still to be summed
+(`rows.sum_lines`), so that all of a layer can be summed in one launch.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from batchformer.kernels.rows import Piece, add_norm, add_norm_gradients, relu_,
 
 # Elements of an activation up to which a backward works in one go; beyond, piece by piece, to keep its peak low.
 ELEMENTS_AT_ONCE = 16 * 2**20
+# Where a weight's gradient is a sum over more rows than this, torch's product may be given parts of it to do side by
+# side (`weight_gradient`); 0 leaves it to torch.
+SPLIT_ROWS, SPLIT_PARTS = 2**15, 0
 
 
 class Normed(NamedTuple):
-    out: Float[Tensor, "rows dim"]
+    out: Float[Tensor, "rows dim"] | None
     total: Float[Tensor, "rows dim"]  # what was normalised
-    statistics: Float[Tensor, "2 rows"]
+    statistics: Float[Tensor, "rows 2"] | None
 
 
 class NormSettings(NamedTuple):
@@ -45,37 +49,59 @@ def project_norm(
     settings: NormSettings,
     seed: Int[Tensor, " 1"] | None,
     piece: Piece,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     save: bool = True,
 ) -> Normed:
-    """LN(residual + dropout(mixed weight' + bias)), in `dtype`."""
-    branch = mixed @ weight.t()
-    out, statistics = add_norm(branch, residual, bias, norm_weight, norm_bias, settings.eps, settings.drop,
-                               settings.site, seed, piece, dtype, save)  # fmt: skip
+    """LN(residual + dropout(mixed weight' + bias)), in `dtype`; None: only what a backward needs."""
+    branch = torch.mm(mixed, weight.t())
+    out = None if dtype is None else torch.empty_like(branch, dtype=dtype)
+    statistics = None
+    if save:
+        statistics = torch.empty((branch.shape[0], 2), dtype=torch.float32, device=branch.device)
+    add_norm(branch, residual, bias, norm_weight, norm_bias, *settings, seed, piece, out, statistics)
     return Normed(out, branch, statistics)
 
 
 class ProjectNormGradients(NamedTuple):
     mixed: Float[Tensor, "rows inner"]
-    residual: Float[Tensor, "rows dim"]
-    weight: Float[Tensor, "dim inner"]
-    vectors: Float[Tensor, "3 dim"]  # of norm_weight, norm_bias and bias
+    weight: Float[Tensor, "dim inner"] | None
+    lines: Float[Tensor, "lines 3*dim"]  # of norm_weight, norm_bias and bias
 
 
 def project_norm_gradients(
-    grad: Float[Tensor, "rows dim"],
+    grad: Float[Tensor, "*rows dim"],
     mixed: Float[Tensor, "rows inner"],
     total: Float[Tensor, "rows dim"],
-    statistics: Float[Tensor, "2 rows"],
+    statistics: Float[Tensor, "rows 2"],
     weight: Float[Tensor, "dim inner"],
     norm_weight: Float[Tensor, " dim"],
     settings: NormSettings,
     seed: Int[Tensor, " 1"] | None,
     piece: Piece,
-    into: Float[Tensor, "rows dim"],
+    into: Float[Tensor, "*rows dim"],
+    summed: Float[Tensor, "dim inner"] | None = None,
+    wants_weight: bool = True,
+    whole_grad: bool = False,
+    whole_into: bool = False,
 ) -> ProjectNormGradients:
-    got = add_norm_gradients(grad, total, statistics, norm_weight, settings.drop, settings.site, seed, piece, into)
-    return ProjectNormGradients(got.branch @ weight, got.total, got.branch.t() @ mixed, got.parameters)
+    """The gradient of the residual goes to `into`; that of the weight is added to `summed`, where that is given."""
+    branch, lines = add_norm_gradients(grad, total, statistics, norm_weight, settings.drop, settings.site, seed, piece,
+                                       into, whole_grad, whole_into)  # fmt: skip
+    grad_weight = weight_gradient(branch, mixed, summed) if wants_weight else None
+    return ProjectNormGradients(torch.mm(branch, weight), grad_weight, lines)
+
+
+def weight_gradient(
+    grad: Float[Tensor, "rows outer"], rows: Float[Tensor, "rows inner"], summed: Tensor | None = None
+) -> Float[Tensor, "outer inner"]:
+    """grad' rows, or that added to `summed`."""
+    count = rows.shape[0]
+    if SPLIT_PARTS and count >= SPLIT_ROWS and count % SPLIT_PARTS == 0:
+        parts = torch.bmm(grad.view(SPLIT_PARTS, -1, grad.shape[1]).transpose(1, 2),
+                          rows.view(SPLIT_PARTS, -1, rows.shape[1]))  # fmt: skip
+        new = parts.sum(0)
+        return new if summed is None else summed.add_(new)
+    return torch.mm(grad.t(), rows) if summed is None else summed.addmm_(grad.t(), rows)
 
 
 class MlpWeights(NamedTuple):
@@ -93,10 +119,10 @@ def mlp_norm(
     settings: NormSettings,
     seed: Int[Tensor, " 1"] | None,
     piece: Piece,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     save: bool = True,
 ) -> tuple[Normed, Float[Tensor, "rows hidden"]]:
-    hidden = relu_(rows @ weights.weight1.t(), weights.bias1, settings.drop, Site.HIDDEN, seed, piece)
+    hidden = relu_(torch.mm(rows, weights.weight1.t()), weights.bias1, settings.drop, Site.HIDDEN, seed, piece)
     normed = project_norm(hidden, rows, weights.weight2, weights.bias2, weights.norm_weight, weights.norm_bias,
                           settings, seed, piece, dtype, save)  # fmt: skip
     return normed, hidden
@@ -104,35 +130,44 @@ def mlp_norm(
 
 class MlpGradients(NamedTuple):
     rows: Float[Tensor, "rows dim"]
-    weight1: Float[Tensor, "hidden dim"]
-    bias1: Float[Tensor, " hidden"]
-    weight2: Float[Tensor, "dim hidden"]
-    vectors: Float[Tensor, "3 dim"]
+    weight1: Float[Tensor, "hidden dim"] | None
+    weight2: Float[Tensor, "dim hidden"] | None
+    lines1: list[Float[Tensor, "lines hidden"]]  # of bias1
+    lines2: list[Float[Tensor, "lines 3*dim"]]  # of norm_weight, norm_bias and bias2
 
 
 def mlp_norm_gradients(
-    grad: Float[Tensor, "rows dim"],
+    grad: Float[Tensor, "*rows dim"],
     rows: Float[Tensor, "rows dim"],
     hidden: Float[Tensor, "rows hidden"],
     total: Float[Tensor, "rows dim"],
-    statistics: Float[Tensor, "2 rows"],
+    statistics: Float[Tensor, "rows 2"],
     weights: MlpWeights,
     settings: NormSettings,
     seed: Int[Tensor, " 1"] | None,
     piece: Piece,
+    summed: tuple[Tensor | None, Tensor | None] = (None, None),
+    wants: tuple[bool, bool] = (True, True),
+    whole_grad: bool = False,
 ) -> MlpGradients:
-    """By pieces of rows where there are many; sums over pieces are in single precision."""
+    """By pieces of rows where there are many. Gradients of the two weights are added to `summed`, where given."""
     into = torch.empty_like(rows)
-    summed: list[Tensor] | None = None
-    at_once = max(1, ELEMENTS_AT_ONCE // rows.shape[1]) if piece.stride == 0 else rows.shape[0]
-    for start in range(0, rows.shape[0], at_once):
-        part = slice(start, start + at_once)
-        got = project_norm_gradients(grad[part], hidden[part], total[part], statistics[:, part], weights.weight2,
-                                     weights.norm_weight, settings, seed, piece.skip(start), into[part])  # fmt: skip
-        bias1 = relu_gradient_(got.mixed, hidden[part], settings.drop)
-        new = [got.mixed.t() @ rows[part], bias1, got.weight, got.vectors]
-        into[part].addmm_(got.mixed, weights.weight1)
-        summed = new if summed is None else [a.float() + b for a, b in zip(summed, new, strict=True)]
+    (summed1, summed2), lines1, lines2 = summed, [], []
+    count = rows.shape[0]
+    at_once = max(1, ELEMENTS_AT_ONCE // rows.shape[1]) if piece.stride == 0 else count
+    for start in range(0, count, at_once):
+        of = (grad, rows, hidden, total, statistics, into)
+        if at_once < count:
+            of = tuple(t[start : start + at_once] for t in of)  # type: ignore[assignment]
+        grad_, rows_, hidden_, total_, statistics_, into_ = of
+        got = project_norm_gradients(grad_, hidden_, total_, statistics_, weights.weight2, weights.norm_weight,
+                                     settings, seed, piece.skip(start), into_, summed2, wants[1],
+                                     whole_grad)  # fmt: skip
+        summed2 = got.weight
+        lines2.append(got.lines)
+        lines1.append(relu_gradient_(got.mixed, hidden_, settings.drop))
+        if wants[0]:
+            summed1 = weight_gradient(got.mixed, rows_, summed1)
+        into_.addmm_(got.mixed, weights.weight1)
         del got
-    assert summed is not None
-    return MlpGradients(into, *summed)
+    return MlpGradients(into, summed1, summed2, lines1, lines2)

@@ -1,25 +1,18 @@
-"""The blocks as autograd nodes: what runs in eager mode. Second derivatives are not to be had from them."""
+"""What a fused layer is given, and attention alone as an autograd node. Second derivatives are not to be had."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from batchformer.kernels import attention
-from batchformer.kernels.blocks import (
-    MlpWeights,
-    NormSettings,
-    mlp_norm,
-    mlp_norm_gradients,
-    project_norm,
-    project_norm_gradients,
-)
+from batchformer.kernels.blocks import MlpWeights, NormSettings
 from batchformer.kernels.random_bits import Drop, Site
-from batchformer.kernels.rows import whole
+from batchformer.kernels.rows import sum_lines
 
 
 class LayerWeights(NamedTuple):
@@ -37,6 +30,17 @@ class LayerWeights(NamedTuple):
     bias2: Tensor
     norm2_weight: Tensor
     norm2_bias: Tensor
+
+    @property
+    def mlp(self) -> MlpWeights:
+        return MlpWeights(*self[6:])
+
+    def cast(self, dtype: torch.dtype) -> LayerWeights:
+        """The matrices and the first bias in the type of the products; the other vectors are read as they are."""
+        if self.in_weight.dtype == dtype:
+            return self
+        names = ("in_weight", "in_bias", "out_weight", "weight1", "weight2")
+        return self._replace(**{name: getattr(self, name).to(dtype) for name in names})
 
 
 class LayerSettings(NamedTuple):
@@ -57,6 +61,33 @@ class LayerSettings(NamedTuple):
         return NormSettings(self.eps2, Drop.of(self.dropout), Site.MLP)
 
 
+class VectorLines(NamedTuple):
+    """Lines to be summed for the gradients of the layer's vectors, in as many pieces as the backward took."""
+
+    in_bias: list[list[Tensor]]  # queries, keys, values
+    norm1: list[Tensor]  # and the bias of the output projection
+    bias1: list[Tensor]
+    norm2: list[Tensor]  # and the second bias
+
+
+def layer_gradients(
+    matrices: list[Tensor | None], lines: VectorLines, dtypes: list[torch.dtype]
+) -> list[Tensor | None]:
+    """Gradients of the weights, in their order and types; `matrices`: of in, out, 1 and 2."""
+    parts = [_joined(part) for part in (*zip(*lines.in_bias, strict=True), lines.norm1, lines.bias1, lines.norm2)]
+    dim, hidden = parts[5].shape[1] // 3, parts[4].shape[1]
+    sizes = [3 * parts[0].shape[1], dim, dim, dim, hidden, dim, dim, dim]
+    one_type = dtypes[0] if dtypes.count(dtypes[0]) == len(dtypes) else torch.float32
+    in_bias, norm1, shift1, out_bias, bias1, norm2, shift2, bias2 = sum_lines(parts, sizes, one_type)
+    into, out, first, second = matrices
+    gradients = (into, in_bias, out, out_bias, norm1, shift1, first, bias1, second, bias2, norm2, shift2)
+    return [g if g is None or g.dtype == dtype else g.to(dtype) for g, dtype in zip(gradients, dtypes, strict=True)]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 class Attention(torch.autograd.Function):
     """(B, N, 3C) -> (B, N, C), for layers of other forms than the fused one."""
 
@@ -73,100 +104,9 @@ class Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         qkv, mixed, lse, valid, seed = ctx.saved_tensors
-        return attention.backward(ctx.problem, grad.contiguous(), qkv, mixed, lse, valid, seed), *[None] * 5
-
-
-class Attend(torch.autograd.Function):
-    """x -> (mixed, x): the input passes through, so that its two gradients are summed by the last matrix product."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, valid: Tensor | None, seed: Tensor | None,
-                settings: LayerSettings) -> tuple[Tensor, Tensor]:  # fmt: skip
-        rows, cast = x.to(settings.dtype), weight.to(settings.dtype)
-        qkv = F.linear(rows, cast, bias.to(settings.dtype))
-        ctx.problem = attention.problem_of(qkv, settings.heads, settings.group_size, settings.dropout)
-        mixed, lse = attention.forward(ctx.problem, qkv, valid, seed)
-        ctx.save_for_backward(rows, cast, qkv, None if ctx.problem.plan.single else mixed, lse, valid, seed)
-        ctx.dtypes = (weight.dtype, bias.dtype)
-        return mixed, x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_mixed: Tensor, grad_residual: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        rows, weight, qkv, mixed, lse, valid, seed = ctx.saved_tensors
-        grad = attention.backward(ctx.problem, grad_mixed.contiguous(), qkv, mixed, lse, valid, seed).flatten(0, 1)
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            # This gradient comes from `ProjectNorm` alone and is nobody else's: it may be added to in place.
-            grad_x = add_product_(grad_residual.flatten(0, 1), grad, weight).view(rows.shape)
-        grad_weight, grad_bias = grad.t() @ rows.flatten(0, 1), grad.sum(0, dtype=torch.float32)
-        return grad_x, grad_weight.to(ctx.dtypes[0]), grad_bias.to(ctx.dtypes[1]), None, None, None
+        return attention.backward(ctx.problem, grad.contiguous(), qkv, mixed, lse, valid, seed).qkv, *[None] * 5
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """total += left @ right, in one pass where the types allow."""
-    return total.addmm_(left, right) if total.dtype == left.dtype else total.add_(left @ right)
-
-
-class ProjectNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, mixed: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor,
-                norm_bias: Tensor, seed: Tensor | None, settings: LayerSettings) -> Tensor:  # fmt: skip
-        rows, cast, residual = mixed.flatten(0, 1), weight.to(settings.dtype), residual.contiguous()
-        normed = project_norm(rows, residual, cast, bias, norm_weight, norm_bias, settings.norm1, seed,
-                              whole(rows.shape[0]), settings.dtype)  # fmt: skip
-        ctx.save_for_backward(rows, normed.total, normed.statistics, cast, norm_weight, seed)
-        ctx.settings, ctx.residual_dtype = settings, residual.dtype
-        ctx.dtypes = (weight.dtype, bias.dtype, norm_weight.dtype, norm_bias.dtype)
-        return normed.out.view(mixed.shape)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        rows, total, statistics, weight, norm_weight, seed = ctx.saved_tensors
-        got = project_norm_gradients(
-            grad.contiguous(), rows, total, statistics, weight, norm_weight, ctx.settings.norm1, seed,
-            whole(rows.shape[0]), torch.empty_like(total, dtype=ctx.residual_dtype),
-        )  # fmt: skip
-        of_weight, of_bias, of_norm_weight, of_norm_bias = ctx.dtypes
-        return (
-            got.mixed.view(grad.shape), got.residual.view(grad.shape), got.weight.to(of_weight),
-            got.vectors[2].to(of_bias), got.vectors[0].to(of_norm_weight), got.vectors[1].to(of_norm_bias), None, None,
-        )  # fmt: skip
-
-
-class MlpNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor,
-                norm_weight: Tensor, norm_bias: Tensor, seed: Tensor | None,
-                settings: LayerSettings) -> Tensor:  # fmt: skip
-        given = MlpWeights(weight1, bias1, weight2, bias2, norm_weight, norm_bias)
-        weights = given._replace(weight1=weight1.to(settings.dtype), weight2=weight2.to(settings.dtype))
-        rows = x.flatten(0, 1)
-        normed, hidden = mlp_norm(rows, weights, settings.norm2, seed, whole(rows.shape[0]), settings.out_dtype)
-        ctx.save_for_backward(rows, hidden, normed.total, normed.statistics, seed, *weights)
-        ctx.settings, ctx.dtypes = settings, [w.dtype for w in given]
-        return normed.out.view(x.shape)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        rows, hidden, total, statistics, seed, *weights = ctx.saved_tensors
-        got = mlp_norm_gradients(grad.contiguous().flatten(0, 1), rows, hidden, total, statistics,
-                                 MlpWeights(*weights), ctx.settings.norm2, seed, whole(rows.shape[0]))  # fmt: skip
-        gradients = (got.weight1, got.bias1, got.weight2, got.vectors[2], got.vectors[0], got.vectors[1])
-        return (
-            got.rows.view(grad.shape),
-            *(g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True)),
-            None,
-            None,
-        )
-
-
-def fast_layer(
-    x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, seed: Tensor | None
-) -> Tensor:
-    """The layer, with everything stored that its backward needs."""
-    mixed, residual = Attend.apply(x.contiguous(), *weights[:2], valid, seed, settings)
-    attended = ProjectNorm.apply(mixed, residual, *weights[2:6], seed, settings)
-    return MlpNorm.apply(attended, *weights[6:], seed, settings)
+    return total.addmm_(left, right) if total.dtype == left.dtype else total.add_(torch.mm(left, right))

@@ -9,90 +9,102 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from batchformer.kernels import attention, blocks
-from batchformer.kernels.blocks import MlpWeights, mlp_norm, mlp_norm_gradients, project_norm, project_norm_gradients
-from batchformer.kernels.functions import LayerSettings, LayerWeights, add_product_
+from batchformer.kernels.blocks import (
+    mlp_norm,
+    mlp_norm_gradients,
+    project_norm,
+    project_norm_gradients,
+    weight_gradient,
+)
+from batchformer.kernels.functions import LayerSettings, LayerWeights, VectorLines, add_product_, layer_gradients
 from batchformer.kernels.rows import Piece, whole
-
-
-def cast_matrices(weights: LayerWeights, dtype: torch.dtype) -> LayerWeights:
-    """The matrices and the first bias in the type of the products; the other vectors are read as they are."""
-    names = ("in_weight", "in_bias", "out_weight", "weight1", "weight2")
-    return weights._replace(**{name: getattr(weights, name).to(dtype) for name in names})
 
 
 def lean_forward(
     x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, seed: Tensor | None
 ) -> Tensor:
-    w = cast_matrices(weights, settings.dtype)
+    w, dim = weights.cast(settings.dtype), x.shape[2]
     x = x.contiguous()
-    qkv = F.linear(x.to(settings.dtype), w.in_weight, w.in_bias)
+    qkv = torch.addmm(w.in_bias, x.to(settings.dtype).view(-1, dim), w.in_weight.t()).view(*x.shape[:2], -1)
     problem = attention.problem_of(qkv, settings.heads, settings.group_size, settings.dropout)
     mixed, _ = attention.forward(problem, qkv, valid, seed)
     del qkv
     piece = whole(x.shape[0] * x.shape[1])
-    attended = project_norm(mixed.flatten(0, 1), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias,
+    attended = project_norm(mixed.view(-1, dim), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias,
                             settings.norm1, seed, piece, settings.dtype, save=False).out  # fmt: skip
     del mixed
-    normed, _ = mlp_norm(attended, _mlp(w), settings.norm2, seed, piece, settings.out_dtype, save=False)
-    return normed.out.view(x.shape)
+    assert attended is not None
+    out = mlp_norm(attended, w.mlp, settings.norm2, seed, piece, settings.out_dtype, save=False)[0].out
+    assert out is not None
+    return out.view(x.shape)
 
 
 def lean_backward(
     grad: Tensor, x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, seed: Tensor | None
-) -> tuple[Tensor, list[Tensor]]:
-    """The gradient of `x`, and those of the weights in their order, in single precision where there are pieces."""
-    w = cast_matrices(weights, settings.dtype)
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The gradient of `x`, and those of the weights in their order and types."""
+    w = weights.cast(settings.dtype)
     batch, positions, width = x.shape
+    grad = grad.contiguous()
     at_once = max(1, blocks.ELEMENTS_AT_ONCE // (batch * width))
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-    summed: list[Tensor] | None = None
+    matrices: list[Tensor | None] = [None] * 4
+    lines = VectorLines([], [], [], [])
     for start in range(0, positions, at_once):
         part = slice(start, min(start + at_once, positions))
         seen = None if valid is None else valid[:, part].contiguous()
-        piece, new = _piece_backward(grad[:, part].contiguous(), x[:, part].contiguous(), w, settings, seen, seed,
-                                     start, positions)  # fmt: skip
-        grad_x[:, part] = piece
-        summed = new if summed is None else [a.float() + b for a, b in zip(summed, new, strict=True)]
-    assert summed is not None
-    return grad_x, summed
-
-
-def _mlp(w: LayerWeights) -> MlpWeights:
-    return MlpWeights(w.weight1, w.bias1, w.weight2, w.bias2, w.norm2_weight, w.norm2_bias)
+        matrices = _piece_backward(grad, x[:, part].contiguous(), grad_x, w, settings, seen, seed, part, matrices,
+                                   lines)  # fmt: skip
+    return grad_x, layer_gradients(matrices, lines, [t.dtype for t in weights])
 
 
 def _piece_backward(
-    grad: Tensor, x: Tensor, w: LayerWeights, settings: LayerSettings, valid: Tensor | None, seed: Tensor | None,
-    start: int, positions: int,
-) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    piece = Piece(x.shape[1], positions, start)
-    rows = x.to(settings.dtype)
-    qkv = F.linear(rows, w.in_weight, w.in_bias)
-    problem = attention.problem_of(qkv, settings.heads, settings.group_size, settings.dropout, start)
+    grad: Tensor, x: Tensor, grad_x: Tensor, w: LayerWeights, settings: LayerSettings, valid: Tensor | None,
+    seed: Tensor | None, part: slice, matrices: list[Tensor | None], lines: VectorLines,
+) -> list[Tensor | None]:  # fmt: skip
+    """Of the positions `part`: `x` and `valid` are theirs, `grad` and `grad_x` those of all. Gradients of the matrices
+    are added to `matrices`, lines appended to `lines`."""
+    batch, count, dim = x.shape
+    piece = Piece(count, grad.shape[1], part.start)
+    rows = x.to(settings.dtype).view(-1, dim)
+    qkv = torch.addmm(w.in_bias, rows, w.in_weight.t()).view(batch, count, -1)
+    problem = attention.problem_of(qkv, settings.heads, settings.group_size, settings.dropout, part.start)
     mixed, lse = attention.forward(problem, qkv, valid, seed)
-    attended = project_norm(mixed.flatten(0, 1), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias,
-                            settings.norm1, seed, piece, settings.dtype)  # fmt: skip
-    normed, hidden = mlp_norm(attended.out, _mlp(w), settings.norm2, seed, piece, settings.dtype)
-    mlp = mlp_norm_gradients(grad.flatten(0, 1), attended.out, hidden, normed.total, normed.statistics, _mlp(w),
-                             settings.norm2, seed, piece)  # fmt: skip
-    del normed, hidden
-    out = project_norm_gradients(mlp.rows, mixed.flatten(0, 1), attended.total, attended.statistics, w.out_weight,
-                                 w.norm1_weight, settings.norm1, seed, piece,
-                                 torch.empty_like(attended.total, dtype=x.dtype))  # fmt: skip
-    del attended
-    grad_qkv = attention.backward(problem, out.mixed.view(mixed.shape), qkv, mixed, lse, valid, seed).flatten(0, 1)
-    grad_x = add_product_(out.residual, grad_qkv, w.in_weight)
-    gradients = LayerWeights(
-        grad_qkv.t() @ rows.flatten(0, 1), grad_qkv.sum(0, dtype=torch.float32),
-        out.weight, out.vectors[2], out.vectors[0], out.vectors[1],
-        mlp.weight1, mlp.bias1, mlp.weight2, mlp.vectors[2], mlp.vectors[0], mlp.vectors[1],
+    attended, total1, statistics1 = project_norm(
+        mixed.view(-1, dim), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias, settings.norm1, seed, piece,
+        settings.dtype,
     )  # fmt: skip
-    return grad_x.view(x.shape), list(gradients)
+    assert attended is not None and statistics1 is not None  # noqa: PT018
+    (_, total2, statistics2), hidden = mlp_norm(attended, w.mlp, settings.norm2, seed, piece, None)
+    assert statistics2 is not None
+    of_in, of_out, of_1, of_2 = matrices
+    mlp = mlp_norm_gradients(grad, attended, hidden, total2, statistics2, w.mlp, settings.norm2, seed, piece,
+                             (of_1, of_2), whole_grad=True)  # fmt: skip
+    del attended, hidden, total2, statistics2
+    out = project_norm_gradients(mlp.rows, mixed.view(-1, dim), total1, statistics1, w.out_weight, w.norm1_weight,
+                                 settings.norm1, seed, piece, grad_x, of_out, whole_into=True)  # fmt: skip
+    del total1, statistics1
+    got = attention.backward(problem, out.mixed.view(mixed.shape), qkv, mixed, lse, valid, seed, True)
+    for known, new in ((lines.in_bias, [got.sums]), (lines.norm1, [out.lines]), (lines.bias1, mlp.lines1),
+                       (lines.norm2, mlp.lines2)):  # fmt: skip
+        known.extend(new)  # type: ignore[arg-type]
+    grad_qkv = got.qkv.view(rows.shape[0], -1)
+    _add_product_(grad_x[:, part], got.qkv, w.in_weight)
+    return [weight_gradient(grad_qkv, rows, of_in), out.weight, mlp.weight1, mlp.weight2]
+
+
+def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right; in a piece the positions of a sample lie apart from those of the next."""
+    if total.is_contiguous():
+        add_product_(total.view(-1, total.shape[2]), left.view(-1, left.shape[2]), right)
+    elif total.dtype == left.dtype:
+        total.baddbmm_(left, right.expand(left.shape[0], -1, -1))
+    else:
+        total += left @ right
 
 
 class LeanLayer(torch.autograd.Function):
@@ -108,7 +120,7 @@ class LeanLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, valid, seed, *weights = ctx.saved_tensors
         grad_x, gradients = lean_backward(grad, x, LayerWeights(*weights), ctx.settings, valid, seed)
-        return grad_x, None, None, None, *(g.to(w.dtype) for g, w in zip(gradients, weights, strict=True))
+        return grad_x, None, None, None, *gradients
 
 
 def lean_layer(

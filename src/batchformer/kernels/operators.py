@@ -1,6 +1,6 @@
 """The blocks as operators of torch: what `torch.compile` sees, each as one, with shapes, types and gradients declared.
 
-In eager mode `functions` runs the same blocks with a tenth of the overhead of an operator written in Python.
+In eager mode `layer` and `lean` run the same blocks with a tenth of the overhead of an operator written in Python.
 """
 
 # Operators read their signature from real annotations: no `from __future__ import annotations` here.
@@ -15,7 +15,7 @@ from batchformer.kernels import attention, blocks, lean
 from batchformer.kernels.blocks import MlpWeights, NormSettings
 from batchformer.kernels.functions import LayerSettings, LayerWeights
 from batchformer.kernels.random_bits import Drop, Site
-from batchformer.kernels.rows import whole
+from batchformer.kernels.rows import sum_lines, whole
 
 
 @custom_op("batchformer::attention", mutates_args=())
@@ -25,7 +25,7 @@ def attention_operator(
     problem = attention.problem_of(qkv, heads, group_size or None, dropout)
     mixed, lse = attention.forward(problem, qkv.contiguous(), valid, seed)
     # zeros where there is nothing to save: what an operator returns has to be the same every time
-    return mixed, qkv.new_zeros(_saved(qkv, heads), dtype=torch.float32) if problem.plan.single else lse
+    return mixed, qkv.new_zeros(_saved(qkv, heads), dtype=torch.float32) if lse is None else lse
 
 
 @attention_operator.register_fake
@@ -44,7 +44,7 @@ def attention_backward(
     group_size: int, dropout: float,
 ) -> Tensor:  # fmt: skip
     problem = attention.problem_of(qkv, heads, group_size or None, dropout)
-    return attention.backward(problem, grad.contiguous(), qkv.contiguous(), mixed, lse, valid, seed)
+    return attention.backward(problem, grad.contiguous(), qkv.contiguous(), mixed, lse, valid, seed).qkv
 
 
 @attention_backward.register_fake
@@ -70,14 +70,20 @@ def project_norm_operator(
     seed: Tensor | None, eps: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     how = NormSettings(eps, Drop.of(dropout), Site.ATTENDED)
-    return tuple(blocks.project_norm(mixed.contiguous(), residual.contiguous(), weight, bias, norm_weight, norm_bias,
-                                     how, seed, whole(mixed.shape[0]), mixed.dtype))  # type: ignore[return-value] # fmt: skip
+    return _made(blocks.project_norm(mixed.contiguous(), residual.contiguous(), weight, bias, norm_weight, norm_bias,
+                                     how, seed, whole(mixed.shape[0]), mixed.dtype))  # fmt: skip
+
+
+def _made(normed: blocks.Normed) -> tuple[Tensor, Tensor, Tensor]:
+    """All three, none of them None."""
+    assert normed.out is not None and normed.statistics is not None  # noqa: PT018
+    return normed.out, normed.total, normed.statistics
 
 
 @project_norm_operator.register_fake
 def _(mixed: Tensor, residual: Tensor, weight: Tensor, *_: Any) -> Any:
     out = mixed.new_empty(mixed.shape[0], weight.shape[0])
-    return out, torch.empty_like(out), mixed.new_empty((2, mixed.shape[0]), dtype=torch.float32)
+    return out, torch.empty_like(out), mixed.new_empty((mixed.shape[0], 2), dtype=torch.float32)
 
 
 @custom_op("batchformer::project_norm_backward", mutates_args=())
@@ -87,8 +93,10 @@ def project_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     how = NormSettings(eps, Drop.of(dropout), Site.ATTENDED)
     into = torch.empty_like(total, dtype=residual.dtype)
-    return tuple(blocks.project_norm_gradients(grad.contiguous(), mixed.contiguous(), total, statistics, weight,
-                                               norm_weight, how, seed, whole(mixed.shape[0]), into))  # type: ignore[return-value] # fmt: skip
+    got = blocks.project_norm_gradients(grad.contiguous(), mixed.contiguous(), total, statistics, weight, norm_weight,
+                                        how, seed, whole(mixed.shape[0]), into)  # fmt: skip
+    assert got.weight is not None
+    return got.mixed, into, got.weight, _three(got.lines)
 
 
 @project_norm_backward.register_fake
@@ -125,7 +133,8 @@ def mlp_norm_operator(
     weights = MlpWeights(weight1, bias1, weight2, bias2, norm_weight, norm_bias)
     how = NormSettings(eps, Drop.of(dropout), Site.MLP)
     normed, hidden = blocks.mlp_norm(rows.contiguous(), weights, how, seed, whole(rows.shape[0]), out_dtype)
-    return normed.out, hidden, normed.total, normed.statistics
+    out, total, statistics = _made(normed)
+    return out, hidden, total, statistics
 
 
 @mlp_norm_operator.register_fake
@@ -137,7 +146,7 @@ def _(rows: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tens
         torch.empty_like(total, dtype=out_dtype),
         hidden,
         total,
-        rows.new_empty((2, rows.shape[0]), dtype=torch.float32),
+        rows.new_empty((rows.shape[0], 2), dtype=torch.float32),
     )
 
 
@@ -151,8 +160,15 @@ def mlp_norm_backward(
     how = NormSettings(eps, Drop.of(dropout), Site.MLP)
     got = blocks.mlp_norm_gradients(grad.contiguous(), rows.contiguous(), hidden, total, statistics, weights, how, seed,
                                     whole(rows.shape[0]))  # fmt: skip
-    # sums over pieces come in single precision: an operator has to keep to the types it has declared
-    return got.rows, got.weight1.to(rows.dtype), got.bias1, got.weight2.to(rows.dtype), got.vectors
+    assert got.weight1 is not None and got.weight2 is not None  # noqa: PT018
+    lines1, lines2 = torch.cat(got.lines1), torch.cat(got.lines2)
+    (of_bias,) = sum_lines([lines1], [bias1.shape[0]], torch.float32)
+    return got.rows, got.weight1, of_bias, got.weight2, _three(lines2)
+
+
+def _three(lines: Tensor) -> Tensor:
+    """The sums for weight, shift and bias, as (3, dim)."""
+    return sum_lines([lines], [lines.shape[1]], torch.float32)[0].view(3, -1)
 
 
 @mlp_norm_backward.register_fake
@@ -205,7 +221,7 @@ def lean_layer_backward(
     settings = LayerSettings(heads, group_size or None, dropout, eps1, eps2, dtype, out_dtype)
     grad_x, gradients = lean.lean_backward(grad, x, LayerWeights(*weights), settings, valid, seed)
     # copies: some are rows of one tensor, and what an operator returns must not share memory
-    return [grad_x, *(g.to(w.dtype, copy=True) for g, w in zip(gradients, weights, strict=True))]
+    return [grad_x, *(g.clone() for g in gradients if g is not None)]
 
 
 @lean_layer_backward.register_fake
@@ -230,12 +246,12 @@ lean_layer_operator.register_autograd(_lean_grad, setup_context=_lean_setup)
 def compiled_layer(
     x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, seed: Tensor | None, is_lean: bool
 ) -> Tensor:
-    """`functions.fast_layer` or `lean.lean_layer`, in operators."""
+    """`layer.fast_layer` or `lean.lean_layer`, in operators."""
     s = settings
     if is_lean:
         return lean_layer_operator(x, list(weights), valid, seed, s.heads, s.group_size or 0, s.dropout, s.eps1, s.eps2,
                                    s.dtype, s.out_dtype)  # fmt: skip
-    w = lean.cast_matrices(weights, s.dtype)
+    w = weights.cast(s.dtype)
     qkv = F.linear(x.to(s.dtype), w.in_weight, w.in_bias)
     mixed, _ = attention_operator(qkv, valid, seed, s.heads, s.group_size or 0, s.dropout)
     attended, _, _ = project_norm_operator(mixed.flatten(0, 1), x.flatten(0, 1), w.out_weight, w.out_bias,

@@ -2,9 +2,9 @@
 
 Whether an element is kept depends on nothing but (seed, site, problem, row, column): not on tile sizes, not on the
 order of programs, not on the device. The backward pass draws the mask again instead of reading it; the same seed gives
-the same mask. The counter is Philox4x32 with 7 rounds, the fewest that pass every published test of randomness. One
-word serves as many neighbouring columns as the probability allows: 32 for 0.5, 4 for a multiple of 1/256, else 2 (the
-probability is then rounded to a multiple of 1/65536).
+the same mask. The counter is Philox4x32 with 7 rounds, the fewest that pass every published test of randomness. Its
+four words serve as many neighbouring columns as the probability allows: 128 for 0.5, 16 for a multiple of 1/256, else 8
+(the probability is then rounded to a multiple of 1/65536).
 """
 
 from __future__ import annotations
@@ -63,21 +63,22 @@ def keep_mask(
     """
     per_word = 32 // drop.bits
     column = torch.arange(columns)
-    counters = torch.meshgrid(column // per_word, torch.arange(rows), torch.arange(problems), indexing="ij")
-    words = _philox(int(seed.item()), counters[0], counters[1], counters[2], torch.full_like(counters[0], int(site)))
+    word, row, problem = torch.meshgrid(column // per_word, torch.arange(rows), torch.arange(problems), indexing="ij")
+    drawn = _philox(int(seed.item()), word // 4, row, problem, torch.full_like(word, int(site)))
+    words = torch.stack(drawn)[column // per_word % 4, torch.arange(columns)]
     value = (words >> ((column % per_word) * drop.bits)[:, None, None]) & (2**drop.bits - 1)
     return (value >= drop.threshold).permute(2, 1, 0).to(seed.device)
 
 
-def _philox(seed: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> Tensor:
-    """The first word of Philox4x32 (Salmon et al., SC 2011), 32-bit arithmetic inside int64."""
+def _philox(seed: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four words of Philox4x32 (Salmon et al., SC 2011), 32-bit arithmetic inside int64."""
     k0, k1 = seed & _WORD, (seed >> 32) & _WORD
     for _ in range(ROUNDS):
         high_b, low_b = _multiply(0xCD9E8D57, c2)
         high_a, low_a = _multiply(0xD2511F53, c0)
         c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
         k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
-    return c0
+    return c0, c1, c2, c3
 
 
 def _multiply(factor: int, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from batchformer.kernels._rows import add_norm_backward, add_norm_forward, relu_backward, relu_forward
+from batchformer.kernels import _rows
+from batchformer.kernels.launch import Kernel
 from batchformer.kernels.random_bits import Drop, Site
-from batchformer.kernels.tiles import padded
+from batchformer.kernels.tiles import RowTiles, row_tiles
+
+_ADD_NORM, _ADD_NORM_BACKWARD = Kernel(_rows.add_norm_forward), Kernel(_rows.add_norm_backward)
+_RELU, _RELU_BACKWARD = Kernel(_rows.relu_forward), Kernel(_rows.relu_backward)
+_SUM_LINES = Kernel(_rows.sum_lines)
+_PARTS, _LINES, _COLUMNS = 6, 64, 32
+# Lines beyond which one program for a few columns would take too long; torch sums those in two steps.
+_MANY_LINES = 4096
 
 
 class Piece(NamedTuple):
@@ -32,7 +40,7 @@ def whole(rows: int) -> Piece:
 
 def add_norm(
     branch: Float[Tensor, "rows dim"],
-    residual: Float[Tensor, "rows dim"],
+    residual: Float[Tensor, "*rows dim"],
     bias: Float[Tensor, " dim"],
     weight: Float[Tensor, " dim"],
     shift: Float[Tensor, " dim"],
@@ -41,54 +49,52 @@ def add_norm(
     site: Site,
     seed: Int[Tensor, " 1"] | None,
     piece: Piece,
-    dtype: torch.dtype,
-    save: bool = True,
-) -> tuple[Float[Tensor, "rows dim"], Float[Tensor, " ..."]]:
-    """LN(residual + dropout(branch + bias)), and (mean, 1 / deviation) of each row.
+    out: Float[Tensor, "rows dim"] | None,
+    statistics: Float[Tensor, "rows 2"] | None,
+) -> None:
+    """LN(residual + dropout(branch + bias)) to `out`, and (mean, 1 / deviation) of each row to `statistics`.
 
-    With `save` the sum is written over `branch`: no other pass needs what stood there.
+    With `statistics` the sum is written over `branch`: no other pass needs what stood there.
     """
     rows, width = branch.shape
-    out = torch.empty_like(branch, dtype=dtype)
-    statistics = branch.new_empty((2, rows if save else 0), dtype=torch.float32)
-    shape = _shape(width)
-    add_norm_forward[(-(-rows // shape.rows),)](
-        branch, residual, bias, weight, shift, out, statistics[0], statistics[1], seed, rows, *piece,
-        drop.threshold, drop.scale, eps, C=width, BC=shape.width, BR=shape.rows, BITS=drop.bits, SITE=int(site),
-        SAVE=save, num_warps=shape.warps,
+    tiles = row_tiles(width)
+    _ADD_NORM(
+        -(-rows // tiles.rows), (branch, residual, bias, weight, shift, out, statistics, seed),
+        (rows, *piece, drop.threshold, drop.scale, eps), (width, tiles.width, tiles.rows, drop.bits, int(site)),
+        tiles.warps,
     )  # fmt: skip
-    return out, statistics
-
-
-class AddNormGradients(NamedTuple):
-    total: Float[Tensor, "rows dim"]
-    branch: Float[Tensor, "rows dim"]
-    parameters: Float[Tensor, "3 dim"]  # weight, shift, bias
 
 
 def add_norm_gradients(
-    grad: Float[Tensor, "rows dim"],
+    grad: Float[Tensor, "*rows dim"],
     total: Float[Tensor, "rows dim"],
-    statistics: Float[Tensor, "2 rows"],
+    statistics: Float[Tensor, "rows 2"],
     weight: Float[Tensor, " dim"],
     drop: Drop,
     site: Site,
     seed: Int[Tensor, " 1"] | None,
     piece: Piece,
-    into: Float[Tensor, "rows dim"],
-) -> AddNormGradients:
-    """`total` is what `add_norm` left in `branch`; the gradient of the residual is written to `into`."""
+    into: Float[Tensor, "*rows dim"],
+    whole_grad: bool = False,
+    whole_into: bool = False,
+) -> tuple[Float[Tensor, "rows dim"], Float[Tensor, "lines 3*dim"]]:
+    """The gradient of the branch, and lines to sum for those of weight, shift and bias; that of the residual is written
+    to `into`, which may be `grad` itself. `total` is what `add_norm` left in `branch`.
+
+    With `whole_grad` and `whole_into` those are the whole tensors, of which the others are the piece.
+    """
     rows, width = total.shape
-    branch = None if drop.bits == 0 and into.dtype == total.dtype else torch.empty_like(total)
-    shape = _shape(width)
-    programs = _programs(rows, shape.rows, total.device)
-    partial = total.new_empty((programs, 3, width), dtype=torch.float32)
-    add_norm_backward[(programs,)](
-        grad, total, statistics[0], statistics[1], weight, into, branch, partial, seed, rows, *piece, drop.threshold,
-        drop.scale, programs, C=width, BC=shape.width, BR=shape.rows, BITS=drop.bits, SITE=int(site),
-        num_warps=shape.warps,
+    is_one = drop.bits == 0 and into.dtype == total.dtype and not whole_into
+    branch = None if is_one else torch.empty_like(total)
+    tiles = row_tiles(width)
+    programs = _programs(rows, tiles, total.device)
+    lines = torch.empty((programs, 3 * width), dtype=torch.float32, device=total.device)
+    _ADD_NORM_BACKWARD(
+        programs, (grad, total, statistics, weight, into, branch, lines, seed),
+        (rows, *piece, drop.threshold, drop.scale, programs),
+        (width, tiles.width, tiles.backward_rows, drop.bits, int(site), whole_grad, whole_into), tiles.backward_warps,
     )  # fmt: skip
-    return AddNormGradients(into, into if branch is None else branch, partial.sum(0))
+    return into if branch is None else branch, lines
 
 
 def relu_(
@@ -101,45 +107,45 @@ def relu_(
 ) -> Float[Tensor, "rows dim"]:
     """dropout(relu(hidden + bias)), in place."""
     rows, width = hidden.shape
-    shape = _shape(width)
-    relu_forward[(-(-rows // shape.rows),)](
-        hidden, bias, seed, rows, *piece, drop.threshold, drop.scale, C=width, BC=shape.width, BR=shape.rows,
-        BITS=drop.bits, SITE=int(site), num_warps=shape.warps,
-    )  # fmt: skip
+    tiles = row_tiles(width)
+    _RELU(-(-rows // tiles.rows), (hidden, bias, seed), (rows, *piece, drop.threshold, drop.scale),
+          (width, tiles.width, tiles.rows, drop.bits, int(site)), tiles.warps)  # fmt: skip
     return hidden
 
 
 def relu_gradient_(
     grad: Float[Tensor, "rows dim"], hidden: Float[Tensor, "rows dim"], drop: Drop
-) -> Float[Tensor, " dim"]:
-    """The gradient before `relu_`, in place, and that of the bias. No mask is drawn: what passed is positive."""
+) -> Float[Tensor, "lines dim"]:
+    """The gradient before `relu_`, in place, and lines to sum for that of the bias. No mask is drawn: what passed is
+    positive."""
     rows, width = hidden.shape
-    shape = _shape(width)
-    programs = _programs(rows, shape.rows, grad.device)
-    partial = grad.new_empty((programs, width), dtype=torch.float32)
-    relu_backward[(programs,)](
-        grad, hidden, partial, rows, drop.scale, programs, C=width, BC=shape.width, BR=shape.rows,
-        num_warps=shape.warps,
-    )  # fmt: skip
-    return partial.sum(0)
+    tiles = row_tiles(width)
+    programs = _programs(rows, tiles, grad.device)
+    lines = torch.empty((programs, width), dtype=torch.float32, device=grad.device)
+    _RELU_BACKWARD(programs, (grad, hidden, lines), (rows, drop.scale, programs),
+                   (width, tiles.width, tiles.backward_rows), tiles.backward_warps)  # fmt: skip
+    return lines
 
 
-class _Shape(NamedTuple):
-    rows: int
-    width: int
-    warps: int
+def sum_lines(
+    parts: list[Float[Tensor, "lines width"]], sizes: list[int], dtype: torch.dtype
+) -> tuple[Float[Tensor, " size"], ...]:
+    """The sum over the lines of each, one behind the other, in one launch, and then cut into `sizes`. A part without
+    lines gives zeros."""
+    parts = [part.sum(0, keepdim=True) if part.shape[0] > _MANY_LINES else part for part in parts]
+    widths = [part.shape[1] for part in parts]
+    out = torch.empty(sum(widths), dtype=dtype, device=parts[0].device)
+    missing = _PARTS - len(parts)
+    numbers = (*(part.shape[0] for part in parts), *(0,) * missing, *widths, *(0,) * missing)
+    # where there is no part there are no lines to read: any address will do
+    _SUM_LINES(sum(-(-width // _COLUMNS) for width in widths), (*parts, *parts[:1] * missing, out), numbers,
+               (_LINES, _COLUMNS))  # fmt: skip
+    return out.split(sizes)
 
 
-@cache
-def _shape(width: int) -> _Shape:
-    """About 16 elements for each thread: enough loads under way, and registers left for the sums of the backward."""
-    columns = padded(width)
-    return _Shape(max(1, 2048 // columns), columns, 4 if columns <= 2048 else 8)
-
-
-def _programs(rows: int, per_program: int, device: torch.device) -> int:
+def _programs(rows: int, tiles: RowTiles, device: torch.device) -> int:
     """Programs that go through all rows in turns: a few for each multiprocessor, so that little is left to sum."""
-    return max(1, min(-(-rows // per_program), 4 * _multiprocessors(device)))
+    return max(1, min(-(-rows // tiles.backward_rows), tiles.programs * _multiprocessors(device)))
 
 
 @cache

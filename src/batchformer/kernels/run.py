@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from batchformer.kernels import operators
-from batchformer.kernels.functions import Attention, LayerSettings, LayerWeights, fast_layer
+from batchformer.kernels.functions import Attention, LayerSettings, LayerWeights
+from batchformer.kernels.layer import fast_layer
 from batchformer.kernels.lean import lean_layer
 from batchformer.kernels.random_bits import draw_seed
 

@@ -1,11 +1,12 @@
-"""Tile sizes of the attention kernels, by the samples of a group, the width of a head and the size of an element.
+"""Tile sizes of the kernels, by the samples of a group, the width of a head or a row and the size of an element.
 
-A table, not a search: a search at run time would measure in the middle of a training step, again in every process, and
-not at all while a CUDA graph is being captured.
+Tables, not a search: a search at run time would measure in the middle of a training step, again in every process, and
+not at all while a CUDA graph is being captured. `benchmarks/kernel_tuning.py` measures the candidates.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 
@@ -24,11 +25,31 @@ class Plan(NamedTuple):
     backward_queries: Tiles
 
 
+class RowTiles(NamedTuple):
+    """Of the kernels over rows: those that go forward take `rows` in a program, those that go back take turns."""
+
+    width: int  # of a row, padded
+    rows: int
+    warps: int
+    backward_rows: int
+    backward_warps: int
+    programs: int  # for each multiprocessor, backward
+
+
 def padded(size: int) -> int:
     """The power of two that holds `size`, at least 16: the smallest side of a matrix product on the device."""
     return max(16, 1 << (size - 1).bit_length())
 
 
+@cache
+def row_tiles(width: int) -> RowTiles:
+    """Two loads of 16 bytes for each thread forward, one backward, which has its sums to keep in registers too."""
+    columns = padded(width)
+    warps = 4 if columns <= 2048 else 8
+    return RowTiles(columns, max(1, 2048 // columns), warps, max(1, 1024 // columns), warps, 6)
+
+
+@cache
 def plan(samples: int, head: int, element_size: int) -> Plan:
     head, tile = padded(head), padded(samples)
     if element_size == 4:
@@ -36,10 +57,11 @@ def plan(samples: int, head: int, element_size: int) -> Plan:
     largest = 128 if head <= 64 else 64 if head <= 128 else 32 if head <= 256 else 16
     if tile <= largest:
         size = tile * head
-        warps = 1 if size <= 1024 else 2 if size <= 2048 else 4 if tile < 128 else 8
-        return _one(head, Tiles(tile, tile, warps, 1))
+        forward = 1 if size <= 2048 else 4 if tile < 128 else 8
+        backward = 1 if size <= 1024 else 2 if size <= 2048 else 4 if tile < 128 else 8
+        return _one(head, Tiles(tile, tile, forward, 1), Tiles(tile, tile, backward, 1))
     if head <= 64:
-        return Plan(head, False, Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2), Tiles(128, 64, 8, 2))
+        return Plan(head, False, Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 2))
     if head <= 128:
         return Plan(head, False, Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2))
     if head <= 256:
@@ -50,10 +72,11 @@ def plan(samples: int, head: int, element_size: int) -> Plan:
 def _full_precision(tile: int, head: int) -> Plan:
     """Exact products of single precision run outside of the matrix units, and take registers for every operand."""
     if tile <= 32 and head <= 128:
-        return _one(head, Tiles(tile, tile, 4 if tile * head <= 2048 else 8, 1))
+        tiles = Tiles(tile, tile, 4 if tile * head <= 2048 else 8, 1)
+        return _one(head, tiles, tiles)
     side = 32 if head <= 128 else 16
     return Plan(head, False, Tiles(side, 32, 8, 1), Tiles(side, 32, 8, 1), Tiles(side, 32, 8, 1))
 
 
-def _one(head: int, tiles: Tiles) -> Plan:
-    return Plan(head, True, tiles, tiles, tiles)
+def _one(head: int, forward: Tiles, backward: Tiles) -> Plan:
+    return Plan(head, True, forward, backward, backward)

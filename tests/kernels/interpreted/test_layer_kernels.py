@@ -106,14 +106,15 @@ def test_half_precision_weights_and_input(memory: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"memory": "lean"}, {"norm": "pre"}, {"norm": "relative"}], ids=str)
-def test_compiled_without_a_break_it_gives_the_bits_of_eager(options: dict) -> None:
+def test_compiled_without_a_break_it_gives_the_numbers_of_eager(options: dict) -> None:
     layer, x = make(**options), torch.randn(5, 2, 32)
     valid = torch.rand(5, 2) < 0.7
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     eager_and_compiled = (results(lambda t, f=f: seeded(f, t, valid), layer, x) for f in (layer, compiled))
     for one, other in zip(*eager_and_compiled, strict=True):
-        torch.testing.assert_close(one, other, atol=0, rtol=0)
+        # not to the bit: the gradient of one bias is summed by torch there and by the kernels here
+        torch.testing.assert_close(one, other, atol=3e-6, rtol=3e-6)
 
 
 def seeded(function, *inputs: Tensor) -> Tensor:
