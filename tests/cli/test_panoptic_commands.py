@@ -1,7 +1,10 @@
 """Both stages of panoptic segmentation from the command line: the shipped recipes in small, and what predict draws."""
 
 import csv
+import importlib.util
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from batchformer._cli.shelf import recipe_text
 from batchformer.cli import main
 from batchformer.data import miniature
 from batchformer.data.panoptic_png import read_segment_ids
+from batchformer.errors import UserError
 
 SMALL = {
     "trainer.max_epochs": "1",
@@ -160,3 +164,29 @@ def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):
         assert code == 2
         assert words in err
     assert photo.read_bytes() == before
+
+
+def test_the_example_draws_two_runs_for_the_report(say, stages, data, monkeypatch, tmp_path, capsys):
+    file = Path(__file__).parents[2] / "examples" / "detection_pictures.py"
+    spec = importlib.util.spec_from_file_location("detection_pictures_example", file)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+
+    def draw(*arguments):
+        monkeypatch.setattr(sys, "argv", ["example", *map(str, arguments)])
+        example.main()
+
+    both = [stages(STAGES[0], method)[1] for method in ("baseline", "batchformer")]
+    draw(*both, "--images", 2)
+    assert "Mean on objects" in capsys.readouterr().out
+    index = json.loads((both[1] / "detection" / "pictures.json").read_text())
+    assert [entry["file"] for entry in index] == ["masks.png", "batch-attention.png"]
+    code, _, err = say("report", both[1], "--out", tmp_path / "page.html")
+    assert code == 0, err
+    assert (tmp_path / "page.html").read_text().count("data:image/png;base64,") == 2
+    draw(*both, "--photos", data / "val2017", "--images", 1, "--out", tmp_path / "own")
+    assert [path.name for path in (tmp_path / "own").glob("*.png")] == [
+        "masks.png"
+    ]  # one image has no other to look at
+    with pytest.raises(UserError, match="two run folders"):
+        draw(both[0])
