@@ -1,0 +1,146 @@
+"""Does everything learn? Five detectors with and without BatchFormerV2 on 32 images of COCO, and one stream alone.
+
+    python benchmarks/detection_study.py --data-root DIR --weights mobilenet_v2-b0353104.pth [--jobs 3] [--minutes 3]
+        [--detectors detr smca-detr] [--variants baseline batchformer single] [--results DIR] [-- more overrides]
+
+Each run is a recipe `coco128-*` in a process of its own, `--jobs` side by side on a card, stopped after `--minutes` of
+training; finished ones are kept. "single" is V2's Table 11, the failure of ports of the method: all rows go through the
+module, there is no plain stream, and the detector is tested without the module (and, beside it, with it). Every run is
+evaluated on its 32 training images and on the validation images. Result files go to `results/coco128-<detector>*/`,
+the table of both evaluations to `benchmarks/results/detection_study.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from _common import RESULTS, write
+
+DETECTORS = ("detr", "conditional-detr", "smca-detr", "deformable-detr", "deformable-detr-refine")
+VARIANTS = {
+    "baseline": ["--method", "baseline"],
+    "batchformer": [],
+    "single": ["--model.batchformer.streams", "single", "--model.evaluate_with_batch", "true"],
+}
+SHOWN = ("ap", "ap50", "ap75", "ap_batch", "ap50_batch")
+VAL = "val.json"
+
+
+def name_of(detector: str, variant: str) -> str:
+    return f"coco128-{detector}" + ("-single" if variant == "single" else "")
+
+
+def fit(detector: str, variant: str, args: argparse.Namespace) -> int:
+    """Train and evaluate one run in processes of their own; what they say goes into a log file."""
+    out = folder_of(detector, variant, args)
+    command = [
+        sys.executable,
+        "-m",
+        "batchformer.cli",
+        "fit",
+        f"coco128-{detector}",
+        "--name",
+        name_of(detector, variant),
+    ]
+    command += ["--data-root", args.data_root, "--seed", str(args.seed), "--out", str(out), "--resume"]
+    command += ["--model.backbone_weights", args.weights, *VARIANTS[variant]]
+    command += ["--trainer.max_time", f"00:00:{int(args.minutes):02d}:{round(args.minutes % 1 * 60):02d}", *args.extra]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with open(out.parent / f"{out.name}.log", "w") as log:
+        code = 0
+        if not (out / "result.json").is_file():
+            code = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT)
+        if code == 0 and not (out / VAL).is_file():
+            code = subprocess.call([sys.executable, __file__, "--evaluate", str(out)], stdout=log, stderr=log)
+    print(f"{detector} {variant}: {'done' if code == 0 else f'failed, see {log.name}'}", flush=True)
+    return code
+
+
+def folder_of(detector: str, variant: str, args: argparse.Namespace) -> Path:
+    return args.runs / f"{detector}-{variant}-seed{args.seed}"
+
+
+def evaluate(run: Path) -> None:
+    """COCO's numbers of a finished run on the validation images, in percent."""
+    import torch
+
+    from batchformer._cli.finished_run import best_device, load_run
+
+    found = load_run(str(run))
+    task, device = found.task.to(best_device()).eval(), best_device()
+    metric = task.make_metric()
+    images = 0
+    for batch in found.data.evaluation_loader("val"):
+        inputs = {name: batch[name].to(device) for name in ("pixel_values", "pixel_mask")}
+        with torch.inference_mode():
+            task.update_metrics(metric, task(inputs), batch)
+        images += len(batch["labels"])
+    numbers = {"images": images, **task.compute_metrics(metric)}
+    (run / VAL).write_text(json.dumps({k: v for k, v in numbers.items() if v == v}, indent=1) + "\n")
+
+
+def row(detector: str, variant: str, args: argparse.Namespace) -> dict[str, Any] | None:
+    out = folder_of(detector, variant, args)
+    if not (out / "result.json").is_file() or not (out / VAL).is_file():
+        return None
+    result, val = json.loads((out / "result.json").read_text()), json.loads((out / VAL).read_text())
+    kept = args.results / name_of(detector, variant) / f"{result['method']}-seed{args.seed}.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(out / "result.json", kept)
+    metrics = result["metrics"]
+    return {
+        "detector": detector,
+        "variant": variant,
+        "train_images": {name: metrics[name] for name in SHOWN if metrics.get(name) is not None},
+        "val_images": {"images": val["images"], **{name: val[name] for name in SHOWN if name in val}},
+        "loss": result["history"][-1].get("train_loss"),
+        "epochs": result["epochs"],
+        "steps": result["steps"],
+        "wall_s": result["wall_s"],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--evaluate", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--data-root", default="data")
+    parser.add_argument("--weights", help="ImageNet weights of MobileNetV2, of torchvision or timm")
+    parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=list(DETECTORS))
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--minutes", type=float, default=3.0, help="of training, for each run")
+    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--runs", type=Path, default=Path("runs") / "detection-study")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("extra", nargs="*", help="after --: more overrides for every run")
+    args = parser.parse_args()
+    if args.evaluate is not None:
+        evaluate(args.evaluate)
+        return 0
+    if args.weights is None:
+        parser.error("--weights: a file with the ImageNet weights of MobileNetV2")
+    # the failure of one stream is shown once, by the first detector asked for
+    pairs = [(d, v) for v in args.variants for d in args.detectors if v != "single" or d == args.detectors[0]]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        failed = sum(code != 0 for code in pool.map(lambda pair: fit(*pair, args), pairs))
+    rows = [made for pair in pairs if (made := row(*pair, args)) is not None]
+    for made in rows:
+        train, val = made["train_images"], made["val_images"]
+        line = f"{made['detector']:24} {made['variant']:12} training: AP {train['ap']:5.1f} AP50 {train['ap50']:5.1f}"
+        line += f"   validation: AP {val['ap']:5.1f} AP50 {val['ap50']:5.1f}   {made['wall_s']:.0f} s"
+        print(line + (f"   with the module: AP50 {train['ap50_batch']:.1f}" if "ap50_batch" in train else ""))
+    settings = {"benchmark": "detection_study", "minutes": args.minutes, "jobs": args.jobs, "seed": args.seed}
+    write("detection_study", {**settings, "rows": rows}, args.out, show=False)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
