@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import batchformer as bf
 
+from ..processes import run_in_processes
 from .small_detectors import BUILD, batch
 
 KINDS = list(BUILD)
@@ -200,7 +201,7 @@ def _part(rank: int) -> dict[str, Any]:
 
 def test_two_processes_average_the_gradients_of_their_own_batches(tmp_path: Path) -> None:
     """One process has images without any object."""
-    torch.multiprocessing.spawn(_work, args=(str(tmp_path),), nprocs=2)
+    run_in_processes(_work, 2, tmp_path)
     model = _parallel_model()
     alone = [gradients(model, model(**_part(rank)).loss) for rank in range(2)]
     for rank in range(2):

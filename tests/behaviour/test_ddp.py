@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 import batchformer as bf
 from batchformer.errors import UserError
 
+from ..processes import run_in_processes
+
 
 def _model() -> nn.Module:
     torch.manual_seed(0)
@@ -40,12 +42,14 @@ def _work(rank: int, folder: str) -> None:
     bf.attach(model, heads=2, dropout=0.0)
     gradients = _gradients(model, DistributedDataParallel(model), rank)
     plain = bf.detach(DistributedDataParallel(model))
+    with pytest.raises(UserError, match="attach before wrapping"):
+        bf.attach(DistributedDataParallel(_model()), heads=2)
     torch.save((gradients, list(plain.module.state_dict())), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
-def test_gradients_are_the_mean_over_processes_each_relating_its_own_batch(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_work, args=(str(tmp_path),), nprocs=2)
+def test_gradients_are_the_mean_over_processes_and_a_wrapped_model_takes_no_module(tmp_path: Path) -> None:
+    run_in_processes(_work, 2, tmp_path)
     model = _model()
     bf.attach(model, heads=2, dropout=0.0)
     per_process = [_gradients(model, model, rank) for rank in range(2)]
@@ -56,14 +60,3 @@ def test_gradients_are_the_mean_over_processes_each_relating_its_own_batch(tmp_p
         for ours, theirs in zip(gradients, expected, strict=True):
             torch.testing.assert_close(ours, theirs)
         assert keys == list(_model().state_dict())
-
-
-def _attach_to_a_wrapped_model(_: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
-    with pytest.raises(UserError, match="attach before wrapping"):
-        bf.attach(DistributedDataParallel(_model()), heads=2)
-    dist.destroy_process_group()
-
-
-def test_attaching_to_a_wrapped_model_is_refused(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_attach_to_a_wrapped_model, args=(str(tmp_path),), nprocs=1)

@@ -14,6 +14,8 @@ import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.mix import PuzzleMix
 
+from ..processes import run_in_processes
+
 
 class Squares(nn.Module):
     """Class 0 by the sum of squares: the brighter a pixel, the more salient."""
@@ -239,7 +241,7 @@ def _two_steps_of_ddp(_: int, folder: str) -> None:
 
 def test_a_step_of_ddp_follows_as_if_nothing_had_been(tmp_path):
     # in a process of its own: freeing DDP waits for gloo's threads, which may wait for Python
-    torch.multiprocessing.spawn(_two_steps_of_ddp, args=(str(tmp_path),), nprocs=1)
+    run_in_processes(_two_steps_of_ddp, 1, tmp_path)
 
 
 def test_a_pickled_mix_goes_on_the_same():

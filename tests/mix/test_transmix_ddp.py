@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import batchformer as bf
 
+from ..processes import run_in_processes
+
 
 class Tiny(nn.Module):
     """A vision transformer of one block, 8 x 8 pixels, patches of 4."""
@@ -51,7 +53,7 @@ def _work(rank: int, folder: str) -> None:
 
 
 def test_every_process_mixes_by_its_own_attention_and_gradients_are_averaged(tmp_path: Path):
-    torch.multiprocessing.spawn(_work, args=(str(tmp_path),), nprocs=2)
+    run_in_processes(_work, 2, tmp_path)
     made = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     alone = [_step(rank, wrap=False) for rank in range(2)]
     expected = [(a + b) / 2 for a, b in zip(alone[0][1], alone[1][1], strict=True)]
