@@ -3,7 +3,8 @@
     python benchmarks/v2_study.py --data-root DIR [--jobs 4] [--seeds 0 1 2] [--only stable split]
 
 Every variant is the recipe `vit-cifar100-32` with a few fields changed; see `_study.py` for how they are run. "long" is
-the baseline trained for as many GPU-seconds as the duplicated run: `--long-epochs` says how many epochs that is.
+the baseline trained for as many GPU-seconds as the module after all blocks, "long-block8" as the one after block 8:
+`--long-epochs` says how many epochs that is (`vit_step.py` measures the ratio).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ STUDY = Study(
         "published-split": [f"{OPTION}streams", "split"],
         "published-single": [f"{OPTION}streams", "single"],
         "published-shared": [f"{OPTION}share", "true"],
+        "published-alone": [f"{OPTION}group_size", "1"],  # the control: all of it but the relations
         "published-dropout01": [f"{OPTION}dropout", "0.1"],
         "pre": [f"{OPTION}norm", "pre", f"{OPTION}layer_scale", "0.1"],
         "stable-scale02": [*STABLE, f"{OPTION}layer_scale", "0.2"],
@@ -35,19 +37,21 @@ STUDY = Study(
         "stable-scale03-block8": [*STABLE, *BLOCK_8, f"{OPTION}layer_scale", "0.3"],
         "stable-last4": [*STABLE, f"{OPTION}blocks", "[8,9,10,11]"],
         "long": ["--method", "baseline"],
+        "long-block8": ["--method", "baseline"],
     },
 )
 
 
 def main() -> int:
     parser = STUDY.parser(__doc__)
-    parser.add_argument("--long-epochs", type=int, default=100, help="epochs of the variant called long")
+    parser.add_argument("--long-epochs", type=int, nargs=2, default=[115, 68], help="epochs of long and long-block8")
     parser.add_argument("--epochs", type=int, help="a shorter look: so many epochs, under a name that says so")
     args = parser.parse_args()
     if args.epochs is not None:
         STUDY.name += f"-{args.epochs}epochs"
         STUDY.common += ["--trainer.max_epochs", str(args.epochs)]
-    STUDY.variants["long"].extend(["--trainer.max_epochs", str(args.long_epochs)])
+    for name, epochs in zip(("long", "long-block8"), args.long_epochs, strict=True):
+        STUDY.variants[name].extend(["--trainer.max_epochs", str(epochs)])
     return 1 if STUDY.train(args) else 0
 
 

@@ -50,7 +50,7 @@ def measure(variant: str, lock: Path, out: Path, profile: bool) -> None:
     task.build(100, [500] * 100)
     net = task.net.cuda().train()
     net.compile(dynamic=False)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-4, device="cuda"), fused=True)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-4, device="cuda"), fused=True, capturable=True)
     images = torch.randn(BATCH, 3, 32, 32, device="cuda")
     targets = torch.randn(BATCH, 100, device="cuda").softmax(1)
 

@@ -75,6 +75,11 @@ side by side, as in these runs of the published form. The earlier, shorter measu
 not: there the published form, after the same twelve blocks, ended with its related rows at chance. Which of the two
 happens depends on learning rate, data and length; the form below does not leave it to them.
 
+Being stable is not being better. Once the published form is out of its slow start its strong perturbation of the
+related rows is worth more accuracy here than the gentler stable one. Take the published form where `bf.StreamGuard`
+stays silent, the stable one where it warns, and where depth, half precision or a short schedule leave no room for a
+slow start.
+
 The related loss may end *below* the plain one. In DeiT's mixing all images of a batch share one mixing ratio and one
 box, and a row that sees the batch can tell them better than a row that sees one image.
 """
