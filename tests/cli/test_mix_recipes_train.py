@@ -12,6 +12,7 @@ from batchformer.cli import main
 from batchformer.data import miniature
 
 from .test_detection_recipes_train import RECIPES as DETECTION
+from .test_panoptic_commands import RECIPES as PANOPTIC
 from .test_recipes_train import NARROW_ARRAYS, NARROW_FILES, SMALL_ARRAYS, SMALL_FILES, TWO_STEPS
 from .test_recipes_train import RECIPES as OTHERS
 
@@ -44,7 +45,7 @@ WITH_MODULE = ["deit-s-imagenet-transmix", "pvt-v2-b2-imagenet-transmix", "swin-
 
 
 def test_every_recipe_is_tried_somewhere():
-    assert set(recipe_names()) == {*RECIPES, *OTHERS, *DETECTION}
+    assert set(recipe_names()) == {*RECIPES, *OTHERS, *DETECTION, *PANOPTIC}
     assert not set(RECIPES) & set(OTHERS)
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
+from safetensors.torch import load_file
 
 from batchformer._cli.shelf import recipe_text
 from batchformer.cli import main
@@ -35,6 +37,7 @@ SMALL = {
 }
 WORDS = [word for key, value in SMALL.items() for word in (f"--{key}", value)]
 STAGES = ("detr-coco-panoptic", "coco128-panoptic")
+RECIPES = [f"{stage}{part}" for stage in STAGES for part in ("", "-boxes")]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +77,7 @@ def test_both_stages_of_a_recipe_train_two_steps(stages, name, method):
     assert len(second["streams"]["related_loss"]) == (method == "batchformer")
 
 
-@pytest.mark.parametrize("name", [f"{stage}{part}" for stage in STAGES for part in ("", "-boxes")])
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name):
     comment = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
     assert len(comment[0]) < 120
@@ -96,6 +99,17 @@ def test_test_finds_the_numbers_of_the_result_file(say, stages):
     code, out, err = say("test", stages(STAGES[1], "batchformer")[1])
     assert code == 0, err
     assert "result.json has exactly these numbers" in out
+
+
+def test_export_loads_into_the_stock_network_with_a_mask_head(say, stages, tmp_path):
+    code, out, err = say("export", stages(STAGES[1], "batchformer")[1], "--out", tmp_path / "plain.safetensors")
+    assert code == 0, err
+    names = {}
+    exec(next(line for line in out.splitlines() if "model = with_mask_head" in line).strip(), names)
+    weights = load_file(tmp_path / "plain.safetensors")
+    names["model"].load_state_dict(weights, strict=True)
+    assert isinstance(names["model"], transformers.DetrForSegmentation)
+    assert not [key for key in weights if "batchformer" in key]
 
 
 def test_the_head_wants_a_detector_that_fits(say, stages, data, tmp_path):

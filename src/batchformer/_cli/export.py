@@ -85,8 +85,9 @@ def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
 
 
 def _answers(outputs: Any) -> list[Any]:
-    """What a network answers: logits, or those and the boxes of a detector."""
-    return [outputs.logits, outputs.pred_boxes] if hasattr(outputs, "pred_boxes") else [outputs]
+    """What a network answers: logits, or those, boxes and masks of a detector."""
+    named = [getattr(outputs, name, None) for name in ("logits", "pred_boxes", "pred_masks")]
+    return [answer for answer in named if answer is not None] or [outputs]
 
 
 def _metadata(found: Any, classes: int) -> dict[str, str]:
@@ -114,7 +115,10 @@ def _how_to_build(task: Any, classes: int) -> tuple[str, str]:
     if hasattr(task, "detector"):
         arguments = "".join(f", {name}={value!r}" for name, value in task.detector_args.items())
         call = f"create_detector({task.detector!r}, num_labels={classes}, backbone={task.backbone!r}{arguments})"
-        return call, f"from batchformer.models import create_detector; model = {call}"
+        imports = "from batchformer.models import create_detector"
+        if hasattr(task, "segments"):
+            call, imports = f"with_mask_head({call})", f"{imports}, with_mask_head"
+        return call, f"{imports}; model = {call}"
     arguments = "".join(f", {name}={value!r}" for name, value in task.backbone_args.items())
     if task.normed_classifier:
         call = f"use_normed_classifier(create_backbone({task.backbone!r}, {classes}{arguments}))"

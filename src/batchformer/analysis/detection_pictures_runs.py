@@ -32,7 +32,8 @@ class Seen:
 
 def scenes_of(data: Any, part: str = "val", count: int = 4) -> Seen:
     """The first images of a part ("train" or "val") of a detection data module that have an object."""
-    samples, truth = [], []
+    samples: list[tuple[torch.Tensor, dict[str, Any]]] = []
+    truth: list[dict[str, Any]] = []
     for batch in data.evaluation_loader(part):
         for k, label in enumerate(batch["labels"]):
             if len(label["class_labels"]) and len(samples) < count:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from batchformer.models.create import create_backbone
 from batchformer.models.detectors import DETECTORS, create_detector, parameter_groups
 from batchformer.models.normed_linear import NormedLinear, use_normed_classifier
+from batchformer.models.panoptic_head import with_mask_head
 from batchformer.models.resnet10 import resnet10
 from batchformer.models.resnet_cifar import CifarResNet, resnet20, resnet32, resnet44, resnet56
 
@@ -27,6 +28,7 @@ __all__ = [
     "resnet44",
     "resnet56",
     "use_normed_classifier",
+    "with_mask_head",
 ]
 
 

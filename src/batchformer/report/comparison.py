@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchformer.errors import UserError
+from batchformer.report.measures import ALL_CLASSES, TOP, measure_of, named_by
 from batchformer.report.statistics import PairedDifference, Summary, paired_difference, summarise
 
-METRICS = {"all": "All", "many": "Many", "medium": "Medium", "few": "Few"}
-TOP_METRICS = {"all": "Top-1", "top5": "Top-5"}
+METRICS = ALL_CLASSES.metrics
+TOP_METRICS = TOP.metrics
 _WHERE_THERE_ARE = {"top1_ema": "Top-1, EMA", "many": "Many", "medium": "Medium", "few": "Few"}
 METHODS = ("baseline", "batchformer")
 
@@ -43,12 +44,16 @@ def comparison_table(results: Iterable[Mapping[str, Any]]) -> list[ComparisonRow
 
 
 def metrics_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Which metrics these results are about: All, Many, Medium, Few, or Top-1 and Top-5 of image classification.
+    """Which metrics these results are about: see `measures`.
 
-    Image classification on a long tail has both; its `all` is the top-1 accuracy.
+    Image classification on a long tail has Top-1 and Top-5 and also Many, Medium, Few; its `all` is the top-1 accuracy.
     """
     metrics = [result["metrics"] for result in results]
-    if not any("top1" in each for each in metrics):
+    measure = measure_of(metrics)
+    if measure.objects:
+        found = {key for each in metrics for key, value in each.items() if _known(value)}
+        return {key: label for key, label in measure.metrics.items() if key == "all" or key in found}
+    if measure is not TOP:
         return METRICS
     more = {key: label for key, label in _WHERE_THERE_ARE.items() if any(_known(each.get(key)) for each in metrics)}
     return {**TOP_METRICS, **more}
@@ -121,7 +126,7 @@ def signed(value: float, digits: int = 2) -> str:
 
 def format_table(rows: Sequence[ComparisonRow]) -> str:
     """The same table as plain text for a terminal."""
-    header = ("accuracy, %", "baseline", "batchformer", "difference [95 % interval]")
+    header = (f"{named_by(rows[0].label).short}, %", "baseline", "batchformer", "difference [95 % interval]")
     body = [
         (row.label, format_summary(row.baseline), format_summary(row.batchformer), format_difference(row.difference))
         for row in rows

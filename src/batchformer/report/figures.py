@@ -16,6 +16,7 @@ from batchformer.report.classes import (
     split_borders,
 )
 from batchformer.report.comparison import METHODS, ComparisonRow, signed
+from batchformer.report.measures import named_by
 from batchformer.report.runs import Run
 from batchformer.report.scales import Axis, count_axis, frequency_axis, linear_axis, smooth, thin
 from batchformer.report.statistics import RankCorrelation, spearman
@@ -31,7 +32,7 @@ def difference_chart(name: str, rows: Sequence[ComparisonRow]) -> str | None:
         return None
     values = [v for _, difference in drawn for v in difference if v is not None]
     room = 0.1 * max(map(abs, values))  # the line of no difference is never the frame
-    x = linear_axis([*values, room, -room], "difference in accuracy, percentage points")
+    x = linear_axis([*values, room, -room], f"difference in {named_by(rows[0].label).short}, percentage points")
     height = len(drawn)
     y = Axis(0, height, [(height - k - 0.5, row.label) for k, (row, _) in enumerate(drawn)])
     chart = Chart(name, x, y, left=64, height=90 + 40 * height)

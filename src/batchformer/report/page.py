@@ -12,6 +12,7 @@ from string import Template
 
 from batchformer.errors import UserError
 from batchformer.report.comparison import comparison_table, format_interval, format_summary, signed
+from batchformer.report.measures import measure_of
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.sections import recipe_section
 from batchformer.report.studies import with_references
@@ -89,6 +90,10 @@ def _navigation(names: Mapping[str, str]) -> str:
 
 def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) -> str:
     lines = []
+    measures = [measure_of(run.metrics for run in runs) for runs in recipes.values()]
+    judged = "Test accuracy over all classes (top-1)"
+    if any(measure.objects for measure in measures):
+        judged = ", ".join(dict.fromkeys(measure.name.capitalize() for measure in measures))
     for recipe, runs in recipes.items():
         row = comparison_table([run.raw for run in runs])[0]
         difference = "–"
@@ -101,7 +106,7 @@ def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) ->
             f'<td class="strong">{difference}</td></tr>'
         )
     return (
-        '<div class="card overview"><table><caption>Test accuracy over all classes (top-1), percent'
+        f'<div class="card overview"><table><caption>{judged}, percent'
         '</caption><thead><tr><th scope="col">Recipe</th><th scope="col">baseline</th><th scope="col">BatchFormer</th>'
         f'<th scope="col">difference</th></tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
     )

@@ -38,7 +38,8 @@ _SETTINGS = {
     "trainer.precision": "precision",
 }
 _OF_THE_MODULE = ("model.batchformer.", "model.stream_loss", "model.optimizer.module_lr_factor")
-_MAY_DIFFER = ("seed", "method", "root", "out", "dir", "name", "version", "workers", "seed_everything", "recipe")
+_MAY_DIFFER = ("seed", "method", "root", "out", "dir", "name", "version", "workers", "seed_everything", "recipe",
+               "detector_from")  # fmt: skip
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ from batchformer.report.figures import (
     influence_correlation,
 )
 from batchformer.report.html_parts import figure, missing
+from batchformer.report.measures import TOP, Measure, measure_of
 from batchformer.report.mix_section import mix_section
 from batchformer.report.provenance import caveats, command, facts
 from batchformer.report.runs import Run
@@ -52,21 +53,27 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
         mix_section(runs),
         detection_section(runs),
         _classes(name, runs) if _frequencies_differ(runs) else "",
-        _influence(name, runs) if any(run.influence for run in runs) or not _top_accuracy(runs) else "",
+        _influence(name, runs) if any(run.influence for run in runs) or not _inside(runs) else "",
         _made(runs),
     ]
     return f'<section class="recipe" id="{name}">{title}{"".join(parts)}</section>'
 
 
-def _top_accuracy(runs: Sequence[Run]) -> bool:
-    """Image classification, as opposed to the many, medium and few classes of a long tail."""
-    return any("top1" in run.metrics for run in runs)
+def _measure(runs: Sequence[Run]) -> Measure:
+    return measure_of(run.metrics for run in runs)
+
+
+def _inside(runs: Sequence[Run]) -> bool:
+    """Whether the module stands inside the network: image classification and detectors, not the long tails."""
+    return _measure(runs) is TOP or _measure(runs).objects
 
 
 def _frequencies_differ(runs: Sequence[Run]) -> bool:
     """Whether there is a frequency to set the classes against; where it is not known, the page says so."""
+    if _measure(runs).objects:
+        return False
     counts = {count for run in runs for count in run.class_counts}
-    return len(counts) > 1 or not _top_accuracy(runs)
+    return len(counts) > 1 or not _inside(runs)
 
 
 def _verdict(runs: Sequence[Run], rows: Sequence[ComparisonRow]) -> str:
@@ -89,9 +96,11 @@ def _table(name: str, runs: Sequence[Run], rows: Sequence[ComparisonRow]) -> str
         f'<td class="strong">{_difference(row.difference)}</td></tr>'
         for row in rows
     )
-    kind = "Accuracy" if _top_accuracy(runs) else "Classes"
+    measure = _measure(runs)
+    kind = "Metric" if measure.objects else "Accuracy" if measure is TOP else "Classes"
+    judged = measure.name.capitalize() if measure.objects else "Test accuracy"
     table = (
-        '<div class="card"><table><caption>Test accuracy in percent: mean ± standard deviation over seeds, and the '
+        f'<div class="card"><table><caption>{judged} in percent: mean ± standard deviation over seeds, and the '
         "difference of matched seeds with its 95 % interval.</caption><thead><tr>"
         f'<th scope="col">{kind}</th><th scope="col">baseline</th><th scope="col">BatchFormer</th>'
         f'<th scope="col">difference</th></tr></thead><tbody>{body}</tbody></table>{_per_seed(runs)}</div>'
@@ -139,7 +148,9 @@ def _per_seed(runs: Sequence[Run]) -> str:
 
 def _curves(name: str, runs: Sequence[Run]) -> str:
     title = "<h3>Learning curves</h3>"
-    accuracy = curve_chart(f"{name}-accuracy", runs, "all", "test accuracy, %", skip_start=True)
+    measure = _measure(runs)
+    label = f"{measure.short}, %" if measure.objects else "test accuracy, %"
+    accuracy = curve_chart(f"{name}-accuracy", runs, "all", label, skip_start=True)
     loss = curve_chart(f"{name}-loss", runs, "train_loss", "training loss")
     if accuracy is None and loss is None:
         return title + missing(
@@ -148,7 +159,7 @@ def _curves(name: str, runs: Sequence[Run]) -> str:
     figures = ""
     if accuracy:
         figures += _figure(
-            "Top-1 accuracy" if _top_accuracy(runs) else "Accuracy over all classes",
+            measure.name[0].upper() + measure.name[1:],
             accuracy,
             "Line: mean of the seeds; band: smallest to largest seed. The axis leaves out a steep start.",
             runs,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from batchformer.report.comparison import TOP_METRICS, ComparisonRow, signed
+from batchformer.report.comparison import ComparisonRow, signed
+from batchformer.report.measures import named_by
 
 
 class Verdict(NamedTuple):
@@ -22,7 +23,7 @@ def verdict(rows: Sequence[ComparisonRow]) -> Verdict:
     if row.difference is None:
         return Verdict("incomplete", _what_is_missing(row))
     mean, low, high = row.difference
-    accuracy = "top-1 accuracy" if row.label == TOP_METRICS["all"] else "accuracy over all classes"
+    accuracy = named_by(row.label).name
     if low is None or high is None:
         direction = "higher" if mean > 0 else "lower" if mean < 0 else "the same"
         amount = f"{abs(mean):.2f} points {direction}" if mean else "the same"
@@ -45,7 +46,7 @@ def verdict(rows: Sequence[ComparisonRow]) -> Verdict:
 
 def _what_is_missing(row: ComparisonRow) -> str:
     if row.baseline is None and row.batchformer is None:
-        return "No run here has an accuracy over all classes, so there is nothing to compare."
+        return f"No run here has an {named_by(row.label).name}, so there is nothing to compare."
     if row.baseline is None:
         return "Only runs with BatchFormer are here: add runs of the baseline to compare."
     if row.batchformer is None:
