@@ -22,16 +22,23 @@ from batchformer.report.statistics import paired_difference, summarise
 
 @dataclass
 class Study:
-    """`variants` maps a name to the arguments that make it; the others are held to the one called "baseline"."""
+    """`variants` maps a name to the arguments that make it; the others are held to the one called "baseline".
+
+    `itself`: variants that are the recipe as it stands, with a method each; their results carry the study's own name.
+    """
 
     name: str
     recipe: str
     seeds: Sequence[int]
     variants: Mapping[str, list[str]]
     common: list[str] = field(default_factory=list)
+    itself: Sequence[str] = ()
 
     def run_name(self, variant: str) -> str:
-        return f"{self.name}-{variant}"
+        return self.name if variant in self.itself else f"{self.name}-{variant}"
+
+    def folder(self, variant: str, seed: int, args: argparse.Namespace) -> Path:
+        return args.runs / f"{self.name}-{variant}" / f"seed{seed}"
 
     def parser(self, description: str | None) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -53,7 +60,7 @@ class Study:
         return failed
 
     def _fit(self, variant: str, seed: int, args: argparse.Namespace) -> int:
-        out = args.runs / self.run_name(variant) / f"seed{seed}"
+        out = self.folder(variant, seed, args)
         if (out / "result.json").is_file():
             return 0
         command = [sys.executable, "-m", "batchformer.cli", "fit", self.recipe, "--name", self.run_name(variant)]
@@ -68,7 +75,7 @@ class Study:
     def _collect(self, variant: str, args: argparse.Namespace) -> dict[int, float]:
         found = {}
         for seed in args.seeds:
-            file = args.runs / self.run_name(variant) / f"seed{seed}" / "result.json"
+            file = self.folder(variant, seed, args) / "result.json"
             if file.is_file():
                 result = json.loads(file.read_text())
                 found[seed] = result["metrics"]["all"]

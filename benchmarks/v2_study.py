@@ -1,13 +1,17 @@
-"""What BatchFormerV2 gives a small ViT on CIFAR-100 (32 px, 50 epochs): readings of the paper, and the stable form.
+"""What BatchFormerV2 gives a ViT on CIFAR-100: readings of the paper, and the stable form.
 
     python benchmarks/v2_study.py --data-root DIR [--jobs 4] [--seeds 0 1 2] [--only stable split]
+    python benchmarks/v2_study.py --data-root DIR --size 224 --jobs 1
 
-Every variant is the recipe `vit-cifar100-32` with a few fields changed; see `_study.py` for how they are run. "long" is
+Every variant is a recipe with a few fields changed: `vit-cifar100-32` (50 epochs, three seeds), or with `--size 224`
+`deit-ti-cifar100-100`, V2's Table 7 (100 epochs, one seed); see `_study.py` for how they are run. "long" is
 the baseline trained for as many GPU-seconds as the module after all blocks, "long-block8" as the one after block 8:
 `--long-epochs` says how many epochs that is (`vit_step.py` measures the ratio).
 """
 
 from __future__ import annotations
+
+import sys
 
 from _study import Study
 
@@ -40,19 +44,29 @@ STUDY = Study(
         "long-block8": ["--method", "baseline"],
     },
 )
+TABLE_7 = Study(
+    name="deit-ti-cifar100-100",
+    recipe="deit-ti-cifar100-100",
+    seeds=(0,),
+    variants={name: list(STUDY.variants[name]) for name in ("baseline", "published", "stable")},
+    itself=("baseline", "published"),
+)
 
 
 def main() -> int:
-    parser = STUDY.parser(__doc__)
+    study = TABLE_7 if "224" in sys.argv else STUDY  # decides which variants --only may name
+    parser = study.parser(__doc__)
+    parser.add_argument("--size", type=int, choices=(32, 224), default=32, help="pixels of the images trained on")
     parser.add_argument("--long-epochs", type=int, nargs=2, default=[115, 68], help="epochs of long and long-block8")
     parser.add_argument("--epochs", type=int, help="a shorter look: so many epochs, under a name that says so")
     args = parser.parse_args()
     if args.epochs is not None:
-        STUDY.name += f"-{args.epochs}epochs"
-        STUDY.common += ["--trainer.max_epochs", str(args.epochs)]
+        study.name += f"-{args.epochs}epochs"
+        study.common += ["--trainer.max_epochs", str(args.epochs)]
     for name, epochs in zip(("long", "long-block8"), args.long_epochs, strict=True):
-        STUDY.variants[name].extend(["--trainer.max_epochs", str(epochs)])
-    return 1 if STUDY.train(args) else 0
+        if name in study.variants:
+            study.variants[name].extend(["--trainer.max_epochs", str(epochs)])
+    return 1 if study.train(args) else 0
 
 
 if __name__ == "__main__":

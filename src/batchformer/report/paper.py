@@ -174,6 +174,13 @@ STUDIES = {
         "vit-cifar100-32",
         "CIFAR-100 at 32 px, DeiT-Ti's width and depth with patches of 4, from scratch, 50 epochs",
     ),
+    "mix-vit-cifar100-32": OwnStudy(
+        "vit-cifar100-32-cutmix",
+        "CIFAR-100 at 32 px, DeiT-Ti's width and depth with patches of 4, 50 epochs: the methods of TransMix's Table 2",
+    ),
+    "mix-resnet56-cifar100": OwnStudy(
+        "resnet56-cifar100", "CIFAR-100, ResNet-56, 50 epochs: the methods of TransMix's Table 2 that need no attention"
+    ),
     "cifar100-lt-50-tuning": OwnStudy(
         "cifar100-lt-100", "CIFAR-100-LT, imbalance 50, ResNet-32, Balanced Softmax: where settings were chosen"
     ),
