@@ -1,5 +1,7 @@
 """The mask head stands on a detector that stays what it is: weights, outputs, no dropout, no gradient."""
 
+import contextlib
+
 import pytest
 import torch
 import transformers
@@ -14,6 +16,7 @@ from batchformer.models.panoptic_head import (
     read_detector,
     with_mask_head,
 )
+from batchformer.models.panoptic_matched import only_matched_masks
 from tests.attach.small_detectors import BUILD, batch
 
 GIVEN = batch("segmentation")
@@ -111,3 +114,32 @@ def test_a_detector_of_save_pretrained_is_read(tmp_path):
     )
     with pytest.raises(UserError, match="holds no detector"):
         read_detector(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("objects", [True, False])
+def test_masks_of_matched_queries_alone_give_the_same_loss_and_gradients(objects):
+    given = batch("segmentation", objects=objects)
+    network = attached_head()
+    network.train()
+    quiet_detector(network)
+
+    def learnt(context):
+        network.zero_grad()
+        with context:
+            out = network(**given)
+        out.loss.backward()
+        return out, {name: parameter.grad for name, parameter in network.named_parameters()}
+
+    whole, expected = learnt(contextlib.nullcontext())
+    some, gradients = learnt(only_matched_masks(network, given["labels"]))
+    torch.testing.assert_close(some.loss, whole.loss)
+    for name, gradient in gradients.items():
+        wanted = expected[name]
+        torch.testing.assert_close(
+            gradient, wanted, atol=1e-5, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    computed = (some.pred_masks != 0).flatten(2).any(-1)
+    matched = 2 * sum(len(label["class_labels"]) for label in given["labels"])
+    assert computed.sum() == (matched if objects else 1)
+    torch.testing.assert_close(some.pred_masks[computed], whole.pred_masks[computed])
+    assert "forward" not in network.mask_head.__dict__

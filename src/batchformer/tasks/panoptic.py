@@ -1,5 +1,6 @@
 """Panoptic segmentation: DETR's mask head on a trained detector, with or without BatchFormerV2."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +16,7 @@ from batchformer.models.panoptic_head import (
     read_detector,
     with_mask_head,
 )
+from batchformer.models.panoptic_matched import only_matched_masks
 from batchformer.models.panoptic_merge import panoptic_segments
 from batchformer.tasks.detection import Batch, Detection
 from batchformer.tasks.detection_options import DetectorModuleOptions, DetectorOptimizerOptions, detector_schedule
@@ -135,6 +137,11 @@ class Panoptic(Detection):
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
         self._quiet()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # type: ignore[override]
+        whole = self.compile_net and self.device.type == "cuda"  # a compiled network stays in one piece
+        with nullcontext() if whole else only_matched_masks(self.net, batch["labels"]):
+            return super().training_step(batch, batch_idx)
 
     def _quiet(self) -> None:
         if self.frozen:
