@@ -83,29 +83,47 @@ def test_a_state_carries_the_count_and_the_silence_on():
 
 
 @pytest.mark.parametrize(
-    ("blocks", "warned"),
-    [("all", True), ([8], False)],
+    ("blocks", "depth", "warned"),
+    [("all", 24, True), ([8], 10, False)],
     ids=["published, after all blocks", "published, after one block"],
 )
-def test_in_a_training_loop_of_ones_own(blocks, warned):
+def test_in_a_training_loop_of_ones_own(blocks, depth, warned):
     """The published form after every block of a deep, narrow ViT leaves the related rows at chance; after one not."""
     torch.manual_seed(0)
     prototypes = torch.randn(10, 3, 8, 8)
     vit = timm.create_model(
-        "deit_tiny_patch16_224", img_size=8, patch_size=4, embed_dim=16, depth=24, num_heads=2, num_classes=10
+        "deit_tiny_patch16_224", img_size=8, patch_size=4, embed_dim=16, depth=depth, num_heads=2, num_classes=10
     )
     attachment = bf.attach(vit, blocks=blocks, heads=2)
-    optimizer = torch.optim.AdamW(vit.parameters(), lr=1e-3)
-    guard = StreamGuard(10, every=12, warmup=30)
+    optimizer = torch.optim.AdamW(vit.parameters(), lr=3e-3)
+    guard = StreamGuard(10, every=5, warmup=20)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        for _ in range(90):
+        for _ in range(40):
             labels = torch.randint(10, (32,))
-            logits = vit(prototypes[labels] + torch.randn(32, 3, 8, 8))
+            logits = vit(prototypes[labels] + 0.6 * torch.randn(32, 3, 8, 8))
             rows = F.cross_entropy(logits, bf.repeat_targets(labels, logits), reduction="none")
             optimizer.zero_grad()
             rows.mean().backward()
             optimizer.step()
-            guard.update(attachment.plain(rows).mean(), rows[32:].mean())
+            guard.update_rows(rows, attachment)
     assert guard.warned == warned, (rows[:32].mean(), rows[32:].mean())
     assert len([w for w in seen if "related stream" in str(w.message)]) == warned
+
+
+def test_losses_of_one_stream_are_no_step():
+    """Evaluation, a disabled module and `streams="single"`: there is nothing to compare."""
+    guard = StreamGuard(CLASSES, every=1, looks=1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, CLASSES))
+    single = bf.attach(model, streams="single", heads=2)
+    guard.update_rows(torch.ones(6), single)
+    single.detach()
+    attachment = bf.attach(model, heads=2)
+    with attachment.disabled():
+        guard.update_rows(torch.ones(6), attachment)
+    model.eval()
+    guard.update_rows(torch.ones(6), attachment)
+    assert guard.state_dict()["steps"] == 0
+    model.train()
+    guard.update_rows(torch.ones(6), attachment)
+    assert guard.state_dict()["steps"] == 1
