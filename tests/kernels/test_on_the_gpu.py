@@ -59,13 +59,17 @@ def test_outputs_and_gradients_agree_with_single_precision(name: str, dtype: tor
         positions = min(positions, 300)
     layer = make(dim, heads, memory=memory).to(dtype)
     x = torch.randn(batch, min(positions, 4000), dim, device="cuda").to(dtype)
-    exact = copy.deepcopy(layer).float()
-    exact.self_attn.backend, exact.memory = "sdpa", "fast"
     assert layer.backend_used(x).fused
-    bound = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}[dtype]
-    for ours, right in zip(results(layer, layer, x), results(exact, exact, x.float()), strict=True):
-        assert ours.isfinite().all()
-        assert relative(ours, right) < bound
+    ours = results(layer, layer, x)
+    exact = copy.deepcopy(layer).float()
+    for module in (layer, exact):
+        module.self_attn.backend, module.memory = "sdpa", "fast"
+    # A value near zero may round to the other side of the ReLU: the measure is what torch makes of the same precision.
+    little = 2e-5 if dtype == torch.float32 else 1e-3 + 3 * x.numel() ** -0.5
+    plain = results(layer, layer, x)
+    for mine, torchs, right in zip(ours, plain, results(exact, exact, x.float()), strict=True):
+        assert mine.isfinite().all()
+        assert relative(mine, right) < 2 * relative(torchs, right) + little
 
 
 @pytest.mark.parametrize(("batch", "group", "masked"), [(24, None, True), (130, 50, False), (1000, 300, True)])

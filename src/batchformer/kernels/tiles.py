@@ -56,14 +56,14 @@ def plan(samples: int, head: int, element_size: int) -> Plan:
         return _full_precision(tile, head)
     largest = 128 if head <= 64 else 64 if head <= 128 else 32 if head <= 256 else 16
     if tile <= largest:
-        size = tile * head
+        size = tile * max(tile, head)
         forward = 1 if size <= 2048 else 4 if tile < 128 else 8
         backward = 1 if size <= 1024 else 2 if size <= 2048 else 4 if tile < 128 else 8
         return _one(head, Tiles(tile, tile, forward, 1), Tiles(tile, tile, backward, 1))
     if head <= 64:
         return Plan(head, False, Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 2))
     if head <= 128:
-        return Plan(head, False, Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2))
+        return Plan(head, False, Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(64, 64, 8, 2))
     if head <= 256:
         return Plan(head, False, Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1))
     return Plan(head, False, Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(32, 32, 8, 1))
