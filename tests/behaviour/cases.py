@@ -111,10 +111,18 @@ def _said(places: dict[str, Any] | None) -> str:
     return "".join(f"-{key}-{'+'.join(map(str, v)) if isinstance(v, list) else v}" for key, v in named.items())
 
 
-def _resnet32() -> nn.Module:
-    from batchformer.models import resnet32
+def _resnet20() -> nn.Module:
+    from batchformer.models import resnet20
 
-    return resnet32(num_classes=CLASSES)
+    return resnet20(num_classes=CLASSES)
+
+
+def _mvit() -> nn.Module:
+    from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
+
+    strides = {"stride_q": ((1, 1), (2, 2)), "stride_kv": ((2, 2), (1, 1)), "stride_kv_adaptive": None}
+    settings = MultiScaleVitCfg(depths=(1, 2), embed_dim=(16, 32), num_heads=(1, 2), **strides)
+    return MultiScaleVit(settings, img_size=(32, 32), num_classes=CLASSES)
 
 
 def _sequential() -> nn.Module:
@@ -128,47 +136,57 @@ def _sequential() -> nn.Module:
     )
 
 
-# Small pictures where the architecture takes any size, the real one where it does not; few blocks where they repeat.
+# The real architectures, as few and as narrow layers as they allow: what a promise depends on is how a model is put
+# together, not its size. Small pictures where it takes any size, the real one where it does not.
+_NARROW = {"layers": (1, 1, 1, 1), "channels": (8, 8, 16, 16)}
+_CONVNEXT = {"depths": (1, 1, 1, 1), "dims": (8, 16, 16, 32)}
+_TWO_HEADS = {"embed_dim": 32, "num_heads": 2}
+_VIT = {"img_size": 32, "depth": 3, **_TWO_HEADS}
+_PATCH_14 = {**_VIT, "img_size": 28}
+_SWIN = {"img_size": 56, "depths": (2, 2), "embed_dim": 16, "num_heads": (2, 2)}
+_PVT_V2 = {"depths": (1, 2, 1, 1), "embed_dims": (8, 16, 16, 32), "num_heads": (1, 2, 2, 2)}
 CASES = [
-    _timm("resnet18", 64),
-    _timm("resnet50", 64),
-    _timm("convnext_atto", 64),
-    _timm("efficientnet_b0", 64),
-    _timm("mobilenetv3_small_050", 64),
-    _timm("regnetx_002", 64),
-    _timm("densenet121", 64),
-    _timm("vit_tiny_patch16_224", 64, img_size=64, depth=4),
-    _timm("deit_tiny_distilled_patch16_224", 64, img_size=64, depth=4),
-    _timm("swin_tiny_patch4_window7_224", 112, img_size=112, depths=(2, 2, 1, 1)),
-    _timm("cait_xxs24_224", 64, img_size=64, depth=4),
-    _timm("xcit_nano_12_p16_224", 64, img_size=64, depth=4),
-    _timm("pvt_v2_b0", 64),
+    _timm("resnet18", 32, **_NARROW),
+    _timm("resnet50", 32, **_NARROW),
+    _timm("convnext_atto", 32, **_CONVNEXT),
+    _timm("test_efficientnet", 32),
+    _timm("mobilenetv3_small_050", 32),
+    _timm("regnetx_002", 32),
+    _timm("densenet121", 32, block_config=(1, 1, 1, 1), growth_rate=32),
+    _timm("vit_tiny_patch16_224", 32, **_VIT),
+    _timm("deit_tiny_distilled_patch16_224", 32, **_VIT),
+    _timm("swin_tiny_patch4_window7_224", 56, **_SWIN),
+    _timm("cait_xxs24_224", 32, **_VIT),
+    _timm("xcit_nano_12_p16_224", 32, **_VIT),
+    _timm("pvt_v2_b0", 32, **_PVT_V2),
     _timm("mixer_s32_224", 64, img_size=64),
-    _timm("levit_128s"),
-    _timm("efficientformer_l1"),
-    _timm("repvit_m1", 64),
-    _torchvision("resnet18", 64),
-    _torchvision("mobilenet_v2", 64),
-    _torchvision("vit_b_16", 64, image_size=64),
-    Case("resnet32-cifar", _resnet32, 32),
+    _timm("levit_128s", 64, img_size=64, depth=(1, 1, 1)),
+    _timm("efficientformer_l1", depths=(1, 1, 1, 2), embed_dims=(8, 8, 16, 16)),
+    _timm("repvit_m1", 32, depth=(1, 1, 1, 1), embed_dim=(8, 16, 16, 32)),
+    _torchvision("resnet18", 32),
+    _torchvision("MobileNetV2", 32, inverted_residual_setting=[[1, 8, 1, 1], [2, 8, 2, 2], [2, 16, 1, 2]]),
+    _torchvision(
+        "VisionTransformer", 32, image_size=32, patch_size=16, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=32
+    ),
+    Case("resnet20-cifar", _resnet20, 32),
     Case("sequential", _sequential, 16),
 ]
 
 # BatchFormerV2 at every token or pixel. XCiT and the inner blocks of PVT noted the batch size before: they run wide.
 TOKEN_CASES = [
-    _timm("vit_tiny_patch16_224", 64, {"blocks": [8]}, img_size=64),
-    _timm("vit_tiny_patch16_224", 64, {"blocks": "all"}, img_size=64, depth=4),
-    _timm("deit_tiny_distilled_patch16_224", 64, {"after": ["blocks.1", "blocks.2"]}, img_size=64, depth=4),
-    _timm("cait_xxs24_224", 64, {"after": ["blocks.1"]}, img_size=64, depth=4),
-    _timm("xcit_nano_12_p16_224", 64, {"after": ["blocks.1", "blocks.2"]}, img_size=64, depth=4),
-    _timm("pvt_v2_b0", 64, {"after": ["stages.1.blocks.0"]}),
-    _timm("swin_tiny_patch4_window7_224", 112, {"after": ["layers.1"]}, img_size=112, depths=(2, 2, 1, 1)),
-    _timm("mvitv2_tiny", 64, {"after": ["stages.1.blocks.0"], "heads": 2}, img_size=64),
-    _timm("beit_base_patch16_224", 64, {"after": ["blocks.1"]}, img_size=64, depth=3),
-    _timm("eva02_tiny_patch14_224", 56, {"after": ["blocks.1"]}, img_size=56, depth=4),
-    _timm("vit_small_patch14_reg4_dinov2", 28, {"after": ["blocks.1"]}, img_size=28, depth=4),
-    _timm("convnext_atto", 64, {"after": ["stages.1"]}),
-    _timm("resnet18", 64, {"after": ["layer2", "layer3"]}),
+    _timm("vit_tiny_patch16_224", 32, {"blocks": [8]}, **{**_VIT, "depth": 10}),
+    _timm("vit_tiny_patch16_224", 32, {"blocks": "all"}, **_VIT),
+    _timm("deit_tiny_distilled_patch16_224", 32, {"after": ["blocks.1", "blocks.2"]}, **_VIT),
+    _timm("cait_xxs24_224", 32, {"after": ["blocks.1"]}, **_VIT),
+    _timm("xcit_nano_12_p16_224", 32, {"after": ["blocks.1", "blocks.2"]}, **_VIT),
+    _timm("pvt_v2_b0", 32, {"after": ["stages.1.blocks.0"]}, **_PVT_V2),
+    _timm("swin_tiny_patch4_window7_224", 56, {"after": ["layers.0"]}, **_SWIN),
+    Case("timm-mvitv2-after-stages.1.blocks.0", _mvit, 32, places=(("after", ["stages.1.blocks.0"]), ("heads", 2))),
+    _timm("beit_base_patch16_224", 32, {"after": ["blocks.1"]}, **_VIT),
+    _timm("eva02_tiny_patch14_224", 28, {"after": ["blocks.1"]}, **_PATCH_14),
+    _timm("vit_small_patch14_reg4_dinov2", 28, {"after": ["blocks.1"]}, **_PATCH_14),
+    _timm("convnext_atto", 32, {"after": ["stages.1"]}, **_CONVNEXT),
+    _timm("resnet18", 32, {"after": ["layer2", "layer3"]}, **_NARROW),
 ]
 
 

@@ -17,7 +17,7 @@ from batchformer.nn.streams import count_rows
 
 from .cases import CASES, TOKEN_CASES, TRANSFORMERS_CASES, Case, tensors, without_randomness
 
-SMALL = [c for c in CASES if c.name in ("timm-vit_tiny_patch16_224", "resnet32-cifar", "sequential")]
+SMALL = [c for c in CASES if c.name in ("timm-vit_tiny_patch16_224", "resnet20-cifar", "sequential")]
 # Detectors take long to compile, with or without us: tests/attach/test_detr_runs.py has the smallest one.
 COMPILED = [*CASES, *TOKEN_CASES, *TRANSFORMERS_CASES]
 
