@@ -70,3 +70,14 @@ def test_a_page_of_several_kinds_names_them_all(tmp_path):
     results = [of_objects(kind, f"coco128-{kind}", "baseline", 0) for kind in ("ap", "pq")]
     page = write_report([write(tmp_path, results)], tmp_path / "page.html").read_text()
     assert "Average precision of boxes, Panoptic quality, percent" in page
+
+
+def test_the_loss_of_a_detector_has_no_line_of_chance(tmp_path):
+    losses = {"plain_loss": [9.0, 3.0], "related_loss": [9.5, 4.0]}
+    for kind, runs in {
+        "ap": [of_objects("ap", "coco128-detr", "batchformer", 0) | {"streams": losses}],
+        "top1": [classification("vit-cifar100-32", "batchformer", 0, 54) | {"streams": losses}],
+    }.items():
+        page = write_report([write(tmp_path / kind, runs)], tmp_path / f"{kind}.html").read_text()
+        assert "Training loss of both streams" in page
+        assert ("dotted: chance" in page) == (kind == "top1")

@@ -118,7 +118,7 @@ def _name(
     centred: bool = False,
 ) -> None:
     """Words on a plate of the class's colour, moved into the sheet, and down where another plate is."""
-    font = ImageFont.load_default(max(12, round(max(sheet.size) / 42)))
+    font = ImageFont.load_default(max(12, round(max(sheet.size) / 34)))
     pen = ImageDraw.Draw(sheet)
     left, top, right, bottom = pen.textbbox((0, 0), words, font=font)
     wide, high = round(right - left) + 8, round(bottom - top) + 6

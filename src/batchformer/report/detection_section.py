@@ -15,6 +15,6 @@ def detection_section(runs: Sequence[Run]) -> str:
     for run in runs:
         index = run.source.parent / FOLDER / INDEX
         if run.source.name == "result.json" and index.is_file():
-            drawn = "".join(picture_of(index.parent, entry) for entry in pictures_in(index))
+            drawn = "".join(picture_of(index.parent, entry, whole_width=True) for entry in pictures_in(index))
             return f'<h3>What is found in the images</h3><div class="grid">{drawn}</div>' if drawn else ""
     return ""

@@ -35,7 +35,8 @@ def difference_chart(name: str, rows: Sequence[ComparisonRow]) -> str | None:
     x = linear_axis([*values, room, -room], f"difference in {named_by(rows[0].label).short}, percentage points")
     height = len(drawn)
     y = Axis(0, height, [(height - k - 0.5, row.label) for k, (row, _) in enumerate(drawn)])
-    chart = Chart(name, x, y, left=64, height=90 + 40 * height)
+    widest = max(len(row.label) for row, _ in drawn)
+    chart = Chart(name, x, y, left=max(64, 8 * widest + 16), height=90 + 40 * height)
     for k, (row, difference) in enumerate(drawn):
         level = height - k - 0.5
         if difference.low is not None and difference.high is not None:

@@ -13,6 +13,7 @@ from typing import Any
 from batchformer.errors import UserError
 from batchformer.report.health import number, reading
 from batchformer.report.html_parts import figure
+from batchformer.report.measures import measure_of
 from batchformer.report.runs import Run
 from batchformer.report.stream_figures import (
     STREAMS,
@@ -47,12 +48,15 @@ def streams_section(name: str, runs: Sequence[Run]) -> str:
 def _losses(name: str, runs: Sequence[Run], health: Mapping[str, Any]) -> str:
     classes = {len(run.class_counts) for run in runs} - {0}
     chance = math.log(next(iter(classes))) if len(classes) == 1 else number(health, "chance")
+    objects = measure_of(run.metrics for run in runs).objects
+    if objects:  # whose loss is of boxes and masks as well
+        chance = None
     picture = loss_chart(f"{name}-stream-losses", runs, chance)
     if picture is None:
         return ""
     caption = (
-        "Mean of the seeds; band: smallest to largest. A related stream that stays at chance while the plain one "
-        "learns is dead: nothing is learnt through the module."
+        f"Mean of the seeds; band: smallest to largest. A related stream that stays {'up' if objects else 'at chance'} "
+        "while the plain one learns is dead: nothing is learnt through the module."
     )
     return figure("Training loss of both streams", picture, caption, STREAMS)
 
@@ -147,7 +151,7 @@ def pictures_in(file: Path) -> list[dict[str, str]]:
     return entries
 
 
-def picture_of(folder: Path, entry: Mapping[str, str]) -> str:
+def picture_of(folder: Path, entry: Mapping[str, str], whole_width: bool = False) -> str:
     file = folder / entry["file"]
     if file.resolve().parent != folder.resolve() or not file.is_file() or file.stat().st_size > _MOST_BYTES:
         return ""
@@ -157,7 +161,7 @@ def picture_of(folder: Path, entry: Mapping[str, str]) -> str:
         return ""
     title, caption = str(entry.get("title", file.stem)), str(entry.get("caption", ""))
     source = f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
-    wide = "seen" if _tall(content) else "seen wide"
+    wide = "seen" if _tall(content) and not whole_width else "seen wide"
     return (
         f'<figure class="{wide}"><h4>{escape(title)}</h4><div class="scroll"><img alt="{escape(title)}" src="{source}">'
         f"</div><figcaption>{escape(caption)}</figcaption></figure>"
