@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from batchformer import cli
-from batchformer._cli.bench import write_rows
-from batchformer.kernels import bench
+from batchformer._cli.bench import write_growth, write_rows, write_steps
+from batchformer.kernels import bench, growth
 from batchformer.kernels.bench import Rates, Settings, Shape, floor_ms
 
 KEYS = {"shape", "heads", "dtype", "pass", "dropout", "memory", "ours_ms", "papers_ms", "compiled_ms", "graph_ms",
@@ -48,6 +48,43 @@ def test_one_failure_loses_nothing_else(tmp_path: Path, monkeypatch: pytest.Monk
     assert [row["papers_ms"] for row in result["rows"]] == [None, None]
     assert all(row["ours_ms"] > 0 for row in result["rows"])
     assert result["problems"] == ["tiny fwd papers_ms: RuntimeError: CUDA error: out of luck"]
+
+
+def test_the_papers_layer_is_compiled_once_for_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(torch, "compile", lambda module, **_: made.append(module) or module)
+    measured = list(bench.rows(TINY, FAST._replace(compile=True), CPU, []))
+    assert len(made) == 1
+    assert all(row["compiled_ms"] > 0 for row in measured)
+
+
+def test_growth_is_a_file_with_a_plot_and_where_attention_overtakes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = growth.Sweep((2, 4), (1, 3), tokens=8, dim=16, heads=2, dtype="fp32")
+    assert write_growth(tmp_path / "growth.json", sweep, CPU) == 0
+    result = json.loads((tmp_path / "growth.json").read_text())
+    assert [row["shape"][:2] for row in result["rows"]] == [[2, 1], [4, 1], [2, 3]]  # 12 tokens are too many
+    assert all(row[key] > 0 for row in result["rows"] for key in ("fast_ms", "lean_ms", "attention_ms", "products_ms"))
+    assert [crossing["positions"] for crossing in result["crossings"]] == [1, 3]
+    assert (tmp_path / "growth.png").stat().st_size > 5000
+    assert "matrix products at 3 positions" in capsys.readouterr().out
+
+
+def test_the_crossing_lies_between_the_two_batches_around_it() -> None:
+    """Attention as the square of the batch, products as the batch: they meet at 100."""
+    rows = [{"shape": [b, 7, 4], "attention_ms": b * b, "products_ms": 100 * b} for b in (16, 64, 256)]
+    assert growth.crossings(rows) == [{"positions": 7, "batch": pytest.approx(100)}]
+    assert growth.crossings(rows[:2]) == [{"positions": 7, "batch": None}]
+    assert growth.crossings(rows[2:]) == [{"positions": 7, "batch": 256}]
+
+
+def test_steps_are_those_of_the_plain_model_of_ours_and_of_the_papers(tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    path = tmp_path / "end_to_end.json"
+    assert write_steps(path, {"resnet-50-tiny": 4}, CPU, 0.0) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert all(row[f"{kind}_ms"] > 0 for kind in ("plain", "ours", "papers"))
 
 
 def test_the_floor_is_that_of_the_table_of_measurements() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,17 @@ batchformer bench [SHAPE ...]          time and memory of the layer on this GPU,
 
 SHAPE is one or more of: deformable-detr deit-ti deit-s detr batchformer deit-s-256 deformable-detr-4 (default: all)
 --dtype bf16|fp16|fp32   (bf16)        --dropout P   (0.5)         --out FOLDER   (benchmarks/results)
---name NAME   the file is FOLDER/NAME.json (layer)
---compile     the papers' layer by torch.compile as well (about a minute for each shape and pass)
---quick       fewer rounds, forward and backward together only
+--name NAME     the file is FOLDER/NAME.json (layer)
+--no-compile    leave out the papers' layer by torch.compile (about 15 seconds for each shape)
+--quick         fewer rounds, forward and backward together only, nothing compiled
+--growth        instead: how cost grows with batch and positions, FOLDER/growth.json and growth.png
+--end-to-end    instead: training steps of DeiT-S, ResNet-50 and Deformable DETR, FOLDER/end_to_end.json
+--all           all three, one after the other
 Each row is printed as soon as it is measured, and the file is whole after each.
 """
-_OPTIONS = [Option("dtype"), Option("dropout"), Option("out"), Option("name"), Option("compile", "nothing"),
-            Option("quick", "nothing")]  # fmt: skip
+_OPTIONS = [Option("dtype"), Option("dropout"), Option("out"), Option("name"), Option("no-compile", "nothing"),
+            Option("quick", "nothing"), Option("growth", "nothing"), Option("end-to-end", "nothing"),
+            Option("all", "nothing")]  # fmt: skip
 
 
 def run(args: list[str]) -> int:
@@ -28,7 +34,8 @@ def run(args: list[str]) -> int:
     dropout = _probability(given.value("dropout", "0.5") or "")
     import torch
 
-    from batchformer.kernels import bench
+    from batchformer._cli import bench_steps
+    from batchformer.kernels import bench, growth
 
     dtype = given.value("dtype", "bf16") or ""
     if dtype not in bench.DTYPES:
@@ -36,51 +43,102 @@ def run(args: list[str]) -> int:
     shapes = {name: _shape(name, bench.SHAPES) for name in given.positional} or bench.SHAPES
     if not torch.cuda.is_available():
         raise UserError("bench measures a GPU, and torch finds no CUDA device here; run it on a machine that has one.")
-    settings = bench.Settings(dtype, dropout, compile=given.flag("compile"))
-    if given.flag("quick"):
-        settings = settings._replace(rounds=3, seconds=0.02, passes=("fwd+bwd",))
-    path = Path(given.value("out", "benchmarks/results") or "", f"{given.value('name', 'layer')}.json")
-    return write_rows(path, shapes, settings, torch.device("cuda"))
+    device, is_quick, is_all = torch.device("cuda"), given.flag("quick"), given.flag("all")
+    settings = bench.Settings(dtype, dropout, compile=not given.flag("no-compile"))
+    if is_quick:
+        settings = settings._replace(rounds=3, seconds=0.02, passes=("fwd+bwd",), compile=False)
+    folder = Path(given.value("out", "benchmarks/results") or "")
+    failed = 0
+    if is_all or not (given.flag("growth") or given.flag("end-to-end")):
+        failed |= write_rows(folder / f"{given.value('name', 'layer')}.json", shapes, settings, device)
+    if is_all or given.flag("growth"):
+        sweep = (growth.QUICK if is_quick else growth.Sweep())._replace(dtype=dtype, dropout=dropout)
+        failed |= write_growth(folder / "growth.json", sweep, device)
+    if is_all or given.flag("end-to-end"):
+        failed |= write_steps(folder / "end_to_end.json", bench_steps.BATCHES, device, 0.1 if is_quick else 0.3)
+    return failed
 
 
 def write_rows(path: Path, shapes: Any, settings: Any, device: Any) -> int:
     """Measure, print and write; 1 where something could not be measured."""
     from batchformer.kernels import bench
-    from batchformer.running.atomic import write_json
 
     problems: list[str] = []
+    return _write(path, bench.rows(shapes, settings, device, problems, _tell), _COLUMNS, device, problems)
+
+
+def write_growth(path: Path, sweep: Any, device: Any) -> int:
+    from batchformer.kernels import growth
+
+    problems: list[str] = []
+
+    def finish(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        growth.plot(rows, path.with_suffix(".png"))
+        return {"crossings": growth.crossings(rows)}
+
+    rows = growth.rows(sweep, device, problems, _tell)
+    return _write(path, rows, _GROWTH_COLUMNS, device, problems, finish)
+
+
+def write_steps(path: Path, batches: dict[str, int], device: Any, seconds: float) -> int:
+    from batchformer._cli import bench_steps
+
+    problems: list[str] = []
+    rows = bench_steps.rows(batches, device, problems, _tell, seconds=seconds)
+    return _write(path, rows, _STEP_COLUMNS, device, problems)
+
+
+def _write(
+    path: Path, rows: Iterable[dict[str, Any]], columns: tuple[str, ...], device: Any, problems: list[str],
+    finish: Callable[[list[dict[str, Any]]], dict[str, Any]] = lambda rows: {},
+) -> int:  # fmt: skip
+    from batchformer.kernels import bench
+    from batchformer.running.atomic import write_json
+
     result: dict[str, Any] = {**bench.machine(device), "rows": []}
     path.parent.mkdir(parents=True, exist_ok=True)
-    print(_line(dict.fromkeys(_COLUMNS, None), header=True), flush=True)
-    for row in bench.rows(shapes, settings, device, problems):
+    print(_line(columns, None), flush=True)
+    for row in rows:
         result["rows"].append(row)
         if problems:
             result["problems"] = problems
         write_json(path, result)
-        print(_line(row), flush=True)
+        print(_line(columns, row), flush=True)
+    result.update(finish(result["rows"]))
+    write_json(path, result)
+    for crossing in result.get("crossings", []):
+        where = "never, up to here" if crossing["batch"] is None else f"from a batch of {crossing['batch']:.0f}"
+        print(f"attention takes longer than the matrix products at {crossing['positions']} positions: {where}")
     for problem in problems:
         print(f"not measured: {problem}")
     print(path)
     return 1 if problems else 0
 
 
+def _tell(what: str) -> None:
+    """What is being measured, beside the table: on a terminal it is overwritten by what comes next."""
+    end = "\r" if sys.stderr.isatty() else "\n"
+    print(f"... {what:<60}", end=end, file=sys.stderr, flush=True)
+
+
 _COLUMNS = ("shape", "heads", "pass", "memory", "ours_ms", "papers_ms", "compiled_ms", "graph_ms", "floor_ms",
             "ours_gib", "papers_gib")  # fmt: skip
+_GROWTH_COLUMNS = ("shape", "fast_ms", "lean_ms", "attention_ms", "products_ms", "fast_gib", "lean_gib")
+_STEP_COLUMNS = ("model", "batch", "plain_ms", "ours_ms", "papers_ms", "plain_gib", "ours_gib", "papers_gib")
 
 
-def _line(row: dict[str, Any], header: bool = False) -> str:
+def _line(columns: tuple[str, ...], row: dict[str, Any] | None) -> str:
+    """A line of the table; without a row its head."""
     cells = []
-    for name in _COLUMNS:
-        value = row[name]
-        if header:
-            text = name
-        elif value is None:
+    for name in columns:
+        value = name if row is None else row[name]
+        if value is None:
             text = "-"
         elif isinstance(value, float):
             text = f"{value:.3f}"
         else:
-            text = " x ".join(map(str, value)) if name == "shape" else str(value)
-        cells.append(f"{text:<18}" if name == "shape" else f"{text:>{max(8, len(name))}}")
+            text = " x ".join(map(str, value)) if isinstance(value, list) else str(value)
+        cells.append(f"{text:<18}" if name in ("shape", "model") else f"{text:>{max(8, len(name))}}")
     return " ".join(cells)
 
 

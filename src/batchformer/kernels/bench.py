@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from batchformer.kernels.choose import MEMORIES, Memory
+from batchformer.kernels.choose import MEMORIES, Backend, Memory
 from batchformer.nn.encoder import BatchEncoderLayer
 
 Pass = Literal["fwd+bwd", "fwd"]
@@ -155,15 +155,20 @@ def graph_of(step: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def rows(
-    shapes: dict[str, Shape], settings: Settings, device: torch.device, problems: list[str]
-) -> Iterator[dict[str, Any]]:
-    """One row after the other, as they are measured. What fails is None in its row and a sentence in `problems`."""
+    shapes: dict[str, Shape], settings: Settings, device: torch.device, problems: list[str],
+    tell: Callable[[str], Any] = lambda _: None,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """One row after the other, as they are measured. What fails is None in its row and a sentence in `problems`; what
+    is being done is told."""
     dtype = DTYPES[settings.dtype]
     rates = measure_rates(device, dtype)
     for name, shape in shapes.items():
+        theirs = _Papers(name, shape, settings, device, problems)
         for kind in settings.passes:
-            papers = _papers(name, shape, kind, settings, device, problems)
+            tell(f"{name}, {kind}: the papers' layer" + (", compiled too" if settings.compile else ""))
+            papers = theirs.measure(kind)
             for memory in settings.memories:
+                tell(f"{name}, {kind}: ours, {memory}")
                 ours = _ours(f"{name} {kind} {memory}", shape, kind, memory, settings, device, problems)
                 yield {
                     "shape": list(shape[:3]), "heads": shape.heads, "dtype": settings.dtype, "pass": kind,
@@ -171,6 +176,11 @@ def rows(
                     "compiled_ms": papers["compiled"], "graph_ms": ours["graph"], "ours_gib": ours["gib"],
                     "papers_gib": papers["gib"], "floor_ms": floor_ms(shape, kind, dtype, rates),
                 }  # fmt: skip
+
+
+def kernels_on(device: torch.device) -> Backend:
+    """The kernels are what is measured, also while "auto" would not take them; on the CPU there are none."""
+    return "triton" if device.type == "cuda" else "auto"
 
 
 def _inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -182,7 +192,9 @@ def _ours(
     label: str, shape: Shape, kind: Pass, memory: Memory, settings: Settings, device: torch.device, problems: list[str]
 ) -> dict[str, float | None]:
     dtype = DTYPES[settings.dtype]
-    module = BatchEncoderLayer(shape.dim, shape.heads, dropout=settings.dropout, memory=memory).to(device, dtype)
+    module = BatchEncoderLayer(
+        shape.dim, shape.heads, dropout=settings.dropout, backend=kernels_on(device), memory=memory
+    ).to(device, dtype)
     step = one_call(module, module, *_inputs(shape, dtype, device), kind)
     timed = (device, settings.rounds, settings.seconds)
     cuda = device.type == "cuda"
@@ -193,26 +205,34 @@ def _ours(
     }
 
 
-def _papers(
-    label: str, shape: Shape, kind: Pass, settings: Settings, device: torch.device, problems: list[str]
-) -> dict[str, float | None]:
-    dtype = DTYPES[settings.dtype]
-    module = nn.TransformerEncoderLayer(shape.dim, shape.heads, shape.dim, settings.dropout).to(device, dtype)
-    inputs = _inputs(shape, dtype, device)
-    step = one_call(module, module, *inputs, kind)
-    timed = (device, settings.rounds, settings.seconds)
-    found: dict[str, float | None] = {
-        "ms": guarded(f"{label} {kind} papers_ms", lambda: median_ms(step, *timed), problems),
-        "gib": None,
-        "compiled": None,
-    }
-    if device.type == "cuda":
-        found["gib"] = guarded(f"{label} {kind} papers_gib", lambda: peak_gib(step, device), problems)
-    if settings.compile:
-        torch._dynamo.reset()
-        compiled = one_call(torch.compile(module), module, *inputs, kind)
-        found["compiled"] = guarded(f"{label} {kind} compiled_ms", lambda: median_ms(compiled, *timed), problems)
-    return found
+class _Papers:
+    """The papers' layer at one shape; compiled once for both passes."""
+
+    def __init__(self, name: str, shape: Shape, settings: Settings, device: torch.device, problems: list[str]) -> None:
+        dtype = DTYPES[settings.dtype]
+        self.name, self.settings, self.device, self.problems = name, settings, device, problems
+        self.module = nn.TransformerEncoderLayer(shape.dim, shape.heads, shape.dim, settings.dropout).to(device, dtype)
+        self.inputs = _inputs(shape, dtype, device)
+        self.compiled: Callable[[Tensor], Tensor] | None = None
+        if settings.compile:
+            torch._dynamo.reset()
+            self.compiled = torch.compile(self.module, dynamic=False)
+
+    def measure(self, kind: Pass) -> dict[str, float | None]:
+        timed = (self.device, self.settings.rounds, self.settings.seconds)
+        step = one_call(self.module, self.module, *self.inputs, kind)
+
+        def of(what: str, measure: Callable[[], float]) -> float | None:
+            return guarded(f"{self.name} {kind} {what}", measure, self.problems)
+
+        found: dict[str, float | None] = {"ms": of("papers_ms", lambda: median_ms(step, *timed)), "gib": None}
+        if self.device.type == "cuda":
+            found["gib"] = of("papers_gib", lambda: peak_gib(step, self.device))
+        found["compiled"] = None
+        if self.compiled is not None:
+            fast = one_call(self.compiled, self.module, *self.inputs, kind)
+            found["compiled"] = of("compiled_ms", lambda: median_ms(fast, *timed))
+        return found
 
 
 def guarded(label: str, measure: Callable[[], float], problems: list[str]) -> float | None:

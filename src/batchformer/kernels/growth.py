@@ -1,0 +1,145 @@
+"""How time and memory of the layer grow with the batch and with the positions, and where attention overtakes the rest.
+
+Attention grows with B x B x N, the matrix products with B x N: by arithmetic alone they meet where the batch is three
+times the width. "attention_ms" is attention alone, "products_ms" the four matrix products alone, forward and backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from batchformer.kernels.bench import DTYPES, guarded, kernels_on, median_ms, one_call, peak_gib
+from batchformer.kernels.choose import MEMORIES
+from batchformer.nn.encoder import BatchEncoderLayer
+
+
+class Sweep(NamedTuple):
+    batches: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+    positions: tuple[int, ...] = (1, 16, 197, 1000, 4000, 13294, 50_000)
+    tokens: int = 2**22  # at most
+    dim: int = 256
+    heads: int = 4
+    dtype: str = "bf16"
+    dropout: float = 0.5
+
+
+QUICK = Sweep(batches=(16, 128, 1024, 4096), positions=(1, 197, 1000))
+
+
+class Products(nn.Module):
+    """The four matrix products of the layer and nothing between them."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(dim, width, bias=False) for width in (3 * dim, dim, dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        into, *rest = self.parts
+        x = into(x)[..., : x.shape[-1]]
+        for part in rest:
+            x = part(x)
+        return x
+
+
+def rows(
+    sweep: Sweep, device: torch.device, problems: list[str], tell: Callable[[str], Any] = lambda _: None
+) -> Iterator[dict[str, Any]]:
+    for positions in sweep.positions:
+        for batch in sweep.batches:
+            if batch * positions <= sweep.tokens:
+                tell(f"batch {batch}, {positions} positions")
+                yield _row(batch, positions, sweep, device, problems)
+
+
+def _row(batch: int, positions: int, sweep: Sweep, device: torch.device, problems: list[str]) -> dict[str, Any]:
+    dtype, label, timed = DTYPES[sweep.dtype], f"{batch} x {positions}", (device, 3, 0.01)
+    x = torch.randn(batch, positions, sweep.dim, device=device, dtype=dtype, requires_grad=True)
+    grad = torch.randn_like(x)
+    row: dict[str, Any] = {"shape": list(x.shape), "heads": sweep.heads, "dtype": sweep.dtype, "pass": "fwd+bwd",
+                           "dropout": sweep.dropout}  # fmt: skip
+
+    def measure(name: str, step: Callable[[], Any]) -> None:
+        row[f"{name}_ms"] = guarded(f"{label} {name}_ms", lambda: median_ms(step, *timed), problems)
+
+    for memory in MEMORIES:
+        layer = BatchEncoderLayer(
+            sweep.dim, sweep.heads, dropout=sweep.dropout, backend=kernels_on(device), memory=memory
+        ).to(device, dtype)
+        step = one_call(layer, layer, x, grad, "fwd+bwd")
+        measure(memory, step)
+        row[f"{memory}_gib"] = None
+        if device.type == "cuda":
+            row[f"{memory}_gib"] = guarded(f"{label} {memory}_gib", lambda s=step: peak_gib(s, device), problems)  # type: ignore[misc]
+    products = Products(sweep.dim).to(device, dtype)
+    measure("products", one_call(products, products, x, grad, "fwd+bwd"))
+    qkv = torch.randn(batch, positions, 3 * sweep.dim, device=device, dtype=dtype, requires_grad=True)
+    measure("attention", one_call(_attention(sweep, device), nn.Module(), qkv, grad, "fwd+bwd"))
+    return row
+
+
+def _attention(sweep: Sweep, device: torch.device) -> Callable[[Tensor], Tensor]:
+    if kernels_on(device) == "triton":
+        from batchformer.kernels.run import batch_attention
+
+        return lambda qkv: batch_attention(qkv, sweep.heads, sweep.dropout)
+
+    from batchformer.nn.attention import batch_attention as by_torch
+
+    def attend(qkv: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (sweep.heads, -1)) for t in qkv.chunk(3, dim=-1))
+        return by_torch(q, k, v, sweep.dropout).flatten(2)
+
+    return attend
+
+
+def crossings(rows: list[dict[str, Any]]) -> list[dict[str, float | int | None]]:
+    """For each number of positions the batch from which attention takes longer than the products: between two measured
+    ones on a straight line in logarithms, None where it never does."""
+    found: dict[int, float | None] = {}
+    before: dict[int, tuple[int, float]] = {}
+    for row in sorted(rows, key=lambda row: row["shape"][0]):
+        batch, positions, _ = row["shape"]
+        if row["attention_ms"] is None or row["products_ms"] is None:
+            continue
+        ratio = math.log(row["attention_ms"] / row["products_ms"])
+        found.setdefault(positions, None)
+        if ratio >= 0.0 and found[positions] is None:
+            below = before.get(positions)
+            share = 1.0 if below is None else below[1] / (below[1] - ratio)
+            found[positions] = batch if below is None else below[0] * (batch / below[0]) ** share
+        elif ratio < 0.0:
+            found[positions] = None  # noise of small sizes: what counts is the last time it is overtaken
+        before[positions] = (batch, ratio)
+    return [{"positions": positions, "batch": batch} for positions, batch in sorted(found.items())]
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Time and memory against the batch, a line for each number of positions; dotted: attention alone."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    time, memory = figure.subplots(1, 2)
+    for i, positions in enumerate(sorted({row["shape"][1] for row in rows})):
+        these = [row for row in rows if row["shape"][1] == positions]
+        batches, style = [row["shape"][0] for row in these], {"color": f"C{i}", "label": f"{positions:,} positions"}
+        time.plot(batches, [row["fast_ms"] or math.nan for row in these], "o-", markersize=3, **style)
+        alone = [row["attention_ms"] or math.nan for row in these]
+        time.plot(batches, alone, ":", color=f"C{i}")
+        for kind, line in (("fast", "o-"), ("lean", "--")):
+            sizes = [row[f"{kind}_gib"] or math.nan for row in these]
+            memory.plot(batches, sizes, line, markersize=3, color=f"C{i}")
+    time.set(ylabel="ms, forward + backward (dotted: attention alone)")
+    memory.set(ylabel="peak GiB (dashed: lean)")
+    for axes in (time, memory):
+        known = any(math.isfinite(y) for line in axes.get_lines() for y in line.get_ydata())
+        axes.set(xlabel="batch", xscale="log", yscale="log" if known else "linear")  # no logarithm of nothing
+        axes.grid(alpha=0.3)
+    time.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
