@@ -20,7 +20,7 @@ def build(name="detr", backbone="test_resnet", **more):
     if name == "deformable-detr-two-stage":
         more = {"two_stage_num_proposals": 6, **more}
     torch.manual_seed(0)
-    return create_detector(name, num_labels=3, backbone=backbone, **SMALL, **more)
+    return create_detector(name, num_labels=3, backbone=backbone, **{**SMALL, **more})
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +165,10 @@ def test_weights_freeze_stem_and_first_stage_as_published(mobilenet):
         ({"num_querys": 5}, "DetrConfig has no 'num_querys'"),
         ({"frozen_stages": 9}, "between 0 and 5"),
         ({"backbone": "resnet5000"}, "resnet5000"),
+        (
+            {"name": "deformable-detr", "d_model": 20, "encoder_attention_heads": 5},
+            "deformable-detr with these settings",
+        ),
     ],
 )
 def test_mistakes_are_told(call, said):

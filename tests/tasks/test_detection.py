@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import lightning as L
 import pytest
@@ -140,6 +141,16 @@ def test_both_methods_begin_with_the_same_detector(data):
     plain, attached = tasks[0].net.state_dict(), tasks[1].attachment.plain_state_dict()
     assert plain.keys() == attached.keys()
     assert all(torch.equal(plain[key], attached[key]) for key in plain)
+
+
+def test_a_random_backbone_is_warned_of(data, tmp_path):
+    with pytest.warns(RuntimeWarning, match="begins with random weights"):
+        train(task_of(), data, limit_train_batches=1, limit_val_batches=0)
+    weights = tmp_path / "backbone.pth"
+    torch.save(create_detector("detr", num_labels=5, backbone="test_resnet").model.backbone.model.state_dict(), weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        train(task_of(backbone_weights=str(weights)), data, limit_train_batches=1, limit_val_batches=0)
 
 
 def test_boxes_that_are_no_numbers_stop_the_training(data):

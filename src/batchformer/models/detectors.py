@@ -87,6 +87,8 @@ def create_detector(
         model = model_class(config_class(num_labels=num_labels, **names, **settings))
     except RuntimeError as problem:  # timm's answer to an unknown name
         raise UserError(f"backbone {backbone!r}: {str(problem).splitlines()[0]}") from problem
+    except ValueError as problem:  # sizes that do not fit together, one decoder layer in Deformable DETR, ...
+        raise UserError(f"{name} with these settings: {str(problem).splitlines()[0]}") from problem
     begin_as_published(model, kind.focal)
     if kind.focal:
         from batchformer.models.detector_loss import focal_detection_loss

@@ -1,5 +1,6 @@
 """Object detection with transformers' DETR family, with or without BatchFormerV2."""
 
+import warnings
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal
@@ -202,6 +203,14 @@ class Detection(ImageTask):
         data = getattr(self.trainer, "datamodule", None)
         self.category_ids = list(getattr(data, "category_ids", []))
         self.is_thing = list(getattr(data, "is_thing", []))
+        begins = self.trainer.ckpt_path is None and getattr(self, "detector_from", None) is None
+        if begins and self.backbone_weights is None and self.trainer.is_global_zero:
+            warnings.warn(
+                f"{self.backbone} begins with random weights, which a backbone with frozen BatchNorm does not recover "
+                f"from: give a file with ImageNet weights as model.backbone_weights.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _make_meter(self) -> StreamMeter:
         return StreamMeter(self.device, self.trainer.accumulate_grad_batches)
