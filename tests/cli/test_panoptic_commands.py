@@ -95,6 +95,16 @@ def test_the_head_leaves_detector_and_module_as_they_were(stages):
     assert any(key.startswith("net.batchformer") for key in boxes)
 
 
+def test_joint_training_needs_no_detector_and_moves_everything(data, tmp_path):
+    words = ["--data-root", str(data), *WORDS, "--model.train", "joint", "--out", str(tmp_path / "run")]
+    assert main(["fit", STAGES[1], *words, "--trainer.limit_train_batches", "1"]) == 0
+    first = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    moved = set(first["optimizer_states"][0]["state"])
+    groups = first["optimizer_states"][0]["param_groups"]
+    assert {group["name"] for group in groups} == {"rest", "backbone"}
+    assert moved == {number for group in groups for number in group["params"]}
+
+
 def test_test_finds_the_numbers_of_the_result_file(say, stages):
     code, out, err = say("test", stages(STAGES[1], "batchformer")[1])
     assert code == 0, err

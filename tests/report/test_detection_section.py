@@ -72,6 +72,13 @@ def test_a_page_of_several_kinds_names_them_all(tmp_path):
     assert "Average precision of boxes, Panoptic quality, percent" in page
 
 
+def test_numbers_on_the_images_trained_on_are_told(tmp_path):
+    run = of_objects("ap", "coco128-detr", "baseline", 0)
+    run["config"]["data"] = {"class_path": "batchformer.data.CocoDetection", "init_args": {"evaluate_on": "train"}}
+    page = write_report([write(tmp_path, [run])], tmp_path / "page.html").read_text()
+    assert "Evaluated on the images trained on" in page
+
+
 def test_the_loss_of_a_detector_has_no_line_of_chance(tmp_path):
     losses = {"plain_loss": [9.0, 3.0], "related_loss": [9.5, 4.0]}
     for kind, runs in {

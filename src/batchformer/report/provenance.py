@@ -97,6 +97,10 @@ def caveats(runs: Sequence[Run]) -> list[str]:
             "like a threefold learning rate, and the baseline's loss is not scaled: part of a difference may be that. "
             "The control is --method baseline --model.loss_weight 3."
         )
+    if any(flatten(run.raw.get("config")).get("data.evaluate_on") == "train" for run in runs):
+        found.append(
+            "Evaluated on the images trained on: it shows that the network learns them, and nothing about others."
+        )
     odd = sorted({run.text("protocol") or "unknown" for run in runs} - {"last"})
     if odd:
         found.append(f"Not all numbers are those of the last epoch (protocol: {', '.join(odd)}).")
