@@ -16,7 +16,7 @@ from torch import Tensor
 
 from batchformer.kernels import run
 from batchformer.kernels.bench import Shape
-from batchformer.kernels.choose import Memory
+from batchformer.kernels.choose import MEMORIES, Memory
 from batchformer.kernels.random_bits import Drop, Site, keep_mask
 from batchformer.nn.encoder import BatchEncoderLayer
 
@@ -103,3 +103,22 @@ def whole(shape: Shape, dtype: torch.dtype, device: torch.device, memory: Memory
     for module in (layer, exact):
         module.self_attn.backend, module.memory = "sdpa", "fast"
     return _compare(ours, _results(layer(x), x, layer), _results(exact(twin), twin, exact))
+
+
+def all_of(task: tuple[str, Shape, torch.dtype, torch.device]) -> list[dict[str, Any]]:
+    """Every check of a shape: with dropout, at full size, and in single precision where the kernels have it."""
+    name, shape, dtype, device = task
+    kinds: list[tuple[str, Any, torch.dtype]] = [("dropout", with_dropout, dtype), ("full size", whole, dtype)]
+    if shape.dim // shape.heads <= 256:
+        kinds.append(("dropout, single precision", with_dropout, torch.float32))
+    rows = []
+    for memory in MEMORIES:
+        for what, check, kind in kinds:
+            row: dict[str, Any] = {"shape": name, "memory": memory, "what": what}
+            try:
+                row.update(check(shape, kind, device, memory))
+            except Exception as problem:
+                text = (str(problem).strip().splitlines() or [""])[0]
+                row.update(passed=False, failed=f"{type(problem).__name__}: {text}"[:300])
+            rows.append(row)
+    return rows

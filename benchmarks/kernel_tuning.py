@@ -17,7 +17,7 @@ import argparse
 import multiprocessing
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -64,39 +64,43 @@ class Log:
         return row
 
 
-def compile_all(log: Log, shapes: dict[str, Shape], workers: int) -> None:
+def compile_all(log: Log, shapes: dict[str, Shape], workers: int) -> set[tuple[int, Candidate]]:
+    """Those that failed, by width and candidate."""
     # the slowest first, so that none of them is left to the end; sizes of equal kernels once
     tasks = list({(s._replace(positions=2), c): None for s in shapes.values() for c in candidates(s)})
     tasks.sort(key=lambda task: task[1].operation in ("tile", "queries", "keys", "forward"), reverse=True)
-    begun = time.monotonic()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        for (shape, candidate), problem in zip(tasks, pool.map(compile_one, tasks), strict=True):
-            if problem is not None:
-                log.add("compile", {"shape": list(shape), **named(candidate), "failed": problem})
+    begun, failed = time.monotonic(), set()
+    try:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            for (shape, candidate), problem in zip(tasks, pool.map(compile_one, tasks), strict=True):
+                if problem is not None:
+                    failed.add((shape.dim, candidate))
+                    log.add("compile", {"shape": list(shape), **named(candidate), "failed": problem})
+    except BrokenExecutor as problem:  # a worker died; the rest compiles when it is used
+        log.add("compile", {"failed": str(problem)[:300]})
     log.add("compile", {"kernels": len(tasks), "took": round(time.monotonic() - begun, 1)})
+    return failed
 
 
 def named(candidate: Candidate) -> dict[str, Any]:
     return {"operation": candidate.operation + ("*" if candidate.is_current else ""), "tiles": list(candidate.tiles)}
 
 
-def check_all(log: Log, shapes: dict[str, Shape], dtype: torch.dtype) -> None:
-    for name, shape in shapes.items():
-        for memory in MEMORIES:
-            label = {"shape": name, "memory": memory}
-            drop = log.guard("check", {**label, "what": "dropout"},
-                             lambda s=shape, m=memory: checks.with_dropout(s, dtype, log.device, m))  # fmt: skip
-            full = log.guard("check", {**label, "what": "full size"},
-                             lambda s=shape, m=memory: checks.whole(s, dtype, log.device, m))  # fmt: skip
-            single: dict[str, Any] = {}
-            if shape.dim // shape.heads <= 256:
-                label["what"] = "dropout, single precision"
-                exact = (shape, torch.float32, log.device, memory)
-                single = log.guard("check", label, lambda given=exact: checks.with_dropout(*given))
-            for row in (drop, full, single):
-                if not row.get("passed", True):
-                    print(f"    WRONG: {row}", flush=True)
+def check_all(log: Log, shapes: dict[str, Shape], dtype: torch.dtype, workers: int) -> None:
+    """Each shape in a process of its own: an error on the device would spoil all that comes after it there."""
+    tasks = [(name, shape, dtype, log.device) for name, shape in shapes.items()]
+    if not workers:
+        found = map(checks.all_of, tasks)
+        for row in (row for rows in found for row in rows):
+            log.add("check", row)
+        return
+    try:
+        with ProcessPoolExecutor(len(tasks), mp_context=multiprocessing.get_context("spawn")) as pool:
+            for done in as_completed([pool.submit(checks.all_of, task) for task in tasks]):
+                for row in done.result():
+                    log.add("check" if row.get("passed") else "check WRONG", row)
+    except BrokenExecutor as problem:
+        log.add("check WRONG", {"failed": str(problem)[:300]})
 
 
 def timed(call: Callable[[], Any], device: torch.device, in_graph: int = 10) -> float:
@@ -114,12 +118,14 @@ def timed(call: Callable[[], Any], device: torch.device, in_graph: int = 10) -> 
 
 
 def time_kernels(
-    log: Log, shapes: dict[str, Shape], rates: Rates, dtype: torch.dtype
+    log: Log, shapes: dict[str, Shape], rates: Rates, dtype: torch.dtype, failed: set[tuple[int, Candidate]]
 ) -> dict[tuple[str, str], Candidate]:
     best: dict[tuple[str, str], tuple[float, Candidate]] = {}
     for name, shape in shapes.items():
         bench = Bench(shape, log.device, dtype)
         for candidate in candidates(shape):
+            if (shape.dim, candidate) in failed:
+                continue
             need = cost(shape, candidate.operation)
             floor = 1e3 * max(need.bytes / rates.copying, need.operations / rates.arithmetic)
 
@@ -241,13 +247,12 @@ def tune(
     dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Any]:  # fmt: skip
     log = Log(out, seconds, device)
-    if workers:
-        compile_all(log, shapes, workers)
-    check_all(log, shapes, dtype)
+    failed = compile_all(log, shapes, workers) if workers else set()
+    check_all(log, shapes, dtype, workers)
     rates = measure_rates(device, dtype)
     log.add("rates", {"TFLOP/s": rates.arithmetic / 1e12, "GB/s": rates.copying / 1e9})
     time_layer(log, shapes, dtype)
-    best = time_kernels(log, shapes, rates, dtype)
+    best = time_kernels(log, shapes, rates, dtype, failed)
     time_products(log, shapes, rates, dtype)
     for (shape, operation), candidate in best.items():
         kind = type(candidate.tiles).__name__

@@ -73,7 +73,12 @@ def write_growth(path: Path, sweep: Any, device: Any) -> int:
     problems: list[str] = []
 
     def finish(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        growth.plot(rows, path.with_suffix(".png"))
+        try:
+            growth.plot(rows, path.with_suffix(".png"))
+        except ImportError:
+            print(
+                "No plot: matplotlib is not installed here. Elsewhere: python -m batchformer.kernels.growth FILE.json"
+            )
         return {"crossings": growth.crossings(rows)}
 
     rows = growth.rows(sweep, device, problems, _tell)

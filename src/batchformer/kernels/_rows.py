@@ -36,11 +36,13 @@ def add_norm_forward(
         counted = counted_row(row, period, row_stride, row_offset)
         keep = keep_tile(tl.load(seed), SITE, 0, counted, 0, threshold, BC, BITS)
         added = tl.where(keep, added * keep_scale, 0.0)
-    total = tl.where(mask, added + carried, 0.0)
+    total = added + carried  # zero in columns that do not exist
     if statistics is not None:
         tl.store(branch + at, total.to(branch.dtype.element_ty), mask=mask)
     middle = tl.sum(total, 1) / C
-    centred = tl.where(mask, total - middle[:, None], 0.0)
+    centred = total - middle[:, None]
+    if C < BC:
+        centred = tl.where(real[None, :], centred, 0.0)
     inverse = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
     if out is not None:
         scaled = centred * inverse[:, None] * tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None, :]
@@ -82,12 +84,13 @@ def add_norm_backward(
         summed = tl.load(total + at, mask=mask, other=0.0).to(tl.float32)
         middle = tl.load(statistics + 2 * row, mask=inside, other=0.0)[:, None]
         inverse = tl.load(statistics + 2 * row + 1, mask=inside, other=0.0)[:, None]
-        normed = tl.where(mask, (summed - middle) * inverse, 0.0)
+        # Rows that do not exist are zero throughout; columns that do not, wherever they enter a sum that is used.
+        normed = (summed - middle) * inverse
         for_weight += arrived * normed
         for_shift += arrived
         inner = arrived * scale
         along = tl.sum(inner * normed, 1)[:, None] / C
-        inner = tl.where(mask, (inner - tl.sum(inner, 1)[:, None] / C - normed * along) * inverse, 0.0)
+        inner = (inner - tl.sum(inner, 1)[:, None] / C - normed * along) * inverse
         tl.store(grad_total + (at_whole if WHOLE_TOTAL else at), inner.to(grad_total.dtype.element_ty), mask=mask)
         if BITS > 0:
             keep = keep_tile(word, SITE, 0, counted, 0, threshold, BC, BITS)

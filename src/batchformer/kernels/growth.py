@@ -6,7 +6,9 @@ times the width. "attention_ms" is attention alone, "products_ms" the four matri
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,3 +145,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     time.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":  # the plot of a file that was measured elsewhere
+    for name in sys.argv[1:]:
+        plot(json.loads(Path(name).read_text())["rows"], Path(name).with_suffix(".png"))
