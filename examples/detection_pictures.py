@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, help="a folder of own images instead")
     parser.add_argument("--images", type=int, default=4, help="how many (4)")
     parser.add_argument("--threshold", type=float, default=0.5, help="score from which a box is drawn (0.5)")
-    parser.add_argument("--steps", type=int, default=60, help="of training on the miniature (60)")
+    parser.add_argument("--steps", type=int, default=50, help="of training on the miniature (50)")
     parser.add_argument("--out", type=Path, help="folder to write to")
     given = parser.parse_args()
     if given.runs and len(given.runs) != 2:
