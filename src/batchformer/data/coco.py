@@ -1,12 +1,11 @@
 """COCO in its official layout, and anybody's data in its format."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from batchformer.data.boxes import Categories, Scenes
 from batchformer.data.coco_json import read_instances
 from batchformer.data.detection import DetectionData
-from batchformer.data.names import IMAGENET_MEAN, IMAGENET_STD, Statistics
 from batchformer.errors import UserError
 
 
@@ -26,31 +25,9 @@ class CocoDetection(DetectionData):
         train_annotations: str = "annotations/instances_train2017.json",
         val_images: str = "val2017",
         val_annotations: str = "annotations/instances_val2017.json",
-        image_size: int = 800,
-        max_size: int | None = None,
-        scales: list[int] | None = None,
-        augment: Literal["detr", "flip", "none"] = "detr",
-        pad_multiple: int = 1,
-        labels: Literal["contiguous", "official"] = "contiguous",
-        keep_empty: bool = True,
-        limit_train: int | None = None,
-        limit_val: int | None = None,
-        evaluate_on: Literal["train", "val"] = "val",
-        mean: Statistics = IMAGENET_MEAN,
-        std: Statistics = IMAGENET_STD,
-        batch_size: int = 2,
-        seed: int = 0,
-        workers: int = 4,
-        drop_last: bool = True,
-        eval_batch_size: int = 4,
-        channels_last: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            root, image_size=image_size, max_size=max_size, scales=scales, augment=augment, pad_multiple=pad_multiple,
-            labels=labels, keep_empty=keep_empty, limit_train=limit_train, limit_val=limit_val,
-            evaluate_on=evaluate_on, mean=mean, std=std, batch_size=batch_size, seed=seed, workers=workers,
-            drop_last=drop_last, eval_batch_size=eval_batch_size, channels_last=channels_last,
-        )  # fmt: skip
+        super().__init__(root, **options)
         self.places = {"train": (train_annotations, train_images), "val": (val_annotations, val_images)}
 
     def _read_scenes(self, root: str) -> tuple[Scenes, Scenes, Categories]:

@@ -63,9 +63,17 @@ class DetectionData(DataModule):
         evaluate_on: Part = "val",
         mean: Statistics = IMAGENET_MEAN,
         std: Statistics = IMAGENET_STD,
-        **options: Any,
+        batch_size: int = 2,
+        seed: int = 0,
+        workers: int = 4,
+        drop_last: bool = True,
+        eval_batch_size: int = 4,
+        channels_last: bool = False,
     ) -> None:
-        super().__init__(root, **options)
+        super().__init__(
+            root, batch_size=batch_size, seed=seed, workers=workers, drop_last=drop_last,
+            eval_batch_size=eval_batch_size, channels_last=channels_last,
+        )  # fmt: skip
         numbers = {"image_size": image_size, "max_size": max_size, "pad_multiple": pad_multiple,
                    "limit_train": limit_train, "limit_val": limit_val,
                    "scales": None if scales is None else min(scales, default=0)}  # fmt: skip

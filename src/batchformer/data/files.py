@@ -5,7 +5,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from batchformer.data.base import ClassificationData
 from batchformer.data.checks import check_labels, class_counts
 from batchformer.data.epochs import EpochLoader
-from batchformer.data.names import FileAugmentation, Statistics, check_image_options
+from batchformer.data.names import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics, check_image_options
 from batchformer.errors import UserError
 
 
@@ -32,16 +32,26 @@ class FileData(ClassificationData):
 
     def __init__(
         self,
-        root: str | None,
+        root: str | None = None,
         *,
-        augment: FileAugmentation,
-        image_size: int,
-        mean: Statistics,
-        std: Statistics,
-        erase_prob: float,
-        **options: Any,
+        augment: FileAugmentation = "imagenet-lt",
+        image_size: int = 224,
+        mean: Statistics = IMAGENET_MEAN,
+        std: Statistics = IMAGENET_STD,
+        batch_size: int = 128,
+        seed: int = 0,
+        workers: int = 4,
+        on_device: Literal["auto"] | bool = "auto",
+        drop_last: bool = True,
+        eval_batch_size: int = 256,
+        channels_last: bool = False,
+        erase_prob: float = 0.0,
+        augment_repeats: int = 1,
     ) -> None:
-        super().__init__(root, **options)
+        super().__init__(
+            root, batch_size=batch_size, seed=seed, workers=workers, on_device=on_device, drop_last=drop_last,
+            eval_batch_size=eval_batch_size, channels_last=channels_last, augment_repeats=augment_repeats,
+        )  # fmt: skip
         if self.on_device is True:
             raise UserError(
                 "data.on_device is for data sets held in memory; image files are read on the host: leave it out."

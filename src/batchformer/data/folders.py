@@ -2,13 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from batchformer.data.files import FileData, Listing
 from batchformer.data.images import EXTENSIONS, is_image
-from batchformer.data.names import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics
 from batchformer.errors import UserError
 
 
@@ -18,29 +16,6 @@ class ImageFolders(FileData):
     root/val has the same class folders (one may be missing there: that class has no accuracy). How long the tail is
     follows from the images that are there.
     """
-
-    def __init__(
-        self,
-        root: str | None = None,
-        augment: FileAugmentation = "imagenet-lt",
-        image_size: int = 224,
-        mean: Statistics = IMAGENET_MEAN,
-        std: Statistics = IMAGENET_STD,
-        batch_size: int = 128,
-        seed: int = 0,
-        workers: int = 4,
-        on_device: Literal["auto"] | bool = "auto",
-        drop_last: bool = True,
-        eval_batch_size: int = 256,
-        channels_last: bool = False,
-        erase_prob: float = 0.0,
-        augment_repeats: int = 1,
-    ) -> None:
-        super().__init__(
-            root, augment=augment, image_size=image_size, mean=mean, std=std, erase_prob=erase_prob,
-            batch_size=batch_size, seed=seed, workers=workers, on_device=on_device, drop_last=drop_last,
-            eval_batch_size=eval_batch_size, channels_last=channels_last, augment_repeats=augment_repeats,
-        )  # fmt: skip
 
     def _read_listings(self, root: str) -> tuple[Listing, Listing, list[str]]:
         names = class_folders(root, "train")

@@ -2,12 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from batchformer.data.files import FileData, Listing, find_file, read_lines
 from batchformer.data.folders import class_folders, list_images
 from batchformer.data.images import is_image
-from batchformer.data.names import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics
+from batchformer.data.names import FileAugmentation
 from batchformer.errors import UserError
 
 _WNID = re.compile(r"n\d{8}")
@@ -25,25 +25,11 @@ class ImageNet(FileData):
         self,
         root: str | None = None,
         classes: str | list[str] | None = None,
-        image_size: int = 224,
         augment: FileAugmentation = "randaugment",
-        erase_prob: float = 0.0,
-        augment_repeats: int = 1,
-        mean: Statistics = IMAGENET_MEAN,
-        std: Statistics = IMAGENET_STD,
-        batch_size: int = 128,
-        seed: int = 0,
         workers: int = 8,
-        on_device: Literal["auto"] | bool = "auto",
-        drop_last: bool = True,
-        eval_batch_size: int = 256,
-        channels_last: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            root, augment=augment, image_size=image_size, mean=mean, std=std, erase_prob=erase_prob,
-            batch_size=batch_size, seed=seed, workers=workers, on_device=on_device, drop_last=drop_last,
-            eval_batch_size=eval_batch_size, channels_last=channels_last, augment_repeats=augment_repeats,
-        )  # fmt: skip
+        super().__init__(root, augment=augment, workers=workers, **options)
         self.classes = classes
 
     def _read_listings(self, root: str) -> tuple[Listing, Listing, list[str]]:

@@ -1,12 +1,11 @@
 """Lists of "path label" lines: the layout ImageNet-LT, Places-LT and iNaturalist 2018 are published in."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
 from batchformer.data.files import FileData, Listing, find_file, read_lines
-from batchformer.data.names import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics
 from batchformer.errors import UserError
 
 
@@ -24,25 +23,10 @@ class ListFiles(FileData):
         train_list: str = "train.txt",
         val_list: str = "val.txt",
         names: str | None = None,
-        augment: FileAugmentation = "imagenet-lt",
-        image_size: int = 224,
-        mean: Statistics = IMAGENET_MEAN,
-        std: Statistics = IMAGENET_STD,
-        batch_size: int = 128,
-        seed: int = 0,
         workers: int = 8,
-        on_device: Literal["auto"] | bool = "auto",
-        drop_last: bool = True,
-        eval_batch_size: int = 256,
-        channels_last: bool = False,
-        erase_prob: float = 0.0,
-        augment_repeats: int = 1,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            root, augment=augment, image_size=image_size, mean=mean, std=std, erase_prob=erase_prob,
-            batch_size=batch_size, seed=seed, workers=workers, on_device=on_device, drop_last=drop_last,
-            eval_batch_size=eval_batch_size, channels_last=channels_last, augment_repeats=augment_repeats,
-        )  # fmt: skip
+        super().__init__(root, workers=workers, **options)
         self.train_list = train_list
         self.val_list = val_list
         self.names = names

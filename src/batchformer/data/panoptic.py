@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -11,7 +11,6 @@ from jaxtyping import Int
 from batchformer.data.boxes import Categories, Scenes, make_scenes
 from batchformer.data.coco_json import places, read_categories, read_images, read_json, same_categories, values
 from batchformer.data.detection import DetectionData, Part
-from batchformer.data.names import IMAGENET_MEAN, IMAGENET_STD, Statistics
 from batchformer.errors import UserError
 
 
@@ -45,31 +44,9 @@ class CocoPanoptic(DetectionData):
         val_images: str = "val2017",
         val_annotations: str = "annotations/panoptic_val2017.json",
         val_segmentations: str = "panoptic_val2017",
-        image_size: int = 800,
-        max_size: int | None = None,
-        scales: list[int] | None = None,
-        augment: Literal["detr", "flip", "none"] = "detr",
-        pad_multiple: int = 1,
-        labels: Literal["contiguous", "official"] = "contiguous",
-        keep_empty: bool = True,
-        limit_train: int | None = None,
-        limit_val: int | None = None,
-        evaluate_on: Literal["train", "val"] = "val",
-        mean: Statistics = IMAGENET_MEAN,
-        std: Statistics = IMAGENET_STD,
-        batch_size: int = 2,
-        seed: int = 0,
-        workers: int = 4,
-        drop_last: bool = True,
-        eval_batch_size: int = 4,
-        channels_last: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            root, image_size=image_size, max_size=max_size, scales=scales, augment=augment, pad_multiple=pad_multiple,
-            labels=labels, keep_empty=keep_empty, limit_train=limit_train, limit_val=limit_val,
-            evaluate_on=evaluate_on, mean=mean, std=std, batch_size=batch_size, seed=seed, workers=workers,
-            drop_last=drop_last, eval_batch_size=eval_batch_size, channels_last=channels_last,
-        )  # fmt: skip
+        super().__init__(root, **options)
         self.masks = masks
         self.places = {
             "train": (train_annotations, train_images, train_segmentations),

@@ -1,7 +1,7 @@
 """PASCAL VOC's folders: an XML file for each image."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,7 +10,6 @@ from batchformer.data.boxes import Categories, Scenes, make_scenes
 from batchformer.data.detection import DetectionData
 from batchformer.data.files import read_lines
 from batchformer.data.images import EXTENSIONS
-from batchformer.data.names import IMAGENET_MEAN, IMAGENET_STD, Statistics
 from batchformer.errors import UserError
 
 VOC_CLASSES = ("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
@@ -34,31 +33,9 @@ class VocDetection(DetectionData):
         val: str | list[str] = "test",
         class_names: list[str] | None = None,
         difficult: bool = False,
-        image_size: int = 800,
-        max_size: int | None = None,
-        scales: list[int] | None = None,
-        augment: Literal["detr", "flip", "none"] = "detr",
-        pad_multiple: int = 1,
-        labels: Literal["contiguous", "official"] = "contiguous",
-        keep_empty: bool = True,
-        limit_train: int | None = None,
-        limit_val: int | None = None,
-        evaluate_on: Literal["train", "val"] = "val",
-        mean: Statistics = IMAGENET_MEAN,
-        std: Statistics = IMAGENET_STD,
-        batch_size: int = 2,
-        seed: int = 0,
-        workers: int = 4,
-        drop_last: bool = True,
-        eval_batch_size: int = 4,
-        channels_last: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            root, image_size=image_size, max_size=max_size, scales=scales, augment=augment, pad_multiple=pad_multiple,
-            labels=labels, keep_empty=keep_empty, limit_train=limit_train, limit_val=limit_val,
-            evaluate_on=evaluate_on, mean=mean, std=std, batch_size=batch_size, seed=seed, workers=workers,
-            drop_last=drop_last, eval_batch_size=eval_batch_size, channels_last=channels_last,
-        )  # fmt: skip
+        super().__init__(root, **options)
         self.lists = {
             part: [names] if isinstance(names, str) else list(names) for part, names in (("train", train), ("val", val))
         }
