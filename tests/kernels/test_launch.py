@@ -1,0 +1,74 @@
+"""What was compiled is called directly, and only where it fits; a stand-in for Triton's kernel says what reaches it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from batchformer.kernels.launch import Kernel
+
+
+class Compiled:
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        return lambda *args: self.calls.append(("direct", grid, args))
+
+
+class Jit:
+    """As Triton's: indexed by the grid, called with everything, gives what it has compiled (None if interpreted)."""
+
+    def __init__(self, interpreted: bool = False) -> None:
+        self.calls: list[Any] = []
+        self.interpreted = interpreted
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def run(*args: Any, **options: Any) -> Compiled | None:
+            self.calls.append(("jit", grid, options))
+            return None if self.interpreted else Compiled(self.calls)
+
+        return run
+
+
+def kinds(jit: Jit) -> list[str]:
+    return [call[0] for call in jit.calls]
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.empty(64)
+
+
+def test_the_second_launch_goes_straight_to_what_the_first_compiled(x: torch.Tensor) -> None:
+    kernel = Kernel(jit := Jit())
+    kernel(3, (x, None), (7, 0.5), (16, True), warps=2, stages=3)
+    kernel(5, (x, None), (8, 0.5), (16, True), warps=2, stages=3)
+    assert jit.calls[0] == ("jit", (3,), {"num_warps": 2, "num_stages": 3})
+    assert jit.calls[1] == ("direct", (5, 1, 1), (x.data_ptr(), None, 8, 0.5, 16, True))
+
+
+def test_other_types_constants_warps_and_missing_tensors_are_compiled_anew(x: torch.Tensor) -> None:
+    kernel = Kernel(jit := Jit())
+    for tensors, constants, warps in (
+        ((x, None), (16,), 4), ((x.bfloat16(), None), (16,), 4), ((x, x), (16,), 4), ((x, None), (32,), 4),
+        ((x, None), (16,), 8),
+    ):  # fmt: skip
+        kernel(1, tensors, (1,), constants, warps)
+    assert kinds(jit) == ["jit"] * 5
+
+
+def test_an_address_that_is_not_aligned_never_meets_a_kernel_for_aligned_ones(x: torch.Tensor) -> None:
+    kernel = Kernel(jit := Jit())
+    for tensor in (x[1:], x, x[1:], x):
+        kernel(1, (tensor,), (1,), ())
+    assert kinds(jit) == ["jit", "jit", "jit", "direct"]
+
+
+def test_interpreted_kernels_have_nothing_to_remember(x: torch.Tensor) -> None:
+    kernel = Kernel(jit := Jit(interpreted=True))
+    for _ in range(2):
+        kernel(1, (x,), (1,), ())
+    assert kinds(jit) == ["jit", "jit"]
