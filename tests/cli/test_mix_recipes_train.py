@@ -7,7 +7,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from batchformer._cli.shelf import recipe_names, recipe_text
+from batchformer._cli.shelf import recipe_names
 from batchformer.cli import main
 from batchformer.data import miniature
 
@@ -47,13 +47,6 @@ WITH_MODULE = ["deit-s-imagenet-transmix", "pvt-v2-b2-imagenet-transmix", "swin-
 def test_every_recipe_is_tried_somewhere():
     assert set(recipe_names()) == {*RECIPES, *OTHERS, *DETECTION, *PANOPTIC}
     assert not set(RECIPES) & set(OTHERS)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name):
-    comment = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
-    assert len(comment[0]) < 120
-    assert any(f"batchformer fit {name}" in line for line in comment)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import json
 import pytest
 from safetensors import safe_open
 
-from batchformer._cli.shelf import recipe_text
+from batchformer._cli.shelf import recipe_names, recipe_text
 from batchformer.cli import main
 from batchformer.data import miniature
 
@@ -59,7 +59,7 @@ TWO_STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name):
     comment = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
     assert len(comment[0]) < 120
