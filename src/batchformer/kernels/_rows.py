@@ -7,7 +7,7 @@ import triton.language as tl  # type: ignore[import-untyped, import-not-found]
 
 from batchformer.kernels._keep import keep_tile
 
-SIZES = ["rows", "period", "row_stride", "row_offset", "threshold", "programs"]
+SIZES = ["rows", "period", "row_stride", "row_offset", "threshold", "programs", "adds"]
 
 
 @triton.jit
@@ -56,11 +56,12 @@ def add_norm_forward(
 @triton.jit(do_not_specialize=SIZES)
 def add_norm_backward(
     grad, total, statistics, weight, grad_total, grad_branch, lines, seed, rows, period, row_stride, row_offset,
-    threshold, keep_scale, programs,
+    threshold, keep_scale, programs, adds,
     C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BITS: tl.constexpr, SITE: tl.constexpr,
     WHOLE_GRAD: tl.constexpr, WHOLE_TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the sum and of the branch; sums over rows for weight, shift and bias, one line for each program.
+    """Gradients of the sum and of the branch; sums over rows for weight, shift and bias, one line for each program,
+    added to what stands there where `adds` is 1.
 
     `grad` may be `grad_total`: a row is read before it is written. With WHOLE_... that tensor is the whole one, and
     the others are a piece of it.
@@ -99,9 +100,10 @@ def add_norm_backward(
             tl.store(grad_branch + at, inner.to(grad_branch.dtype.element_ty), mask=mask)
         for_bias += inner
     line = lines + tl.program_id(0) * 3 * C + column
-    tl.store(line, tl.sum(for_weight, 0), mask=real)
-    tl.store(line + C, tl.sum(for_shift, 0), mask=real)
-    tl.store(line + 2 * C, tl.sum(for_bias, 0), mask=real)
+    before = real & (adds == 1)
+    tl.store(line, tl.sum(for_weight, 0) + tl.load(line, mask=before, other=0.0), mask=real)
+    tl.store(line + C, tl.sum(for_shift, 0) + tl.load(line + C, mask=before, other=0.0), mask=real)
+    tl.store(line + 2 * C, tl.sum(for_bias, 0) + tl.load(line + 2 * C, mask=before, other=0.0), mask=real)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -127,8 +129,10 @@ def relu_forward(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def relu_backward(grad, hidden, lines, rows, keep_scale, programs, C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr):
-    """The gradient before `relu_forward`, in place, and its sum over rows, one line for each program."""
+def relu_backward(
+    grad, hidden, lines, rows, keep_scale, programs, adds, C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr
+):
+    """The gradient before `relu_forward`, in place, and its sum over rows, one line for each program, as above."""
     column = tl.arange(0, BC)
     real = column < C
     for_bias = tl.zeros((BR, BC), tl.float32)
@@ -141,7 +145,8 @@ def relu_backward(grad, hidden, lines, rows, keep_scale, programs, C: tl.constex
         arrived = tl.where(passed, arrived * keep_scale, 0.0)
         tl.store(grad + at, arrived.to(grad.dtype.element_ty), mask=mask)
         for_bias += arrived
-    tl.store(lines + tl.program_id(0) * C + column, tl.sum(for_bias, 0), mask=real)
+    line = lines + tl.program_id(0) * C + column
+    tl.store(line, tl.sum(for_bias, 0) + tl.load(line, mask=real & (adds == 1), other=0.0), mask=real)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from batchformer.kernels.random_bits import Drop, Site
 from batchformer.kernels.rows import Piece, add_norm, add_norm_gradients, relu_, relu_gradient_
 
 # Elements of an activation up to which a backward works in one go; beyond, piece by piece, to keep its peak low.
-ELEMENTS_AT_ONCE = 16 * 2**20
+ELEMENTS_AT_ONCE = 12 * 2**20
 # Where a weight's gradient is a sum over more rows than this, torch's product may be given parts of it to do side by
 # side (`weight_gradient`); 0 leaves it to torch.
 SPLIT_ROWS, SPLIT_PARTS = 2**15, 0
@@ -83,10 +83,12 @@ def project_norm_gradients(
     wants_weight: bool = True,
     whole_grad: bool = False,
     whole_into: bool = False,
+    lines: Float[Tensor, "lines 3*dim"] | None = None,
 ) -> ProjectNormGradients:
-    """The gradient of the residual goes to `into`; that of the weight is added to `summed`, where that is given."""
+    """The gradient of the residual goes to `into`; that of the weight is added to `summed`, those of the vectors to
+    `lines`, where these are given."""
     branch, lines = add_norm_gradients(grad, total, statistics, norm_weight, settings.drop, settings.site, seed, piece,
-                                       into, whole_grad, whole_into)  # fmt: skip
+                                       into, whole_grad, whole_into, lines)  # fmt: skip
     grad_weight = weight_gradient(branch, mixed, summed) if wants_weight else None
     return ProjectNormGradients(torch.mm(branch, weight), grad_weight, lines)
 
@@ -132,8 +134,8 @@ class MlpGradients(NamedTuple):
     rows: Float[Tensor, "rows dim"]
     weight1: Float[Tensor, "hidden dim"] | None
     weight2: Float[Tensor, "dim hidden"] | None
-    lines1: list[Float[Tensor, "lines hidden"]]  # of bias1
-    lines2: list[Float[Tensor, "lines 3*dim"]]  # of norm_weight, norm_bias and bias2
+    lines1: Float[Tensor, "lines hidden"]  # of bias1
+    lines2: Float[Tensor, "lines 3*dim"]  # of norm_weight, norm_bias and bias2
 
 
 def mlp_norm_gradients(
@@ -152,7 +154,9 @@ def mlp_norm_gradients(
 ) -> MlpGradients:
     """By pieces of rows where there are many. Gradients of the two weights are added to `summed`, where given."""
     into = torch.empty_like(rows)
-    (summed1, summed2), lines1, lines2 = summed, [], []
+    summed1, summed2 = summed
+    lines1: Tensor | None = None
+    lines2: Tensor | None = None
     count = rows.shape[0]
     at_once = max(1, ELEMENTS_AT_ONCE // rows.shape[1]) if piece.stride == 0 else count
     for start in range(0, count, at_once):
@@ -162,12 +166,12 @@ def mlp_norm_gradients(
         grad_, rows_, hidden_, total_, statistics_, into_ = of
         got = project_norm_gradients(grad_, hidden_, total_, statistics_, weights.weight2, weights.norm_weight,
                                      settings, seed, piece.skip(start), into_, summed2, wants[1],
-                                     whole_grad)  # fmt: skip
-        summed2 = got.weight
-        lines2.append(got.lines)
-        lines1.append(relu_gradient_(got.mixed, hidden_, settings.drop))
+                                     whole_grad, lines=lines2)  # fmt: skip
+        summed2, lines2 = got.weight, got.lines
+        lines1 = relu_gradient_(got.mixed, hidden_, settings.drop, lines1)
         if wants[0]:
             summed1 = weight_gradient(got.mixed, rows_, summed1)
         into_.addmm_(got.mixed, weights.weight1)
         del got
+    assert lines1 is not None and lines2 is not None  # noqa: PT018
     return MlpGradients(into, summed1, summed2, lines1, lines2)

@@ -67,9 +67,10 @@ class FastLayer(torch.autograd.Function):
             seed, piece, into, wants_weight=needs.out_weight,
         )  # fmt: skip
         del total1, statistics1
-        got = attention.backward(ctx.problem, out.mixed.view(mixed.shape), qkv, mixed, lse, valid, seed, True)
-        of_out, lines = out.weight, VectorLines([got.sums], [out.lines], mlp.lines1, mlp.lines2)
-        del qkv, mixed, out
+        arrived, mixed = out.mixed.view(mixed.shape), None if ctx.problem.plan.single else mixed
+        got = attention.backward(ctx.problem, arrived, qkv, mixed, lse, valid, seed, True)
+        of_out, lines = out.weight, VectorLines([got.sums], [out.lines], [mlp.lines1], [mlp.lines2])
+        del qkv, mixed, out, arrived
         grad_qkv = got.qkv.view(rows.shape[0], -1)
         of_in = weight_gradient(grad_qkv, rows) if needs.in_weight else None
         grad_x = None

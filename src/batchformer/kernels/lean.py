@@ -89,8 +89,8 @@ def _piece_backward(
                                  settings.norm1, seed, piece, grad_x, of_out, whole_into=True)  # fmt: skip
     del total1, statistics1
     got = attention.backward(problem, out.mixed.view(mixed.shape), qkv, mixed, lse, valid, seed, True)
-    for known, new in ((lines.in_bias, [got.sums]), (lines.norm1, [out.lines]), (lines.bias1, mlp.lines1),
-                       (lines.norm2, mlp.lines2)):  # fmt: skip
+    for known, new in ((lines.in_bias, [got.sums]), (lines.norm1, [out.lines]), (lines.bias1, [mlp.lines1]),
+                       (lines.norm2, [mlp.lines2])):  # fmt: skip
         known.extend(new)  # type: ignore[arg-type]
     grad_qkv = got.qkv.view(rows.shape[0], -1)
     _add_product_(grad_x[:, part], got.qkv, w.in_weight)

@@ -161,9 +161,8 @@ def mlp_norm_backward(
     got = blocks.mlp_norm_gradients(grad.contiguous(), rows.contiguous(), hidden, total, statistics, weights, how, seed,
                                     whole(rows.shape[0]))  # fmt: skip
     assert got.weight1 is not None and got.weight2 is not None  # noqa: PT018
-    lines1, lines2 = torch.cat(got.lines1), torch.cat(got.lines2)
-    (of_bias,) = sum_lines([lines1], [bias1.shape[0]], torch.float32)
-    return got.rows, got.weight1, of_bias, got.weight2, _three(lines2)
+    (of_bias,) = sum_lines([got.lines1], [bias1.shape[0]], torch.float32)
+    return got.rows, got.weight1, of_bias, got.weight2, _three(got.lines2)
 
 
 def _three(lines: Tensor) -> Tensor:

@@ -77,21 +77,23 @@ def add_norm_gradients(
     into: Float[Tensor, "*rows dim"],
     whole_grad: bool = False,
     whole_into: bool = False,
+    lines: Float[Tensor, "lines 3*dim"] | None = None,
 ) -> tuple[Float[Tensor, "rows dim"], Float[Tensor, "lines 3*dim"]]:
     """The gradient of the branch, and lines to sum for those of weight, shift and bias; that of the residual is written
     to `into`, which may be `grad` itself. `total` is what `add_norm` left in `branch`.
 
-    With `whole_grad` and `whole_into` those are the whole tensors, of which the others are the piece.
+    With `whole_grad` and `whole_into` those are the whole tensors, of which the others are the piece. `lines` that
+    another piece has left are added to.
     """
     rows, width = total.shape
     is_one = drop.bits == 0 and into.dtype == total.dtype and not whole_into
     branch = None if is_one else torch.empty_like(total)
     tiles = row_tiles(width)
-    programs = _programs(rows, tiles, total.device)
-    lines = torch.empty((programs, 3 * width), dtype=torch.float32, device=total.device)
+    lines, adds = _lines(lines, rows, 3 * width, tiles, total.device)
+    programs = lines.shape[0]
     _ADD_NORM_BACKWARD(
         programs, (grad, total, statistics, weight, into, branch, lines, seed),
-        (rows, *piece, drop.threshold, drop.scale, programs),
+        (rows, *piece, drop.threshold, drop.scale, programs, adds),
         (width, tiles.width, tiles.backward_rows, drop.bits, int(site), whole_grad, whole_into), tiles.backward_warps,
     )  # fmt: skip
     return into if branch is None else branch, lines
@@ -114,15 +116,18 @@ def relu_(
 
 
 def relu_gradient_(
-    grad: Float[Tensor, "rows dim"], hidden: Float[Tensor, "rows dim"], drop: Drop
+    grad: Float[Tensor, "rows dim"],
+    hidden: Float[Tensor, "rows dim"],
+    drop: Drop,
+    lines: Float[Tensor, "lines dim"] | None = None,
 ) -> Float[Tensor, "lines dim"]:
     """The gradient before `relu_`, in place, and lines to sum for that of the bias. No mask is drawn: what passed is
     positive."""
     rows, width = hidden.shape
     tiles = row_tiles(width)
-    programs = _programs(rows, tiles, grad.device)
-    lines = torch.empty((programs, width), dtype=torch.float32, device=grad.device)
-    _RELU_BACKWARD(programs, (grad, hidden, lines), (rows, drop.scale, programs),
+    lines, adds = _lines(lines, rows, width, tiles, grad.device)
+    programs = lines.shape[0]
+    _RELU_BACKWARD(programs, (grad, hidden, lines), (rows, drop.scale, programs, adds),
                    (width, tiles.width, tiles.backward_rows), tiles.backward_warps)  # fmt: skip
     return lines
 
@@ -141,6 +146,15 @@ def sum_lines(
     _SUM_LINES(sum(-(-width // _COLUMNS) for width in widths), (*parts, *parts[:1] * missing, out), numbers,
                (_LINES, _COLUMNS))  # fmt: skip
     return out.split(sizes)
+
+
+def _lines(
+    given: Tensor | None, rows: int, width: int, tiles: RowTiles, device: torch.device
+) -> tuple[Float[Tensor, "lines width"], int]:
+    """A line for each program, and whether there is something in it to add to."""
+    if given is not None:
+        return given, 1
+    return torch.empty((_programs(rows, tiles, device), width), dtype=torch.float32, device=device), 0
 
 
 def _programs(rows: int, tiles: RowTiles, device: torch.device) -> int:
