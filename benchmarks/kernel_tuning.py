@@ -1,6 +1,6 @@
 """The kernels on this GPU: are they right, how far from the device's limits is each, and which tiles suit it best.
 
-    python benchmarks/kernel_tuning.py [SHAPE ...] [--out benchmarks/results/kernel_tuning.json] [--seconds 220]
+    python benchmarks/kernel_tuning.py [SHAPE ...] [--out kernel_tuning.json] [--seconds 220]
 
 In this order, each line printed and written as soon as it is known; what fails is a line, not an end:
   1. compile   every candidate, in processes side by side, into Triton's cache
@@ -23,7 +23,7 @@ from typing import Any
 
 import _kernel_checks as checks
 import torch
-from _common import RESULTS, machine
+from _common import machine
 from _kernel_candidates import Bench, Candidate, candidates, compile_one, cost
 
 from batchformer.kernels.bench import SHAPES, Rates, Shape, graph_of, measure_rates, median_ms, one_call
@@ -235,7 +235,7 @@ def device_time(step: Callable[[], Any]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", default=list(FIVE), metavar="SHAPE")
-    parser.add_argument("--out", type=Path, default=RESULTS / "kernel_tuning.json")
+    parser.add_argument("--out", type=Path, default=Path("kernel_tuning.json"))
     parser.add_argument("--seconds", type=float, default=220.0)
     parser.add_argument("--workers", type=int, default=14)
     args = parser.parse_args()
