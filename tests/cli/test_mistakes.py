@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import torch
+import yaml
 
 OUT = ["--out", "run"]
 DATA = "data: {class_path: batchformer.data.DigitsLT}\n"
@@ -106,6 +107,14 @@ def test_resume_with_other_settings_names_the_first_that_differs(say, tmp_path):
     code, _, err = say(*common, "--model.batchformer.heads", "8", "--resume")
     assert code == 2
     assert "model.batchformer.heads 4, now it is 8" in err
+    # of a version that did not know these fields: it did what their defaults say
+    file = tmp_path / "other/config.yaml"
+    config = yaml.safe_load(file.read_text())
+    for name in ("scope", "process_group", "backend", "memory"):
+        del config["model"]["batchformer"][name]
+    file.write_text(yaml.safe_dump(config))
+    assert "scope local, now it is global" in say(*common, "--model.batchformer.scope", "global", "--resume")[2]
+    assert say(*common, "--resume")[0] == 0
 
 
 def test_missing_and_damaged_checkpoints_are_named(say, tiny_run, tmp_path):

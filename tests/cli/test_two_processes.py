@@ -1,4 +1,4 @@
-"""Training in two processes from the command line: one run folder, written once."""
+"""Training in two processes from the command line, over the batch of both: one run folder, written once."""
 
 import json
 import os
@@ -11,15 +11,17 @@ def test_two_cpu_processes_share_an_epoch_and_write_one_result(tmp_path):
     settings = {"devices": "2", "accelerator": "cpu", "strategy": "ddp", "max_epochs": "1"}
     words = [word for key, value in settings.items() for word in (f"--trainer.{key}", value)]
     command = [sys.executable, "-m", "batchformer.cli", "fit", "digits-lt", *words, "--data.batch_size", "32"]
+    command += ["--model.batchformer.scope", "global"]
     quiet = {name: value for name, value in os.environ.items() if not name.endswith("RANK")}
     done = subprocess.run(
-        [*command, "--no-analysis", "--out", str(tmp_path / "run")],
+        [*command, "--out", str(tmp_path / "run")],
         env={**quiet, "OMP_NUM_THREADS": "1"}, cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("test accuracy after the last epoch") == 1
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert (result["steps"], result["epochs"]) == (7, 1)
+    assert result["gradient_influence"]["per_class"]  # measured by one process, which must not wait for the other
     assert [entry["epoch"] for entry in result["history"]] == [0]
     assert len(list((tmp_path / "run/tensorboard").glob("events*"))) == 1
     assert not list(tmp_path.rglob("*.partial"))

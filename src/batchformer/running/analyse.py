@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as L
@@ -17,9 +19,23 @@ def analyse(task: Any, data: Any, trainer: L.Trainer) -> dict[str, Any]:
     if task.attachment is None or not hasattr(task, "criterion"):
         return {}
     task.net.to(trainer.strategy.root_device)
-    if task.before_classifier:
-        return {"gradient_influence": _gradient_influence(task, data, trainer)}
-    return {"stream_health": _stream_health(task, data, trainer)}
+    with _attending_alone(task.attachment):
+        if task.before_classifier:
+            return {"gradient_influence": _gradient_influence(task, data, trainer)}
+        return {"stream_health": _stream_health(task, data, trainer)}
+
+
+@contextmanager
+def _attending_alone(attachment: Any) -> Iterator[None]:
+    """One process measures, the others have gone on: with scope="global" it would wait for them for ever."""
+    scopes = {point.module: point.module.scope for point in attachment.points}
+    try:
+        for module in scopes:
+            module.scope = "local"
+        yield
+    finally:
+        for module, scope in scopes.items():
+            module.scope = scope
 
 
 def _gradient_influence(task: Any, data: Any, trainer: L.Trainer) -> dict[str, Any]:

@@ -26,6 +26,12 @@ from batchformer.running.trainer_mistakes import refuse_to_train_nothing, traine
 # What may differ between a run and its continuation: it does not touch the numbers.
 _FREE_TO_CHANGE = ("run.checkpoint", "data.init_args.root", "data.init_args.workers", "trainer.enable_progress_bar",
                    "seed_everything")  # fmt: skip
+# Fields of recipes that runs of earlier versions do not have in their config.yaml, and what these did.
+_CAME_LATER = {
+    "model.batchformer.scope": "local",
+    "model.batchformer.backend": "auto",
+    "model.batchformer.memory": "fast",
+}
 
 
 @dataclass(frozen=True)
@@ -135,9 +141,10 @@ def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
     """The same weights as a run never stopped: only with the same settings."""
     before, now = _flat(yaml.safe_load(folder.config.read_text())), _flat(config)
     for key in sorted({*before, *now}):
-        if before.get(key) != now.get(key) and not key.startswith(_FREE_TO_CHANGE):
+        began = before.get(key, _CAME_LATER.get(key))
+        if began != now.get(key) and not key.startswith(_FREE_TO_CHANGE):
             raise UserError(
-                f"{folder.path} was started with {key} {before.get(key)}, now it is {now.get(key)}: resume with "
+                f"{folder.path} was started with {key} {began}, now it is {now.get(key)}: resume with "
                 "the same settings, or start another run with --out."
             )
 
