@@ -106,13 +106,15 @@ def numbers_of(method: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def evaluate(run: Path) -> dict[str, float]:
     from batchformer._cli.finished_run import load_run
+    from batchformer._cli.quiet import quiet_libraries
     from batchformer.running.recorder import RunRecorder
     from batchformer.running.train import make_trainer
 
-    found = load_run(str(run), [("data.init_args.evaluate_on", "val")])
-    recorder = RunRecorder()
-    trainer = make_trainer(found.folder, {**found.trainer_keywords, "logger": False}, [recorder], None)
-    trainer.validate(found.task, datamodule=found.data, verbose=False)
+    with quiet_libraries():
+        found = load_run(str(run), [("data.init_args.evaluate_on", "val")])
+        recorder = RunRecorder()
+        trainer = make_trainer(found.folder, {**found.trainer_keywords, "logger": False}, [recorder], None)
+        trainer.validate(found.task, datamodule=found.data, verbose=False)
     return {name: float(value) for name, value in recorder.metrics.items()}
 
 

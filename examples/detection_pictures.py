@@ -69,7 +69,10 @@ def trained_runs(given: argparse.Namespace) -> tuple[dict[str, Any], Any, list[s
     found = [load_run(str(run), root) for run in given.runs]
     if any(run.config.get("task") not in ("detection", "panoptic") for run in found):
         raise UserError("these are not runs of a detector: give runs of the task detection or panoptic.")
-    tasks = {f"{HEADINGS[run.config['model']['method']]}, {run.folder.path.name}": run.task for run in found}
+    headings = [HEADINGS[run.config["model"]["method"]] for run in found]
+    if headings[0] == headings[1]:  # two runs of one method: by their folders
+        headings = [f"{number}: {run.folder.path.name}" for number, run in enumerate(found, 1)]
+    tasks = dict(zip(headings, (run.task for run in found), strict=True))
     return tasks, found[1].data, found[1].class_names
 
 

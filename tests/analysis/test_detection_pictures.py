@@ -91,6 +91,19 @@ def test_the_picture_of_a_batch_has_its_numbers_in_the_caption(attached):
     assert "Mean on objects" not in caption
 
 
+def test_stuff_is_background(attached):
+    kind, model = attached
+    given = batch(kind, count=2)
+    given["labels"] = [
+        {"class_labels": torch.tensor([2, 0]), "boxes": torch.tensor([[0.5, 0.5, 1.0, 1.0], [0.3, 0.3, 0.6, 0.6]])}
+        for _ in range(2)
+    ]
+    assert batch_attention_picture(model, given)[2] is None  # nothing is left beside them
+    things = batch_attention_picture(model, given, is_thing=[True, True, False])[2]
+    assert things is not None
+    assert things.objects != things.background
+
+
 def test_a_padded_image_is_shown_without_its_padding(attached):
     """The second image is half as wide as the canvas, so it is upright, in the middle of its column."""
     kind, model = attached

@@ -40,6 +40,7 @@ from batchformer.errors import UserError
 FOLDER, INDEX = "detection", "pictures.json"
 WIDE = 380  # of one image on a sheet
 MOST_IMAGES = 6
+_HEADING_LETTERS = 28  # that fit over a column
 Objects = Mapping[str, Any]
 
 BOXES_CAPTION = "Boxes with a score of {threshold:g} or more, in the colours of their classes."
@@ -120,10 +121,12 @@ def batch_attention_picture(
     level: int = 0,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    is_thing: Sequence[bool] | None = None,
 ) -> tuple[Image.Image, str, ObjectsAndBackground | None]:
     """The picture of an attached detector on a batch of its data module, a caption, and the numbers behind it.
 
-    There are numbers where the batch has objects: `labels` with `boxes` as the network is trained with them.
+    There are numbers where the batch has objects (`labels` with `boxes` as the network is trained with them) and
+    something beside them. `is_thing` says which classes are objects: of panoptic data, things alone.
     """
     pixels, mask = batch["pixel_values"], batch["pixel_mask"]
     attention = attention_over_scenes(model, pixels, mask, place=place, level=level)
@@ -132,7 +135,7 @@ def batch_attention_picture(
     grid = (maps.shape[1], maps.shape[2])
     inside = inside_images(grid, canvas, sizes)
     boxes = [
-        _corners(label.get("boxes"), size)
+        _corners(_of_things(label, is_thing), size)
         for label, size in zip(batch.get("labels") or [{}] * len(sizes), sizes, strict=True)
     ]
     whole = to_pictures(pixels.cpu(), mean, std)
@@ -140,8 +143,9 @@ def batch_attention_picture(
     cut = [each[: int(one.any(1).sum()), : int(one.any(0).sum())] for each, one in zip(maps, inside, strict=True)]
     caption = ATTENTION_CAPTION.format(path=attention.path, n=len(pixels))
     numbers = None
-    if any(len(each) for each in boxes):
-        numbers = objects_and_background(maps, on_objects(grid, canvas, boxes), inside)
+    objects = on_objects(grid, canvas, boxes)
+    if (objects & inside).any() and (~objects & inside).any():
+        numbers = objects_and_background(maps, objects, inside)
         caption += ATTENTION_NUMBERS.format(objects=numbers.objects, background=numbers.background)
     return draw_batch_attention(pictures, cut, boxes), caption, numbers
 
@@ -161,6 +165,13 @@ def write_index(folder: Path | str, made: Sequence[tuple[str, Image.Image, str, 
     entries = [*new.values(), *(entry for entry in known if entry["file"] not in new)]
     index.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     return [folder / file for file in new]
+
+
+def _of_things(label: Mapping[str, Any], is_thing: Sequence[bool] | None) -> Tensor | None:
+    if is_thing is None or "boxes" not in label:
+        return label.get("boxes")
+    things = torch.tensor(is_thing, dtype=torch.bool)[label["class_labels"].cpu()]
+    return label["boxes"].cpu()[things]
 
 
 def _corners(boxes: Tensor | None, size: tuple[int, int]) -> np.ndarray:
@@ -196,7 +207,8 @@ def _sheet(headings: Sequence[str], rows: Sequence[Sequence[Image.Image]]) -> Im
     heights = [max(each.height for each in row) for row in rows]
     sheet = blank(2 * MARGIN + len(headings) * (WIDE + GAP) - GAP, MARGIN + HEADING + sum(heights) + GAP * len(rows))
     for column, heading in enumerate(headings):
-        text(sheet, (MARGIN + column * (WIDE + GAP), MARGIN), heading, 24, INK if column else MUTED, "lm")
+        words = heading if len(heading) <= _HEADING_LETTERS else heading[: _HEADING_LETTERS - 1] + "…"
+        text(sheet, (MARGIN + column * (WIDE + GAP), MARGIN), words, 24, INK if column else MUTED, "lm")
     top = MARGIN // 2 + HEADING
     for row, high in zip(rows, heights, strict=True):
         for column, each in enumerate(row):

@@ -90,9 +90,10 @@ def write_comparison(
     attached = [task for task in tasks.values() if task.attachment is not None]
     told = None
     if attached and len(seen.pictures) > 1:
-        net, device = attached[-1].net, attached[-1].device
-        batch = {name: _to(value, device) for name, value in seen.batch.items()}
-        picture, told, _ = batch_attention_picture(net, batch, mean=mean, std=std)
+        task = attached[-1]
+        batch = {name: _to(value, task.device) for name, value in seen.batch.items()}
+        kinds = task.is_thing or None
+        picture, told, _ = batch_attention_picture(task.net, batch, mean=mean, std=std, is_thing=kinds)
         made.append(("batch-attention.png", picture, "Where the images of a batch look", told))
     return write_index(folder, made), told
 
