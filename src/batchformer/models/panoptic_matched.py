@@ -1,4 +1,4 @@
-"""The mask head on the queries that the loss reads: the same loss and gradients for a tenth of time and memory."""
+"""The mask head on the queries that the loss reads and on no others: the same loss and gradients for less work."""
 
 from __future__ import annotations
 
