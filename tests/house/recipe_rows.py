@@ -15,7 +15,7 @@ def recipe_row(name: str) -> str:
     recipe = read_recipe(find_recipe(name)[1])
     model, data = recipe["model"], recipe["data"]["init_args"]
     room, _, kind = recipe["data"]["class_path"].rpartition(".")
-    keywords = inspect.signature(getattr(import_module(room), kind)).parameters
+    augment = data["augment"] if "augment" in data else _default(getattr(import_module(room), kind), "augment")
     cells = [
         f"[`{name}`](#{name})",
         model["backbone"],
@@ -24,6 +24,12 @@ def recipe_row(name: str) -> str:
         data["batch_size"],
         model["optimizer"]["lr"],
         f"{model['optimizer']['weight_decay']:.0e}".replace("e-0", "e-"),
-        data.get("augment", keywords["augment"].default),
+        augment,
     ]
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _default(kind: type, keyword: str) -> object:
+    """Of a keyword of a class, or of the first of its base classes that names it."""
+    signatures = (inspect.signature(each).parameters for each in kind.__mro__[:-1])
+    return next(keywords[keyword].default for keywords in signatures if keyword in keywords)
