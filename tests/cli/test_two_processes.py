@@ -10,8 +10,9 @@ def test_two_cpu_processes_share_an_epoch_and_write_one_result(tmp_path):
     # 490 training images in batches of 32 for each of two processes are 7 steps.
     settings = {"devices": "2", "accelerator": "cpu", "strategy": "ddp", "max_epochs": "1"}
     words = [word for key, value in settings.items() for word in (f"--trainer.{key}", value)]
-    command = [sys.executable, "-m", "batchformer.cli", "fit", "digits-lt", *words, "--data.batch_size", "32"]
-    command += ["--model.batchformer.scope", "global"]
+    command = [sys.executable, "-m", "batchformer.cli", "fit", "vit-digits", *words, "--data.batch_size", "32"]
+    command += ["--data.imbalance", "20", "--model.backbone_args.depth", "2", "--model.batchformer.blocks", "[0,1]"]
+    command += ["--model.batchformer.scope", "global", "--model.schedule.warmup_epochs", "0"]
     quiet = {name: value for name, value in os.environ.items() if not name.endswith("RANK")}
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "run")],
@@ -21,7 +22,7 @@ def test_two_cpu_processes_share_an_epoch_and_write_one_result(tmp_path):
     assert done.stdout.count("test accuracy after the last epoch") == 1
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert (result["steps"], result["epochs"]) == (7, 1)
-    assert result["gradient_influence"]["per_class"]  # measured by one process, which must not wait for the other
+    assert len(result["stream_health"]["points"]) == 2  # measured by one process, which must not wait for the other
     assert [entry["epoch"] for entry in result["history"]] == [0]
     assert len(list((tmp_path / "run/tensorboard").glob("events*"))) == 1
     assert not list(tmp_path.rglob("*.partial"))
