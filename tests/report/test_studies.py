@@ -128,6 +128,16 @@ def test_a_row_of_v2_stands_beside_the_paper_with_top_5(tmp_path):
     assert "| Top-5 | – | – |" in readme_table(write(tmp_path / "b", results))
 
 
+def test_the_readme_shows_the_variants_beside_the_rows_of_the_papers(tmp_path):
+    results = study()
+    table = readme_table(write(tmp_path, [*results, *comparison(seeds=2)]))
+    before, after = (top1(results, name) for name in ("baseline", "published"))
+    gain = paired_difference([before[s] for s in range(3)], [after[s] for s in range(3)])
+    line = next(line for line in table.splitlines() if line.startswith("| `published`"))
+    assert line.endswith(f"| {format_difference(gain)} |")
+    assert next(line for line in table.splitlines() if line.startswith("| `baseline`")).endswith("| the baseline |")
+
+
 def test_a_variant_borrows_the_baseline_of_its_study_and_says_so(tmp_path):
     results = study()
     recipes = with_references(by_recipe(load_runs([write(tmp_path, results)])))

@@ -9,14 +9,19 @@ from pathlib import Path
 from batchformer.errors import UserError
 from batchformer.report.comparison import METHODS, comparison_table, format_difference, format_summary
 from batchformer.report.markdown import one_digit
-from batchformer.report.paper import MAIN
+from batchformer.report.paper import MAIN, STUDIES
 from batchformer.report.provenance import caveats
 from batchformer.report.runs import by_recipe, load_runs
+from batchformer.report.studies import Study, find_studies
+from batchformer.report.study_section import accuracy
 from batchformer.report.verdict import verdict
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 HEADER = ("recipe", "accuracy, %", "paper: without", "paper: with", "ours: without", "ours: with", "ours: difference")
 RULE = ("---", "---", "---:", "---:", "---:", "---:", "---:")
+SHOWN_STUDIES = ("vit-cifar100-32",)
+STUDY_HEADER = ("variant", "seeds", "accuracy, %", "difference to the baseline")
+STUDY_RULE = ("---", "---:", "---:", "---:")
 
 
 def readme_table(results: Path) -> str:
@@ -38,9 +43,27 @@ def readme_table(results: Path) -> str:
         warnings += caveats(runs)
     if not lines:
         raise UserError(f"{results} holds no recipe of the paper with both methods: there is nothing to show.")
-    table = "\n".join("| " + " | ".join(cells) + " |" for cells in (HEADER, RULE, *lines))
     sentences += [f"- Read with care: {text}" for text in dict.fromkeys(warnings)]
-    return table + "\n\n" + "\n".join(sentences)
+    studies = [_study_part(study) for study in find_studies(recipes) if study.base in SHOWN_STUDIES]
+    return "\n\n".join([_table(HEADER, RULE, *lines), "\n".join(sentences), *studies])
+
+
+def _study_part(study: Study) -> str:
+    """The variants of a study of our own, each held to its baseline."""
+    rows = [
+        [
+            f"`{variant.name or variant.recipe}`",
+            str(len(variant.runs)),
+            accuracy(variant, "all"),
+            "the baseline" if variant is study.reference else format_difference(study.difference(variant)),
+        ]
+        for variant in study.variants
+    ]
+    return f"`{study.base}`: {STUDIES[study.base].setting}.\n\n" + _table(STUDY_HEADER, STUDY_RULE, *rows)
+
+
+def _table(*rows: Sequence[str]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
 
 def with_table(text: str, table: str, name: str = "README.md") -> str:

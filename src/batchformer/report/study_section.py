@@ -27,7 +27,7 @@ def study_section(study: Study) -> str:
             f"`{variant.name or variant.recipe}`",
             variant.method,
             str(len(variant.runs)),
-            *(_accuracy(variant, metric) for metric in metrics),
+            *(accuracy(variant, metric) for metric in metrics),
             "the baseline" if variant is study.reference else format_difference(study.difference(variant)),
             *(read(variant.runs) for read in extra.values()),
         ]
@@ -52,7 +52,8 @@ def _what(base: str) -> str:
     return f"{paper.setting}; paper ({paper.table}): {sides[0]} without, {sides[1]} with."
 
 
-def _accuracy(variant: Variant, metric: str) -> str:
+def accuracy(variant: Variant, metric: str) -> str:
+    """Mean ± deviation over the seeds."""
     values = by_seed([run.raw for run in variant.runs], variant.method, metric)
     return format_summary(summarise(list(values.values())) if values else None)
 
