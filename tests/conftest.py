@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import os
 
-# Before torch is imported, and for the processes that tests start. Ten times faster where cores are busy.
+# Before torch is imported, and for the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
