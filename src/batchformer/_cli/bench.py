@@ -19,7 +19,7 @@ SHAPE is one or more of: deformable-detr deit-ti deit-s detr batchformer deit-s-
 --name NAME     the file is FOLDER/NAME.json (layer)
 --no-compile    leave out the papers' layer by torch.compile (about 15 seconds for each shape)
 --quick         fewer rounds, forward and backward together only, nothing compiled
---growth        instead: how cost grows with batch and positions, FOLDER/growth.json and growth.png
+--growth        instead: how cost grows with batch and positions, FOLDER/growth.json and growth-*.svg
 --end-to-end    instead: training steps of DeiT-S, ResNet-50 and Deformable DETR, FOLDER/end_to_end.json
 --all           all three, one after the other
 Each row is printed as soon as it is measured, and the file is whole after each.
@@ -69,16 +69,13 @@ def write_rows(path: Path, shapes: Any, settings: Any, device: Any) -> int:
 
 def write_growth(path: Path, sweep: Any, device: Any) -> int:
     from batchformer.kernels import growth
+    from batchformer.report.growth_charts import write_growth_charts
 
     problems: list[str] = []
 
     def finish(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        try:
-            growth.plot(rows, path.with_suffix(".png"))
-        except ImportError:
-            print(
-                "No plot: matplotlib is not installed here. Elsewhere: python -m batchformer.kernels.growth FILE.json"
-            )
+        for chart in write_growth_charts(rows, path):
+            print(chart)
         return {"crossings": growth.crossings(rows)}
 
     rows = growth.rows(sweep, device, problems, _tell)

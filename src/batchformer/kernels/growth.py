@@ -6,11 +6,8 @@ times the width. "attention_ms" is attention alone, "products_ms" the four matri
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -119,34 +116,3 @@ def crossings(rows: list[dict[str, Any]]) -> list[dict[str, float | int | None]]
             found[positions] = None  # noise of small sizes: what counts is the last time it is overtaken
         before[positions] = (batch, ratio)
     return [{"positions": positions, "batch": batch} for positions, batch in sorted(found.items())]
-
-
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Time and memory against the batch, a line for each number of positions; dotted: attention alone."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    time, memory = figure.subplots(1, 2)
-    for i, positions in enumerate(sorted({row["shape"][1] for row in rows})):
-        these = [row for row in rows if row["shape"][1] == positions]
-        batches, style = [row["shape"][0] for row in these], {"color": f"C{i}", "label": f"{positions:,} positions"}
-        time.plot(batches, [row["fast_ms"] or math.nan for row in these], "o-", markersize=3, **style)
-        alone = [row["attention_ms"] or math.nan for row in these]
-        time.plot(batches, alone, ":", color=f"C{i}")
-        for kind, line in (("fast", "o-"), ("lean", "--")):
-            sizes = [row[f"{kind}_gib"] or math.nan for row in these]
-            memory.plot(batches, sizes, line, markersize=3, color=f"C{i}")
-    time.set(ylabel="ms, forward + backward (dotted: attention alone)")
-    memory.set(ylabel="peak GiB (dashed: lean)")
-    for axes in (time, memory):
-        known = any(math.isfinite(y) for line in axes.get_lines() for y in line.get_ydata())
-        axes.set(xlabel="batch", xscale="log", yscale="log" if known else "linear")  # no logarithm of nothing
-        axes.grid(alpha=0.3)
-    time.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-
-
-if __name__ == "__main__":  # the plot of a file that was measured elsewhere
-    for name in sys.argv[1:]:
-        plot(json.loads(Path(name).read_text())["rows"], Path(name).with_suffix(".png"))

@@ -1,0 +1,75 @@
+"""Does the GPU wait in the recipes? The loop of `batchformer fit` against its bare step, and the share it idles.
+
+    python benchmarks/loop_rate.py --data-root DIR [--only cifar100-lt-100 vit-cifar100-32] [--out DIR]
+
+Two epochs of each recipe, alone on the card, one after the other. `ms` is a step of the loop, `bare_ms` the replay of
+its CUDA graph alone, `busy_ms` the time the device works in a step of the loop (augmentation included): see `_busy.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from _common import write
+
+RECIPES: dict[str, list[str]] = {
+    "cifar100-lt-100": ["cifar100-lt-100", "--model.schedule.warmup_epochs", "1"],
+    "vit-cifar100-32": ["vit-cifar100-32", "--model.schedule.warmup_epochs", "1"],
+    "vit-cifar100-32, baseline": ["vit-cifar100-32", "--method", "baseline", "--model.schedule.warmup_epochs", "1"],
+    "vit-cifar100-32-transmix": ["vit-cifar100-32-transmix", "--model.schedule.warmup_epochs", "1"],
+    "resnet56-cifar100-cutmix": ["resnet56-cifar100-cutmix", "--model.schedule.warmup_epochs", "1"],
+    "deit-ti-cifar100-100, baseline": [
+        "deit-ti-cifar100-100", "--method", "baseline", "--model.schedule.warmup_epochs", "1",
+    ],
+    "deit-ti-cifar100-100": ["deit-ti-cifar100-100", "--model.schedule.warmup_epochs", "1"],
+}  # fmt: skip
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
+    """Each recipe in a process of its own, with the callback in its trainer."""
+    with tempfile.TemporaryDirectory() as scratch:
+        found = Path(scratch) / "found.json"
+        callback = [{"class_path": "_busy.Busy", "init_args": {"out": str(found), "steps": args.steps}}]
+        command = [sys.executable, "-m", "batchformer.cli", "fit", *RECIPES[name], "--data-root", args.data_root]
+        command += ["--out", f"{scratch}/run", "--no-analysis", "--trainer.max_epochs", "2"]
+        command += ["--trainer.callbacks", json.dumps(callback), *args.extra]
+        here = Path(__file__).parent
+        done = subprocess.run(command, env=_environment(here), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if not found.is_file():
+            print(f"{name}: nothing measured\n{done.stdout.decode()[-2000:]}", flush=True)
+            return None
+        row = {"recipe": name, **json.loads(found.read_text())}
+    row["images_per_s"] = 1e3 * row["images"] / row["ms"]
+    row["of_bare"] = row["bare_ms"] / row["ms"] if "bare_ms" in row else None
+    row["idle"] = max(0.0, 1 - row["busy_ms"] / row["ms"]) if "busy_ms" in row else None
+    print({key: value for key, value in row.items() if key != "longest"}, flush=True)
+    return row
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root", default="data")
+    parser.add_argument("--only", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("extra", nargs="*", help="after --: more overrides for every run")
+    args = parser.parse_args()
+    rows = [row for name in args.only if (row := measure(name, args)) is not None]
+    write("loop_rate", {"benchmark": "loop_rate", "rows": rows}, args.out, show=False)
+    return 0 if len(rows) == len(args.only) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
