@@ -77,6 +77,16 @@ def test_a_method_trains_the_same_bits_whoever_drew_before(mixing, method):
         assert all(torch.allclose(whole[name], value, atol=1e-4) for name, value in first.items())
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_network_is_shown_one_layout_whatever_mixed_the_batch(mixing, channels_last):
+    """Another one is compiled anew, and breaks a CUDA graph that is being captured."""
+    task, seen = vit_task(mix=mixing("puzzlemix"), channels_last=channels_last, method="baseline"), []
+    task.build(4, COUNTS)
+    task.net.register_forward_pre_hook(lambda net, given: seen.append(given[0].stride()) if net.training else None)
+    fit(task, max_epochs=4)
+    assert (len(seen), len(set(seen))) == (8, 1)
+
+
 def test_the_methods_differ(mixing):
     heads = [trained(vit_task(mix=mixing(m, mixup=m == "mixup")), epochs=1)["net.head.weight"] for m in METHODS]
     assert not any(torch.equal(a, b) for i, a in enumerate(heads) for b in heads[:i])

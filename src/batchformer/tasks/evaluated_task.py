@@ -29,9 +29,9 @@ class EvaluatedTask(L.LightningModule):
         return ("all", "many", "medium", "few")
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "rows classes"]:
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return self.net(images)
+        # one layout whatever mixed the batch: for another one the compiler would start anew, in a capture maybe
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        return self.net(images.contiguous(memory_format=layout))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._evaluate(batch, "val")
