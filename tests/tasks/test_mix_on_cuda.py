@@ -1,0 +1,135 @@
+"""Every variant of the mixing study through the task on a CUDA device: compiled, in one CUDA graph, in bf16.
+
+Miniatures of the networks of `benchmarks/mix_study.py` under its options. What one process has compiled serves the
+later tests too, so all of them together take about a minute.
+"""
+
+import pytest
+import torch
+import torchvision
+from torch._dynamo.utils import counters
+
+from batchformer.tasks import AdamWOptions, Classification, CosineOptions, InsertionOptions, MixOptions
+
+from .conftest import TinyData, make_trainer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+VIT = {"backbone": "deit_tiny_patch16_224",
+       "backbone_args": {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2,
+                         "drop_path_rate": 0.1}}  # fmt: skip
+RESNET = {"backbone": "resnet20", "label_smoothing": 0.0, "channels_last": True}
+STABLE = {"method": "batchformer", "batchformer": InsertionOptions(blocks="all", variant="stable", group_size=2)}
+RIVALS = {"attentive-cutmix": {}, "saliencymix": {}, "puzzlemix": {"transport_size": 4}}
+ON_VIT = {
+    **{name: ({"method": name}, {}) for name in ("mixup-cutmix", "mixup", "transmix")},
+    **{name: ({"method": name, **options}, {}) for name, options in RIVALS.items()},
+    "transmix-d1": ({"method": "transmix", "block": 0}, {}),
+    "transmix-rollout": ({"method": "transmix", "block": "rollout"}, {}),
+    "cutmix-batchformer": ({"method": "mixup-cutmix"}, STABLE),
+    "transmix-batchformer": ({"method": "transmix"}, STABLE),
+    "rollout-batchformer": ({"method": "transmix", "block": "rollout"}, STABLE),
+}
+ON_RESNET = {
+    "none": {"cutmix": 0.0},
+    **{name: {"method": name, **options} for name, options in {"cutmix": {}, **RIVALS}.items()},
+}
+
+
+class Data(TinyData):
+    """With what the methods ask a data module for."""
+
+    mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+
+    def __init__(self) -> None:
+        super().__init__(batch_size=4, size=16)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room_for_all_that_is_compiled():
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=64, accumulated_recompile_limit=256):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def extractor(tmp_path_factory):
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("extractor") / "mobilenet_v2.pth"
+    torch.save(torchvision.models.mobilenet_v2(weights=None).state_dict(), file)
+    return {"extractor": "mobilenet_v2", "extractor_checkpoint": str(file), "extractor_size": 64}
+
+
+class Watching(Classification):
+    """Notes whether the step was captured."""
+
+    captured = False
+
+    def on_train_epoch_end(self) -> None:
+        self.captured = self._graphed is not None and self._graphed.captured
+        super().on_train_epoch_end()
+
+
+def trained(fast: bool, precision: str = "bf16-mixed", lr: float = 1e-3, sharpen: float = 1.0, **arguments) -> Watching:
+    """Eight steps: three before the capture, the others replayed. Not fast: neither compiled nor captured."""
+    task = Watching(
+        optimizer=AdamWOptions(lr=lr, lr_per=None),
+        schedule=CosineOptions(warmup_epochs=0),
+        compile=fast,
+        cuda_graph=fast,
+        **{"method": "baseline", **arguments},
+    )
+    task.build(Data.num_classes, Data.class_counts)
+    with torch.no_grad():
+        for name, value in task.net.named_parameters():
+            if name.endswith("attn.qkv.weight") or name == "head.weight":
+                value.mul_(sharpen)
+    trainer = make_trainer(accelerator="cuda", devices=1, max_epochs=2, precision=precision)
+    trainer.fit(task, datamodule=Data())
+    assert trainer.global_step == 8
+    task.loss = trainer.callback_metrics["train/loss"].item()
+    return task
+
+
+def check(mix: MixOptions, tolerance: float = 3e-2, **arguments) -> None:
+    plain = trained(False, mix=mix, **arguments)
+    before = counters["stats"]["unique_graphs"]
+    fast = trained(True, mix=mix, **arguments)
+    compiled = counters["stats"]["unique_graphs"] - before
+    assert fast.captured
+    assert all(torch.isfinite(value).all() for value in fast.state_dict().values())
+    # one graph for the training step, one for the look of Puzzle-Mix; more: something is compiled anew at every step
+    assert compiled <= (2 if mix.method == "puzzlemix" else 1)
+    # a block that is moved elsewhere for the last bit of a gradient changes the picture
+    assert fast.loss == pytest.approx(plain.loss, rel=0.15 if mix.method == "puzzlemix" else tolerance)
+
+
+@pytest.mark.parametrize("variant", ON_VIT)
+def test_vit(variant, extractor):
+    options, arguments = ON_VIT[variant]
+    given = extractor if options["method"] == "attentive-cutmix" else {}
+    check(MixOptions(mixup=0.5, cutmix=1.0, **options, **given), **VIT, **arguments)
+
+
+@pytest.mark.parametrize("variant", ON_RESNET)
+def test_resnet(variant, extractor):
+    options = {"mixup": 0.0, "cutmix": 1.0, **ON_RESNET[variant]}
+    given = extractor if variant == "attentive-cutmix" else {}
+    check(MixOptions(**options, **given), tolerance=6e-2, **RESNET)
+
+
+@pytest.mark.parametrize("block", [None, "rollout"])
+def test_targets_in_the_captured_graph_follow_the_attention_of_each_batch(block):
+    """Weights with an attention far from uniform that stand still: the loss tells the targets of every step."""
+
+    def loss(fast: bool, weight: float) -> float:
+        mix = MixOptions("transmix", mixup=0.0, attention_weight=weight, block=block)
+        still = {**VIT, "backbone_args": {**VIT["backbone_args"], "drop_path_rate": 0.0}, "label_smoothing": 0.0}
+        return trained(fast, "32-true", lr=0.0, sharpen=20.0, mix=mix, **still).loss
+
+    eager, captured, by_area = loss(False, 1.0), loss(True, 1.0), loss(True, 0.0)
+    assert captured == pytest.approx(eager, rel=2e-3)
+    assert captured != pytest.approx(by_area, rel=1e-2)
