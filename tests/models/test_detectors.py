@@ -53,6 +53,32 @@ def test_class_counts_as_published_in_the_loss(name, detectors, batch):
     assert sum(key.startswith("loss_ce") for key in published.loss_dict) == 3  # auxiliary losses are on
 
 
+@pytest.mark.parametrize("name", ["detr", "deformable-detr", "smca-detr"])
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_losses_of_half_precision_outputs_are_those_in_full(name, half, detectors):
+    """Two sure queries, each on its object: with float16 the logarithms of their costs would overflow."""
+    model = detectors[name]
+    boxes = torch.tensor([[0.3, 0.3, 0.2, 0.2], [0.7, 0.7, 0.2, 0.2], [0.5, 0.5, 0.2, 0.2]], dtype=half)[None]
+    logits = torch.full((1, 3, 4 if name == "detr" else 3), -20.0, dtype=half)
+    logits[0, 0, 1] = logits[0, 1, 2] = 20.0
+    labels = [{"class_labels": torch.tensor([1, 2]), "boxes": boxes[0, :2].float()}]
+
+    def loss(logits, boxes, **layers):
+        return model.loss_function(logits, labels, torch.device("cpu"), boxes, model.config, **layers)[1]
+
+    def layers(logits, boxes):
+        return {"outputs_class": logits.expand(3, -1, -1, -1), "outputs_coord": boxes.expand(3, -1, -1, -1)}
+
+    with torch.autocast("cpu", dtype=half):
+        found = loss(logits, boxes, **layers(logits, boxes))
+    wanted = loss(logits.float(), boxes.float(), **layers(logits.float(), boxes.float()))
+    assert {key: value.dtype for key, value in found.items() if key.startswith("loss")} == {
+        key: torch.float32 for key in wanted if key.startswith("loss")
+    }
+    torch.testing.assert_close(found, wanted)
+    assert found["loss_bbox"] < 1e-6  # each object with the query that is sure of it
+
+
 @pytest.mark.parametrize("name", FOCAL)
 def test_a_focal_detector_begins_with_rare_objects_and_boxes_at_their_references(name, detectors, batch):
     with torch.no_grad():

@@ -116,8 +116,9 @@ def test_a_detector_of_save_pretrained_is_read(tmp_path):
         read_detector(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("objects", [True, False])
-def test_masks_of_matched_queries_alone_give_the_same_loss_and_gradients(objects):
+@pytest.mark.parametrize(("objects", "half"), [(True, False), (False, False), (True, True)])
+def test_masks_of_matched_queries_alone_give_the_same_loss_and_gradients(objects, half):
+    """Under autocast too, where both matchings have to be in full precision."""
     given = batch("segmentation", objects=objects)
     network = attached_head()
     network.train()
@@ -125,7 +126,7 @@ def test_masks_of_matched_queries_alone_give_the_same_loss_and_gradients(objects
 
     def learnt(context):
         network.zero_grad()
-        with context:
+        with context, torch.autocast("cpu", torch.bfloat16, enabled=half):
             out = network(**given)
         out.loss.backward()
         return out, {name: parameter.grad for name, parameter in network.named_parameters()}

@@ -53,11 +53,11 @@ def create_detector(
 
     It is the stock class, so `from_pretrained`, `save_pretrained` and `bf.attach` work as ever. What differs from
     building it from its default configuration, in order to begin and train as published: auxiliary losses are on; with
-    a focal loss the class weighs 2 in loss and matching, and `loss_function` is set so that it does; initial weights
-    (see `detector_init`); frozen stages and the activations of some networks, both of which transformers forgets for
-    backbones of timm. What stays as in
-    transformers: Deformable DETR with refinement uses one classifier for all decoder layers (released: one each), and
-    the proposals of the two-stage variant get no loss of their own.
+    a focal loss the class weighs 2 in loss and matching; `loss_function` is set so that it does, and so that losses are
+    in full precision under autocast; initial weights (see `detector_init`); frozen stages and the activations of some
+    networks, both of which transformers forgets for backbones of timm. What stays as in transformers: Deformable DETR
+    with refinement uses one classifier for all decoder layers (released: one each), and the proposals of the two-stage
+    variant get no loss of their own.
 
     Args:
         name: one of `DETECTORS`.
@@ -90,10 +90,9 @@ def create_detector(
     except ValueError as problem:  # sizes that do not fit together, one decoder layer in Deformable DETR, ...
         raise UserError(f"{name} with these settings: {str(problem).splitlines()[0]}") from problem
     begin_as_published(model, kind.focal)
-    if kind.focal:
-        from batchformer.models.detector_loss import focal_detection_loss
+    from batchformer.models.detector_loss import detection_loss, focal_detection_loss
 
-        model.loss_function = focal_detection_loss
+    model.loss_function = focal_detection_loss if kind.focal else detection_loss
     body = model.model.backbone.model
     if "backbone_config" not in settings:
         restore_activations(body, backbone)

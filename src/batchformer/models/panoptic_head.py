@@ -26,6 +26,8 @@ def with_mask_head(detector: Any, **config: Any) -> Any:
     """
     import transformers
 
+    from batchformer.models.detector_loss import segmentation_loss
+
     if not isinstance(detector, transformers.DetrForObjectDetection):
         raise UserError(
             f"the mask head stands on DETR, not on {type(detector).__name__}: train the detector with "
@@ -47,6 +49,7 @@ def with_mask_head(detector: Any, **config: Any) -> Any:
     with torch.random.fork_rng(devices=[]):  # the detector that it builds is not kept, nor are its random numbers
         network = transformers.DetrForSegmentation(detector.config)
     network.detr = detector
+    network.loss_function = segmentation_loss
     _begin(network)
     return network
 
@@ -160,5 +163,5 @@ def _check_fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: s
         there = "has another shape" if wrong[0] in own and wrong[0] in found else "is only on one side"
         raise UserError(
             f"the detector in {source} is another one than this recipe describes ({wrong[0]} {there}, {len(wrong)} "
-            f"such): give model.detector, model.backbone and model.config as it was trained with."
+            f"such): give model.backbone, model.detector_args and model.batchformer as it was trained with."
         )

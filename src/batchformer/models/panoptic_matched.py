@@ -39,17 +39,21 @@ def only_matched_masks(network: Any, labels: Sequence[dict[str, Tensor]]) -> Ite
 def _matched(
     network: Any, queries: Float[Tensor, "rows queries dim"], labels: Sequence[dict[str, Tensor]]
 ) -> Bool[Tensor, "rows queries"]:
-    """By transformers' matcher, on what the loss is going to match."""
+    """By transformers' matcher, on what the loss is going to match, in its precision."""
     from transformers.loss.loss_for_object_detection import HungarianMatcher
+
+    from batchformer.models.detector_loss import full
 
     config, rows = network.config, len(queries)
     matcher = HungarianMatcher(class_cost=config.class_cost, bbox_cost=config.bbox_cost, giou_cost=config.giou_cost)
     outputs = {
-        "logits": network.detr.class_labels_classifier(queries),
-        "pred_boxes": network.detr.bbox_predictor(queries).sigmoid(),
+        "logits": full(network.detr.class_labels_classifier(queries)),
+        "pred_boxes": full(network.detr.bbox_predictor(queries).sigmoid()),
     }
+    with torch.autocast(queries.device.type, enabled=False):
+        matches = matcher(outputs, list(labels) * (rows // len(labels)))
     found = torch.zeros(queries.shape[:2], dtype=torch.bool)
-    for row, (source, _) in enumerate(matcher(outputs, list(labels) * (rows // len(labels)))):
+    for row, (source, _) in enumerate(matches):
         found[row, source] = True
     if not found.any():  # a batch without any object: the head is called all the same, as every process must do it
         found[0, 0] = True
