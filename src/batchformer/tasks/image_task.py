@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.metrics import ShotAccuracy
+from batchformer.tasks.compiling import compile_in_place
 from batchformer.tasks.evaluated_task import EvaluatedTask
 from batchformer.tasks.graph_step import GraphedStep
 from batchformer.tasks.optimizer import set_lr
@@ -195,7 +196,7 @@ class ImageTask(EvaluatedTask):
 
     def on_fit_start(self) -> None:
         if self.compile_net and self.device.type == "cuda":
-            self.net.compile(dynamic=False)  # in place: no key changes
+            compile_in_place(self.net)
 
     def on_train_start(self) -> None:
         align_step_counts(self.trainer)
