@@ -126,6 +126,8 @@ def test_batch_norm_behind_the_insertion(batch_norm: str) -> None:
         ({"after": ["blocks.1", "blocks.1"]}, "names one submodule twice"),
         ({"after": "blocks.1", "before": "fc"}, "takes one of before=, after=, blocks= and encoder_layers="),
         ({"blocks": [4]}, "there is no block 4"),
+        ({"blocks": "last"}, "a list of numbers, such as .*, or .all."),
+        ({"blocks": 2}, "a list of numbers"),
         ({"after": "blocks.1", "batch_norm": "none"}, "batch_norm='none'"),
         ({"after": "fc"}, r"\(2, 3\), which is not clearly tokens"),
         ({"after": "blocks.1", "heads": 3}, "dim=8 does not divide by heads=3"),
