@@ -74,8 +74,11 @@ def _dispatch(args: list[str], debug: bool) -> int:
 def _explain(problem: BaseException) -> tuple[int, str]:
     if isinstance(problem, KeyboardInterrupt):
         return 130, str(problem) or "stopped."
-    if isinstance(problem, UserError):
-        return 2, " ".join(str(problem).split())
+    cause: BaseException | None = problem
+    while cause is not None:  # jsonargparse puts its own words around what a constructor of an optional type says
+        if isinstance(cause, UserError):
+            return 2, " ".join(str(cause).split())
+        cause = cause.__cause__
     if isinstance(problem, ModuleNotFoundError) and (problem.name or "").split(".")[0] in _TRAIN_EXTRA:
         return 2, f'this command needs {problem.name}; install it with: pip install "batchformer[train]"'
     from batchformer.running.atomic import disk_problem

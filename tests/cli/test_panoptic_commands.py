@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -132,11 +133,25 @@ def test_the_head_wants_a_detector_that_fits(say, stages, data, tmp_path):
             ("--model.detector_from", boxes, "--method", "baseline", "--model.detector_args.d_model", "64"),
             "another one",
         ),
+        (("--model.detector_from", boxes, "--method", "baseline", "--data.masks", "false"), "learns from masks"),
+        (("--model.detector_from", boxes, "--data.batch_size", "0"), "must be at least 1, got 0"),
     ]:
         code, _, err = say(*common, *more)
         assert code == 2
         assert words in err
         assert not (tmp_path / "run").exists()
+
+
+def test_a_run_goes_on_after_the_detector_it_began_with_is_gone(say, stages, data, tmp_path):
+    detector = shutil.copytree(stages(STAGES[1], "batchformer")[0], tmp_path / "boxes")
+    run = ("fit", STAGES[1], "--data-root", data, *WORDS, "--model.detector_from", detector, "--out", tmp_path / "run")
+    assert say(*run)[0] == 0
+    shutil.rmtree(detector)
+    result = (tmp_path / "run" / "result.json").rename(tmp_path / "before.json")
+    code, _, err = say(*run, "--resume")
+    assert code == 0, err
+    after = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert after["metrics"] == json.loads(result.read_text())["metrics"]
 
 
 def test_boxes_are_drawn_and_listed_in_terms_of_coco(say, stages, data, tmp_path):
@@ -175,6 +190,7 @@ def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):
     boxes, _ = stages(STAGES[1], "batchformer")
     photo = tmp_path / "photo.png"
     Image.new("RGB", (40, 30), 77).save(photo)
+    (page := tmp_path / "page.jpg").write_text("<html>not found</html>")
     before = photo.read_bytes()
     for arguments, words in [
         ((boxes, photo, "--out", tmp_path), "would be overwritten"),
@@ -182,12 +198,14 @@ def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):
         ((boxes, photo, "--topk", 3), "--threshold instead"),
         ((boxes, photo, "--threshold", 1.5), "from 0 to 1"),
         ((boxes, tmp_path / "nothing.jpg"), "There is no image"),
+        ((boxes, photo, page, "--out", tmp_path / "new"), "page.jpg cannot be read"),
         ((tiny_run, photo, "--threshold", 0.5), "this run classifies"),
     ]:
         code, _, err = say("predict", *arguments)
         assert code == 2
         assert words in err
     assert photo.read_bytes() == before
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_example_draws_two_runs_for_the_report(say, stages, data, monkeypatch, tmp_path, capsys):

@@ -183,6 +183,8 @@ def test_a_damaged_file_is_named(root, content):
             "annotation 3 reaches from (60, 60) to (150, 150)",
         ),
         (lambda c: c["annotations"][2].update(bbox=[1, 1, float("nan"), 5]), "annotation 3 reaches from"),
+        (lambda c: c["annotations"][2].update(area="big"), "the area of annotation 3 is not a number, but big"),
+        (lambda c: c["annotations"][2].update(area=None), "the area of annotation 3 is not a number, but None"),
         (lambda c: c["images"][1].pop("width"), "has no 'width'"),
         (lambda c: c["images"][1].update(height="64"), "image heights are whole numbers, found '64'"),
         (lambda c: c["images"].append(c["images"][0]), "stands for two image entries"),

@@ -159,8 +159,9 @@ def test_a_file_of_another_network_is_refused(mobilenet, tmp_path):
     with pytest.raises(UserError, match="there is no file"):
         build(backbone_weights="nowhere.pth")
     (tmp_path / "page.pth").write_text("<html>not found</html>")
-    with pytest.raises(UserError, match="no file of weights"):
+    with pytest.raises(UserError, match="no file of weights") as told:
         build(backbone_weights=str(tmp_path / "page.pth"))
+    assert "weights_only" not in str(told.value)  # torch's advice to load it all the same
     wide = timm.create_model("test_resnet", num_classes=7).state_dict()
     wide["conv1.0.weight"] = torch.zeros(1, 3, 3, 3)
     torch.save({"state_dict": wide}, tmp_path / "wide.pth")
@@ -189,6 +190,10 @@ def test_weights_freeze_stem_and_first_stage_as_published(mobilenet):
     [
         ({"name": "dtr"}, "there is no detector 'dtr': there are detr"),
         ({"num_querys": 5}, "DetrConfig has no 'num_querys'"),
+        ({"num_queries": 0}, "num_queries=0 must be at least 1"),
+        ({"encoder_layers": "two"}, "'encoder_layers' expected int, got str"),
+        ({"d_model": 30}, "d_model=30 must divide by 4 and by encoder_attention_heads=2"),
+        ({"d_model": 36, "decoder_attention_heads": 8}, "by decoder_attention_heads=8"),
         ({"frozen_stages": 9}, "between 0 and 5"),
         ({"backbone": "resnet5000"}, "resnet5000"),
         (

@@ -98,6 +98,10 @@ def test_what_does_not_fit_is_refused(trained):
         load_detector(network, {**BUILD["detr"](num_labels=9).state_dict(), "batchformer.x": torch.ones(1)}, "a", True)
     with pytest.raises(UserError, match="another one than this recipe describes"):
         load_detector(network, {k: v for k, v in trained.state_dict().items() if "layers.1" not in k}, "a", True)
+    with pytest.raises(UserError, match=r"another one .*batchformer\..* is only on one side"):
+        load_detector(network, {k: v for k, v in trained.state_dict().items() if "linear1.bias" not in k}, "a", True)
+    with pytest.raises(UserError, match="with a mask head already"):
+        load_detector(network, network.state_dict(), "a", True)
     with pytest.raises(UserError, match="stands on DETR"):
         with_mask_head(BUILD["conditional"]())
     with pytest.raises(UserError, match="divide by 8"):

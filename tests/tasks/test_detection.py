@@ -259,19 +259,24 @@ def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(data, tmp_path):
 def test_a_checkpoint_restores_the_task_without_data_and_without_the_file_of_the_backbone(data, tmp_path):
     weights, path = tmp_path / "backbone.pth", str(tmp_path / "last.ckpt")
     torch.save(create_detector("detr", num_labels=5, backbone="test_resnet").model.backbone.model.state_dict(), weights)
-    task = task_of(backbone_weights=str(weights), frozen_stages="all")
+    task = task_of(backbone_weights=str(weights))
     train(task, data, callbacks=[SaveAt(0, path)], limit_val_batches=0)
-    begun = torch.load(weights, weights_only=True)
-    assert all(torch.equal(begun[key], value) for key, value in task.net.model.backbone.model.state_dict().items())
+    begun, body = torch.load(weights, weights_only=True), task.net.model.backbone.model
+    frozen = [name for name, parameter in body.named_parameters() if not parameter.requires_grad]
+    assert any(name.startswith("layer1") for name in frozen)
+    assert all(torch.equal(begun[name], body.get_parameter(name)) for name in frozen)
     weights.unlink()
     restored = Detection.load_from_checkpoint(path, weights_only=True, map_location="cpu")
     assert restored.category_ids == data.category_ids
     assert restored.module_options == task.module_options
+    again = [name for name, parameter in restored.net.named_parameters() if not parameter.requires_grad]
+    assert again == [name for name, parameter in task.net.named_parameters() if not parameter.requires_grad]
     images = torch.randn(2, 3, 48, 48)
     with torch.no_grad():
         assert torch.equal(
             restored.eval()({"pixel_values": images}).logits, task.eval()({"pixel_values": images}).logits
         )
+    assert train(restored.train(), data, 2, resume=path, limit_val_batches=0).global_step == 4
 
 
 @pytest.mark.parametrize(
@@ -280,9 +285,19 @@ def test_a_checkpoint_restores_the_task_without_data_and_without_the_file_of_the
         ({"cuda_graph": True}, "cuda_graph=true is not for detectors"),
         ({"batchformer": {"encoder_layer": 0}}, "DetectorModuleOptions has no 'encoder_layer'"),
         ({"optimizer": {"lr": 0.0}}, "must be more than 0"),
+        ({"optimizer": {"backbone_lr": -1e-5}}, "backbone_lr=-1e-05 must not be negative"),
+        ({"optimizer": {"sampling_lr": -1.0}}, "sampling_lr=-1.0 must not be negative"),
         ({"method": "both"}, "must be"),
     ],
 )
 def test_mistakes_are_told(options, said):
     with pytest.raises(UserError, match=said):
         task_of(**options)
+
+
+def test_fields_that_have_a_place_of_their_own_are_sent_there():
+    for name, said in {"backbone": "it is model.backbone", "num_labels": "those of the data"}.items():
+        with pytest.raises(UserError, match=f"cannot hold '{name}': .*{said}"):
+            Detection("detr", {name: 3})
+    with pytest.raises(UserError, match="encoder_layers names no layer"):
+        task_of(batchformer={"encoder_layers": []}).build(2, [1, 1])

@@ -20,7 +20,7 @@ JSON, CSV, SEGMENTS = "predictions.json", "predictions.csv", "segments"
 def predict_objects(found: Any, images: list[Path], out: Path, threshold: float | None = None) -> int:
     """Predict image by image, nothing padded; returns the number of objects drawn."""
     from batchformer._cli.finished_run import best_device
-    from batchformer.data.images import open_image
+    from batchformer.data.images import check_image, open_image
     from batchformer.running.progress import ProgressLine
 
     if out.exists() and not out.is_dir():
@@ -29,6 +29,7 @@ def predict_objects(found: Any, images: list[Path], out: Path, threshold: float 
     for path, name in zip(images, names, strict=True):
         if path.resolve() == (out / f"{name}.png").resolve():
             raise UserError(f"--out {out} is where {path} is, which would be overwritten: name another folder.")
+        check_image(path)  # before anything is written
     out.mkdir(parents=True, exist_ok=True)
     found.task.to(best_device())
     line, writer = ProgressLine(), _writer_of(found, out, threshold)

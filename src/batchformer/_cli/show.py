@@ -32,6 +32,7 @@ OBJECTS = {
     "ap_small": "AP, small objects",
     "ap_medium": "AP, medium objects",
     "ap_large": "AP, large objects",
+    "pq_batch": "PQ, module at test time",
     "ap_batch": "AP, module at test time",
     "ap50_batch": "AP50, module at test time",
 }
@@ -68,7 +69,7 @@ def _objects_table(result: dict[str, Any]) -> str:
     images = f" on {evaluated:,} images" if evaluated else ""
     lines = [f"{result['recipe']}, {result['method']}, seed {result['seed']}: after the last epoch{images}, %"]
     for name, label in OBJECTS.items():
-        if (value := metrics.get(name)) is not None:
+        if (value := metrics.get(name)) is not None and value == value:  # no object of that size: nan
             lines.append(f"  {label:<26} {value:>6.2f}")
     return "\n".join([*lines, *_speed(result)])
 

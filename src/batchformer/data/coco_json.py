@@ -85,8 +85,9 @@ def read_instances(path: Path, folder: Path, known: Categories | None = None) ->
     images = read_images(content, path)
     entries = content["annotations"]
     names = [entry.get("id", f"number {place + 1}") for place, entry in enumerate(entries)]
-    boxes = _boxes(values(entries, "bbox", "annotation", path), names, path)
+    boxes = read_boxes(values(entries, "bbox", "annotation", path), names, path)
     area = [entry.get("area", box[2] * box[3]) for entry, box in zip(entries, boxes, strict=True)]
+    areas = numbers(area, "area", names, path)
     listed = places(values(entries, "category_id", "annotation", path), own.ids, "category", names, path)
     label_of = np.array([categories.ids.index(identity) for identity in own.ids])
     corners = boxes.copy()
@@ -99,7 +100,7 @@ def read_instances(path: Path, folder: Path, known: Categories | None = None) ->
         names,
         boxes=corners,
         labels=label_of[listed],
-        area=np.array(area, dtype=np.float64),
+        area=areas,
         crowd=np.array([bool(entry.get("iscrowd", 0)) for entry in entries], dtype=bool),
         ignore=np.zeros(len(entries), dtype=bool),
     )
@@ -116,7 +117,16 @@ def same_categories(own: Categories, known: Categories, path: Path) -> Categorie
     return known
 
 
-def _boxes(given: list[Any], names: list[Any], path: Path) -> np.ndarray:
+def numbers(given: list[Any], key: str, names: list[Any], path: Path) -> np.ndarray:
+    """As floats; an annotation whose value is no number is named."""
+    for name, value in zip(names, given, strict=True):
+        if not isinstance(value, int | float) or value != value:
+            raise UserError(f"{path}: the {key} of annotation {name} is not a number, but {str(value)[:60]}.")
+    return np.array(given, dtype=np.float64)
+
+
+def read_boxes(given: list[Any], names: list[Any], path: Path) -> np.ndarray:
+    """x, y, width, height; an annotation whose box is something else is named."""
     try:
         boxes = np.array(given, dtype=np.float64).reshape(-1, 4)
         if len(boxes) == len(given):

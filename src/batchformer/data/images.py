@@ -1,5 +1,6 @@
 """Opening one image file, or saying which one cannot be opened."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image
@@ -15,9 +16,18 @@ def is_image(path: Path) -> bool:
 
 def open_image(path: str | Path) -> Image.Image:
     """The whole image in RGB, decoded now: a cut-off file is found here and not in the middle of a transform."""
+    return _read(path, lambda image: image.convert("RGB"))
+
+
+def check_image(path: str | Path) -> None:
+    """That there is an image, by the first bytes of the file; nothing is decoded."""
+    _read(path, lambda image: image)
+
+
+def _read(path: str | Path, get: Callable[[Image.Image], Image.Image]) -> Image.Image:
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            return get(image)
     except FileNotFoundError as error:
         raise UserError(f"image {path} does not exist: check data.root and the list it is named in.") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

@@ -9,7 +9,16 @@ import numpy as np
 from jaxtyping import Int
 
 from batchformer.data.boxes import Categories, Scenes, make_scenes
-from batchformer.data.coco_json import places, read_categories, read_images, read_json, same_categories, values
+from batchformer.data.coco_json import (
+    numbers,
+    places,
+    read_boxes,
+    read_categories,
+    read_images,
+    read_json,
+    same_categories,
+    values,
+)
 from batchformer.data.detection import DetectionData, Part
 from batchformer.errors import UserError
 
@@ -91,6 +100,9 @@ def read_panoptic(
     entries = content["annotations"]
     files = values(entries, "file_name", "annotation", path)
     listed = values(entries, "segments_info", "annotation", path)
+    for file, segments in zip(files, listed, strict=True):
+        if not isinstance(segments, list) or not all(isinstance(segment, dict) for segment in segments):
+            raise UserError(f"{path}: 'segments_info' of {file} is not a list of segments.")
     all_images = read_images(content, path)
     image_ids = values(entries, "image_id", "annotation", path)
     of_image = places(image_ids, [image[0] for image in all_images], "image", files, path)
@@ -103,7 +115,7 @@ def read_panoptic(
     names = [
         f"{segment.get('id', '?')} of {files[order[place]]}" for segment, place in zip(segments, owner, strict=True)
     ]
-    boxes = np.array(values(segments, "bbox", "segment", path), dtype=np.float64).reshape(-1, 4)
+    boxes = read_boxes(values(segments, "bbox", "segment", path), names, path)
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
     label_of = np.array([categories.ids.index(identity) for identity in own.ids])
     scenes = make_scenes(
@@ -114,12 +126,12 @@ def read_panoptic(
         names,
         boxes=corners,
         labels=label_of[places(values(segments, "category_id", "segment", path), own.ids, "category", names, path)],
-        area=np.array(values(segments, "area", "segment", path), dtype=np.float64),
+        area=numbers(values(segments, "area", "segment", path), "area", names, path),
         crowd=np.array([bool(segment.get("iscrowd", 0)) for segment in segments], dtype=bool),
         ignore=np.zeros(len(segments), dtype=bool),
     )
     return PanopticScenes(
         **{field.name: getattr(scenes, field.name) for field in fields(scenes)},
-        segment_ids=np.array(values(segments, "id", "segment", path), dtype=np.int64),
+        segment_ids=numbers(values(segments, "id", "segment", path), "id", names, path).astype(np.int64),
         segmentations=np.array([os.fsencode(Path(root) / segmentations / files[k]) for k in order]),
     ), categories

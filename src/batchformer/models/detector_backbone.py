@@ -104,7 +104,10 @@ def _read(file: Path) -> dict[str, Tensor]:
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as problem:  # many kinds, by the many ways in which a file can be another one
         reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-        raise UserError(f"{file} is no file of weights that torch can read: {reason}") from problem
+        raise UserError(  # the first sentence only: torch goes on with how to load it without a look at what it is
+            f"{file} is no file of weights that torch can read ({reason.split('. ')[0]}): give the .pth, .pt or "
+            f".safetensors file of the backbone."
+        ) from problem
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

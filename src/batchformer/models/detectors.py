@@ -12,6 +12,7 @@ from batchformer.errors import UserError
 from batchformer.models.detector_backbone import FrozenStages, freeze_stages, load_backbone_weights, restore_activations
 from batchformer.models.detector_init import begin_as_published
 
+PUBLISHED_FROZEN = 2  # stages: a ResNet's stem and its first layer
 _SAMPLING = ("sampling_offsets", "reference_points")
 
 
@@ -74,6 +75,8 @@ def create_detector(
         raise UserError(f"there is no detector {name!r}: there are {', '.join(DETECTORS)}.")
     kind = _KINDS[name]
     model_class, config_class = _classes(kind.family)
+    from huggingface_hub.errors import StrictDataclassError
+
     names = {"id2label": dict(id2label)} if id2label is not None else {}
     settings: dict[str, Any] = {"auxiliary_loss": True, **kind.config, **config}
     known = dir(config_class())  # transformers would keep a misspelt one in silence
@@ -84,11 +87,15 @@ def create_detector(
     if "backbone_config" not in settings:
         settings["backbone"] = backbone
     try:
-        model = model_class(config_class(num_labels=num_labels, **names, **settings))
+        full_config = config_class(num_labels=num_labels, **names, **settings)
+        _check_sizes(name, full_config)
+        model = model_class(full_config)
     except RuntimeError as problem:  # timm's answer to an unknown name
-        raise UserError(f"backbone {backbone!r}: {str(problem).splitlines()[0]}") from problem
-    except ValueError as problem:  # sizes that do not fit together, one decoder layer in Deformable DETR, ...
-        raise UserError(f"{name} with these settings: {str(problem).splitlines()[0]}") from problem
+        raise UserError(
+            f"backbone {backbone!r}: {str(problem).splitlines()[0]}; timm.list_models() lists those there are."
+        ) from problem
+    except (ValueError, StrictDataclassError) as problem:  # sizes that do not fit together, a word for a number, ...
+        raise UserError(f"{name} with these settings: {' '.join(str(problem).split())}") from problem
     begin_as_published(model, kind.focal)
     from batchformer.models.detector_loss import detection_loss, focal_detection_loss
 
@@ -98,7 +105,7 @@ def create_detector(
         restore_activations(body, backbone)
     if backbone_weights is not None:
         load_backbone_weights(body, backbone, backbone_weights)
-    frozen = (0 if backbone_weights is None else 2) if frozen_stages is None else frozen_stages
+    frozen = (0 if backbone_weights is None else PUBLISHED_FROZEN) if frozen_stages is None else frozen_stages
     if frozen:
         freeze_stages(body, _stages(body), frozen)
     return model
@@ -123,6 +130,18 @@ def parameter_groups(
         for group, parameters in groups.items()
         if parameters
     ]
+
+
+def _check_sizes(name: str, config: Any) -> None:
+    """What transformers finds out in the first forward at the earliest, in words of tensors."""
+    for key in ("num_queries", "encoder_layers", "decoder_layers", "d_model"):
+        if getattr(config, key) < 1:
+            raise UserError(f"{name}: {key}={getattr(config, key)} must be at least 1.")
+    for key in ("encoder_attention_heads", "decoder_attention_heads"):
+        if config.d_model % max(1, getattr(config, key)) or config.d_model % 4:
+            raise UserError(
+                f"{name}: d_model={config.d_model} must divide by 4 and by {key}={getattr(config, key)}: choose others."
+            )
 
 
 def _classes(family: str) -> tuple[Any, Any]:

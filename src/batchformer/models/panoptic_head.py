@@ -81,15 +81,19 @@ def load_detector(network: Any, weights: Mapping[str, Tensor], source: str, with
             f"the detector in {source} was trained without BatchFormerV2, so a frozen module would stay random: set "
             f"model.method=baseline, or model.detector_from to a detector trained with model.method=batchformer."
         )
+    if any(key.startswith("mask_head.") for key in plain):
+        raise UserError(
+            f"{source} is a run with a mask head already: give the detector of the first stage as model.detector_from, "
+            f"or go on with that run (--resume)."
+        )
     own = network.detr.state_dict()
     _check_classes(own, plain, source)
     _check_fit(own, plain, source)
     network.detr.load_state_dict(plain)
     if with_module:
         held = network.get_submodule(_MODULE.rstrip("."))
-        found = {key.removeprefix(_MODULE): value for key, value in module.items()}
-        _check_fit(held.state_dict(), found, source)
-        held.load_state_dict(found)
+        _check_fit(held.state_dict(prefix=_MODULE), module, source)
+        held.load_state_dict({key.removeprefix(_MODULE): value for key, value in module.items()})
 
 
 def read_detector(source: Path) -> dict[str, Tensor]:

@@ -51,10 +51,12 @@ def prepare(
     """Read the data, make the network and the Trainer: what is wrong with them is said before anything is written."""
     task, data, trainer_keywords, options = parts
     data.setup()
+    goes_on = resume and folder.checkpoint.is_file()
+    task.before_build(data, goes_on)
     task.build(data.num_classes, list(data.class_counts))
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    step = read_checkpoint(folder.checkpoint)["global_step"] if resume and folder.checkpoint.is_file() else 0
+    step = read_checkpoint(folder.checkpoint)["global_step"] if goes_on else 0
     recorder = RunRecorder()
     trainer = make_trainer(folder, trainer_keywords, [recorder, LastCheckpoint(folder.checkpoint, options)], line, step)
     refuse_to_train_nothing(trainer)

@@ -13,7 +13,7 @@ from batchformer.data import DetectionData
 from batchformer.errors import NonFiniteLoss, UserError
 from batchformer.metrics import CocoAP
 from batchformer.metrics.coco_ap import AP_NAMES
-from batchformer.models.detectors import create_detector, parameter_groups
+from batchformer.models.detectors import PUBLISHED_FROZEN, create_detector, parameter_groups
 from batchformer.tasks.detection_options import DetectorModuleOptions, DetectorOptimizerOptions, detector_schedule
 from batchformer.tasks.image_task import CHECK_EVERY, ImageTask
 from batchformer.tasks.options import ScheduleOptions, as_options
@@ -21,6 +21,14 @@ from batchformer.tasks.schedule import check_schedule, lr_factor, total_epochs_o
 from batchformer.tasks.stream_meter import StreamMeter
 
 Batch = dict[str, Any]  # pixel_values, pixel_mask and labels: see `DetectionData`
+_SET_ELSEWHERE = {
+    "name": "the detector is model.detector",
+    "num_labels": "the classes are those of the data",
+    "id2label": "the classes are those of the data",
+    "backbone": "it is model.backbone",
+    "backbone_weights": "they are model.backbone_weights",
+    "frozen_stages": "they are model.frozen_stages",
+}
 
 
 class Detection(ImageTask):
@@ -77,6 +85,8 @@ class Detection(ImageTask):
         if cuda_graph:
             raise UserError("cuda_graph=true is not for detectors: their boxes are matched on the host in every step.")
         self.detector, self.detector_args = detector, dict(detector_args or {})
+        for name in _SET_ELSEWHERE.keys() & self.detector_args.keys():
+            raise UserError(f"model.detector_args cannot hold {name!r}: {_SET_ELSEWHERE[name]}.")
         self.backbone_weights, self.frozen_stages = backbone_weights, frozen_stages
         self.module_options = as_options(DetectorModuleOptions, batchformer)
         self.evaluate_with_batch = evaluate_with_batch and method == "batchformer"
@@ -85,6 +95,7 @@ class Detection(ImageTask):
         self.schedule_options = as_options(ScheduleOptions, schedule)
         self.category_ids: list[int] = []
         self.is_thing: list[bool] = []
+        self.restored = False  # whether the weights come from a checkpoint of this very task
         # plain dicts: a checkpoint must load with weights_only=True
         self.save_hyperparameters(
             {
@@ -110,12 +121,15 @@ class Detection(ImageTask):
 
     def build_model(self, num_classes: int) -> nn.Module:
         """The detector without the module."""
+        frozen = self.frozen_stages
+        if frozen is None and self.backbone_weights is not None:
+            frozen = PUBLISHED_FROZEN  # also where the weights come from a checkpoint
         return create_detector(
             self.detector,
             num_labels=num_classes,
             backbone=self.backbone,
-            backbone_weights=self.backbone_weights,
-            frozen_stages=self.frozen_stages,
+            backbone_weights=None if self.restored else self.backbone_weights,
+            frozen_stages=frozen,
             **self.detector_args,
         )
 
@@ -150,6 +164,9 @@ class Detection(ImageTask):
         return (*names, *(f"{name}_batch" for name in names)) if self.evaluate_with_batch else names
 
     # ---- building
+
+    def before_build(self, data: Any, resumes: bool) -> None:
+        self.restored = resumes
 
     @property
     def before_classifier(self) -> bool:
@@ -295,8 +312,7 @@ class Detection(ImageTask):
         checkpoint[self.checkpoint_key] |= {"category_ids": self.category_ids, "is_thing": self.is_thing}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if not self.built:
-            self.backbone_weights = None  # they are in the checkpoint
+        self.restored = True
         super().on_load_checkpoint(checkpoint)
         saved = checkpoint[self.checkpoint_key]
         self.category_ids, self.is_thing = saved["category_ids"], saved["is_thing"]

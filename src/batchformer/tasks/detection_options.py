@@ -35,6 +35,11 @@ class DetectorModuleOptions(ModuleOptions):
 
     def keywords(self) -> dict[str, Any]:
         """What `attach` is called with."""
+        if not self.encoder_layers:
+            raise UserError(
+                'model.batchformer.encoder_layers names no layer: give their numbers, as in [0], or "all"; without the '
+                "module it is model.method=baseline."
+            )
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -62,6 +67,10 @@ class DetectorOptimizerOptions:
     def check(self) -> None:
         if self.lr <= 0:
             raise UserError(f"model.optimizer.lr={self.lr} must be more than 0.")
+        for name in ("backbone_lr", "sampling_lr", "weight_decay", "module_lr_factor"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise UserError(f"model.optimizer.{name}={value} must not be negative.")
 
 
 def detector_schedule() -> ScheduleOptions:

@@ -23,6 +23,12 @@ class EvaluatedTask(L.LightningModule):
     compile_net: bool
     per_class_accuracy: list[float]
 
+    def before_build(self, data: Any, resumes: bool) -> None:
+        """Called by a run that has read its data, before the network is made and anything is written.
+
+        `resumes`: all weights come from a checkpoint, files of others need not be there any more.
+        """
+
     @property
     def metric_names(self) -> tuple[str, ...]:
         """What validation logs (as val/NAME) and result.json holds."""

@@ -104,21 +104,21 @@ class Panoptic(Detection):
 
     def _build_net(self, num_classes: int) -> nn.Module:
         net = super()._build_net(num_classes)
-        if self.detector_from is not None and not self._resumes:
+        if self.detector_from is not None and not self.restored:
             weights = read_detector(Path(self.detector_from).expanduser())
             load_detector(net, weights, self.detector_from, with_module=self.attachment is not None)
         if self.frozen:
             freeze_detector(net)
         return net
 
-    @property
-    def _resumes(self) -> bool:
-        """Whether the weights come from a checkpoint of this very task."""
-        return self._trainer is not None and self.trainer.ckpt_path is not None
+    def before_build(self, data: Any, resumes: bool) -> None:
+        super().before_build(data, resumes)
+        if not getattr(data, "masks", True):
+            raise UserError("data.masks=false gives boxes alone, and the mask head learns from masks: set it to true.")
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        if stage == "fit" and self.frozen and self.detector_from is None and not self._resumes:
+        if stage == "fit" and self.frozen and self.detector_from is None and not self.restored:
             raise UserError(
                 "model.detector_from is not set: name the run folder of a detector of all categories (a recipe of the "
                 "task detection on panoptic data), or train both together with model.train=joint."
@@ -204,6 +204,5 @@ class Panoptic(Detection):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if not self.built:
-            self.detector_from = None  # it is in the checkpoint
             self.is_thing = list(checkpoint.get(self.checkpoint_key, {}).get("is_thing", []))
         super().on_load_checkpoint(checkpoint)
