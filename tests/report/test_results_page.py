@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from made_up import comparison, result
 
+from batchformer._cli.shelf import recipe_text
 from batchformer.report import comparison_table, write_report
 from batchformer.report.comparison import format_difference, format_summary
 from batchformer.report.paper import MAIN
+from batchformer.report.paper_detection import DETECTION
 from batchformer.report.results_page import main, results_page
 
 REPOSITORY = Path(__file__).parents[2]
@@ -114,6 +116,32 @@ def test_splits_of_the_paper_average_to_its_total():
         for row in (MAIN[recipe].baseline, MAIN[recipe].batchformer):
             weighted = sum(n * row[split] for n, split in zip(sizes, ("many", "medium", "few"), strict=True))
             assert row["all"] == pytest.approx(weighted / sum(sizes), abs=0.75), recipe
+
+
+def test_numbers_of_detectors_are_those_their_recipes_quote():
+    for recipe, paper in DETECTION.items():
+        header = " ".join(line for line in recipe_text(recipe).splitlines() if line.startswith("#"))
+        assert paper.table.split(", ")[1].replace("Tables", "Table").split(" and ")[0] in header, recipe
+        assert f" {paper.batchformer['all']}" in header, recipe
+
+
+def test_detectors_stand_beside_the_row_of_the_paper_and_are_no_ablation_of_its_long_tails(tmp_path):
+    measured = {
+        "deformable-detr-coco-l6-batch16": {"all": 40.0, "ap": 40.0, "ap50": 61.0},
+        "detr-coco-panoptic": {"all": 41.0, "pq": 41.0, "pq_things": 47.0, "ap": 30.0},
+    }
+    made = [
+        result(recipe, method, metrics=metrics)
+        for recipe, metrics in measured.items()
+        for method in ("baseline", "batchformer")
+    ]
+    page = results_page(put(tmp_path, made))
+    assert "| AP | 43.8 | 44.7 | +0.9 | 40.00 | 40.00 |" in page
+    assert "| AP50 | 62.6 | 63.5 | +0.9 | 61.00 |" in page
+    assert "| PQ things | 48.2 | 50.5 | +2.3 | 47.00 |" in page
+    assert "| AP things | 31.1 | 33.4 | +2.3 | 30.00 |" in page
+    assert "## Ablation" not in page
+    assert "Not in the paper" not in page
 
 
 def scaled(results, **model):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Row = dict[str, float]
+from batchformer.report.paper_detection import DETECTION
+from batchformer.report.paper_row import PaperResult, Row
 
 
 def _row(all_: float, many: float, medium: float, few: float) -> Row:
@@ -13,16 +14,6 @@ def _row(all_: float, many: float, medium: float, few: float) -> Row:
 
 def _top(top1: float, top5: float | None = None) -> Row:
     return {"all": top1} if top5 is None else {"all": top1, "top5": top5}
-
-
-@dataclass(frozen=True)
-class PaperResult:
-    """One row pair of a table: without and with BatchFormer."""
-
-    table: str
-    setting: str
-    baseline: Row | None
-    batchformer: Row | None
 
 
 MAIN = {
@@ -158,6 +149,7 @@ MAIN = {
         _top(78.9),
         _top(78.9),
     ),
+    **DETECTION,
 }
 
 
