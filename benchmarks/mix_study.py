@@ -10,7 +10,7 @@ ResNet. The extractor of Attentive CutMix is the timm or torchvision network of 
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from _study import Study
 
@@ -51,8 +51,9 @@ STUDIES = {"vit": VIT, "resnet": RESNET}
 
 
 def main() -> int:
-    named = [b for a, b in zip(sys.argv, sys.argv[1:], strict=False) if a == "--network"]
-    study = STUDIES.get(named[0] if named else "vit", VIT)  # decides which variants --only may name
+    network = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    network.add_argument("--network", choices=list(STUDIES), default="vit")
+    study = STUDIES[network.parse_known_args()[0].network]  # decides which variants --only may name
     parser = study.parser(__doc__)
     parser.add_argument("--network", choices=list(STUDIES), default="vit")
     parser.add_argument("--extractor", help="of Attentive CutMix; left out: that of the recipe")
