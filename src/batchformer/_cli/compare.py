@@ -133,6 +133,7 @@ def _kept(folder: RunFolder, config: dict[str, Any], line: Any) -> dict[str, Any
 
 def _conclude(name: str, out: Path, seeds: list[int], results: list[dict[str, Any]]) -> None:
     from batchformer.report import comparison_table, format_table, verdict, write_report
+    from batchformer.report.measures import measure_of
 
     rows = comparison_table(results)
     write_json(
@@ -140,10 +141,14 @@ def _conclude(name: str, out: Path, seeds: list[int], results: list[dict[str, An
         {"recipe": name, "seeds": seeds, "table": [as_plain(row) for row in rows], "verdict": verdict(rows).sentence},
     )
     page = write_report([out], out / "report.html")
-    print(f"\n{name}: test accuracy after the last epoch, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}\n")
+    objects = measure_of(result["metrics"] for result in results).objects
+    what, shown = (
+        ("", "curves, every class") if objects else ("test accuracy ", "curves, accuracy per class, gradient influence")
+    )
+    print(f"\n{name}: {what}after the last epoch, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}\n")
     print(format_table(rows))
     print(f"\n{verdict(rows).sentence}\n")
-    print(f"Look at:  {page}   (open it in a browser: curves, accuracy per class, gradient influence)")
+    print(f"Look at:  {page}   (open it in a browser: {shown})")
     print(f"Next:     {program()} export {out}/batchformer-seed{seeds[0]}     the plain weights, without BatchFormer")
     print(f"          {program()} compare {name} --seeds 5 --out DIR   more seeds, a narrower interval")
     print(f"          {program()} recipes   the other data sets, and folder-lt for your own images")

@@ -6,16 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchformer.report.comparison import METHODS
+from batchformer.report.measures import measure_of
 from batchformer.report.paper import STUDIES
 from batchformer.report.runs import Run
 from batchformer.report.studies import base_of
 
 _SETTINGS = {
+    "model.detector": "detector",
     "model.backbone": "backbone",
     "model.loss.name": "loss",
     "model.stream_loss": "loss over the streams",
     "model.batchformer.variant": "variant",
     "model.batchformer.blocks": "after blocks",
+    "model.batchformer.encoder_layers": "after encoder layers",
+    "model.batchformer.mask_padding": "padding left out:",
     "model.batchformer.after": "after",
     "model.batchformer.share": "one module for all places:",
     "model.batchformer.streams": "streams",
@@ -189,7 +193,8 @@ def _seeds(runs: Sequence[Run], method: str) -> str:
 
 def _protocol(runs: Sequence[Run]) -> str:
     names = sorted({run.text("protocol") or "unknown" for run in runs})
-    return ", ".join("accuracy of the last epoch, never the best one" if name == "last" else name for name in names)
+    what = "numbers" if measure_of(run.metrics for run in runs).objects else "accuracy"
+    return ", ".join(f"{what} of the last epoch, never the best one" if name == "last" else name for name in names)
 
 
 def _joined(runs: Sequence[Run], part: Any) -> str:
