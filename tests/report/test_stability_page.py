@@ -23,6 +23,8 @@ def start_rows() -> list[dict]:
                     "signal": share**depth,
                     "between_samples": 0.5,
                     "norm_of_plain": 1.25,
+                    "effective_rank": 10.0 * depth,
+                    "attention_entropy": 0.5 + depth / 100,
                     "gradient_plain": 2.0,
                     "gradient_related": 0.5,
                 }
@@ -62,7 +64,8 @@ def cells(page: str, first: str) -> list[str]:
 
 def test_the_tables_are_those_of_the_files(tmp_path: Path) -> None:
     page = write_stability_page(repository(tmp_path, start_rows())).read_text()
-    assert cells(page, "published") == ["published", "0.80", "0.41", "0.17", "0.07", "0.50", "1.25", "0.25 to 0.25"]
+    signals, last = ["0.80", "0.41", "0.17", "0.07"], ["0.50", "1.25", "120", "0.62"]
+    assert cells(page, "published") == ["published", *signals, *last, "0.25 to 0.25"]
     run = cells(page, "`vit-cifar100-32-stable`")
     assert run == ["`vit-cifar100-32-stable`", "2", "3.00", "3.30", "0.70", "8.0", "25.0", "40.50"]
 

@@ -66,11 +66,14 @@ def _start_table(rows: Rows) -> str:
                 *(f"{at[depth]['signal']:.2f}" for depth in _SHOWN_DEPTHS),
                 f"{last['between_samples']:.2f}",
                 f"{last['norm_of_plain']:.2f}",
+                f"{last['effective_rank']:.0f}",
+                f"{last['attention_entropy']:.2f}",
                 f"{min(weak):.2f} to {max(weak):.2f}",
             ]
         )
     header = ["form", *(f"signal after {depth}" for depth in _SHOWN_DEPTHS)]
-    return markdown([*header, "differs between samples", "norm / plain", "gradient, related / plain"], lines)
+    header += ["differs between samples", "norm / plain", "rank", "entropy", "gradient, related / plain"]
+    return markdown(header, lines)
 
 
 def _depths(source: Path) -> str:
