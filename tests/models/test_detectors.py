@@ -104,6 +104,16 @@ def test_what_transformers_begins_as_published_is_kept(detectors):
     assert attention.attention_weights.weight.count_nonzero() == 0
 
 
+@pytest.mark.parametrize("name", DETECTORS)
+def test_every_trained_parameter_gets_a_gradient_without_any_object_too(name, detectors, batch):
+    """As DDP wants it from each process in each step."""
+    model = detectors[name].train()
+    model.zero_grad()
+    nothing = batch["labels"][1]
+    model(batch["pixel_values"], labels=[nothing, nothing]).loss.backward()
+    assert not [key for key, value in model.named_parameters() if value.requires_grad and value.grad is None]
+
+
 def test_groups_hold_every_trained_parameter_once(detectors):
     for name, model in detectors.items():
         groups = parameter_groups(model, 1e-4, 1e-5, 1e-6, 1e-4)

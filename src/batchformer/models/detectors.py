@@ -58,7 +58,7 @@ def create_detector(
     in full precision under autocast; initial weights (see `detector_init`); frozen stages and the activations of some
     networks, both of which transformers forgets for backbones of timm. What stays as in transformers: Deformable DETR
     with refinement uses one classifier for all decoder layers (released: one each), and the proposals of the two-stage
-    variant get no loss of their own.
+    variant get no loss of their own, so that what chooses them is not trained.
 
     Args:
         name: one of `DETECTORS`.
@@ -97,6 +97,8 @@ def create_detector(
     except (ValueError, StrictDataclassError) as problem:  # sizes that do not fit together, a word for a number, ...
         raise UserError(f"{name} with these settings: {' '.join(str(problem).split())}") from problem
     begin_as_published(model, kind.focal)
+    if kind.config.get("two_stage"):
+        _freeze_proposals(model)
     from batchformer.models.detector_loss import detection_loss, focal_detection_loss
 
     model.loss_function = focal_detection_loss if kind.focal else detection_loss
@@ -130,6 +132,13 @@ def parameter_groups(
         for group, parameters in groups.items()
         if parameters
     ]
+
+
+def _freeze_proposals(model: Any) -> None:
+    """What chooses the proposals has no loss in transformers, so no gradient, and DDP wants one for all it is given."""
+    base = model.model
+    for part in (base.enc_output, base.enc_output_norm, base.decoder.class_embed[-1], base.decoder.bbox_embed[-1]):
+        part.requires_grad_(False)
 
 
 def _check_sizes(name: str, config: Any) -> None:
