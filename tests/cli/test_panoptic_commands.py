@@ -135,6 +135,10 @@ def test_the_head_wants_a_detector_that_fits(say, stages, data, tmp_path):
         ),
         (("--model.detector_from", boxes, "--method", "baseline", "--data.masks", "false"), "learns from masks"),
         (("--model.detector_from", boxes, "--data.batch_size", "0"), "must be at least 1, got 0"),
+        (
+            ("--model.detector_from", boxes, "--method", "baseline", "--data.batch_size", "9"),
+            "fewer than one batch of 9",
+        ),
     ]:
         code, _, err = say(*common, *more)
         assert code == 2

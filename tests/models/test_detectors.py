@@ -200,7 +200,7 @@ def test_weights_freeze_stem_and_first_stage_as_published(mobilenet):
     [
         ({"name": "dtr"}, "there is no detector 'dtr': there are detr"),
         ({"num_querys": 5}, "DetrConfig has no 'num_querys'"),
-        ({"num_queries": 0}, "num_queries=0 must be at least 1"),
+        ({"num_queries": 0}, "^detr with these settings: num_queries=0 must be at least 1"),
         ({"encoder_layers": "two"}, "'encoder_layers' expected int, got str"),
         ({"d_model": 30}, "d_model=30 must divide by 4 and by encoder_attention_heads=2"),
         ({"d_model": 36, "decoder_attention_heads": 8}, "by decoder_attention_heads=8"),

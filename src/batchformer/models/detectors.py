@@ -88,7 +88,7 @@ def create_detector(
         settings["backbone"] = backbone
     try:
         full_config = config_class(num_labels=num_labels, **names, **settings)
-        _check_sizes(name, full_config)
+        _check_sizes(full_config)
         model = model_class(full_config)
     except RuntimeError as problem:  # timm's answer to an unknown name
         raise UserError(
@@ -141,15 +141,15 @@ def _freeze_proposals(model: Any) -> None:
         part.requires_grad_(False)
 
 
-def _check_sizes(name: str, config: Any) -> None:
+def _check_sizes(config: Any) -> None:
     """What transformers finds out in the first forward at the earliest, in words of tensors."""
     for key in ("num_queries", "encoder_layers", "decoder_layers", "d_model"):
         if getattr(config, key) < 1:
-            raise UserError(f"{name}: {key}={getattr(config, key)} must be at least 1.")
+            raise UserError(f"{key}={getattr(config, key)} must be at least 1.")
     for key in ("encoder_attention_heads", "decoder_attention_heads"):
         if config.d_model % max(1, getattr(config, key)) or config.d_model % 4:
             raise UserError(
-                f"{name}: d_model={config.d_model} must divide by 4 and by {key}={getattr(config, key)}: choose others."
+                f"d_model={config.d_model} must divide by 4 and by {key}={getattr(config, key)}: choose others."
             )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.data import DetectionData
+from batchformer.data.order import check_batches
 from batchformer.errors import NonFiniteLoss, UserError
 from batchformer.metrics import CocoAP
 from batchformer.metrics.coco_ap import AP_NAMES
@@ -167,6 +168,7 @@ class Detection(ImageTask):
 
     def before_build(self, data: Any, resumes: bool) -> None:
         self.restored = resumes
+        check_batches(data.train_images, data.batch_size, 1, data.drop_last)
 
     @property
     def before_classifier(self) -> bool:
