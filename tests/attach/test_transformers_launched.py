@@ -52,8 +52,9 @@ def test_gradients_under_ddp_are_the_mean_over_processes(tmp_path: Path) -> None
             torch.testing.assert_close(ours, theirs)
 
 
-def test_accelerate_in_half_precision_trains_it_and_detach_finds_it() -> None:
-    accelerate = pytest.importorskip("accelerate")
+def _train_with_accelerate(rank: int, folder: str) -> None:
+    import accelerate
+
     model = attached()
     started = {name: value.clone() for name, value in model.named_parameters()}
     accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)  # puts a `forward` of its own on the model
@@ -66,3 +67,9 @@ def test_accelerate_in_half_precision_trains_it_and_detach_finds_it() -> None:
     plain = bf.detach(accelerator.unwrap_model(prepared))
     assert plain is model
     assert not any("batchformer" in name for name in plain.state_dict())
+
+
+def test_accelerate_in_half_precision_trains_it_and_detach_finds_it(tmp_path: Path) -> None:
+    """In a process of its own: accelerate keeps its precision for as long as a process lives."""
+    pytest.importorskip("accelerate")
+    run_in_processes(_train_with_accelerate, 1, tmp_path)
