@@ -130,6 +130,15 @@ def test_every_command_has_help(say, command):
     assert f"batchformer {command}" in out
 
 
+def test_every_recipe_stands_on_one_shelf_and_numbers_count_by_value():
+    from batchformer._cli.shelf import LAST_SHELF, SHELVES, recipe_names, shelves
+
+    assert len(recipe_names()) == len(set(recipe_names()))
+    assert {name for names in SHELVES.values() for name in names} <= set(recipe_names())  # no name without its file
+    depths = [name for name in shelves()[LAST_SHELF] if name.startswith("vit-cifar100-32-transmix-d")]
+    assert [name.rsplit("-d", 1)[1] for name in depths] == ["6", "8", "10"]
+
+
 def test_recipes_prints_one_as_it_is(say):
     from batchformer._cli.shelf import recipe_text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchformer._cli.arguments import read_arguments
-from batchformer._cli.shelf import find_recipe, recipe_description, recipe_names
+from batchformer._cli.shelf import find_recipe, recipe_description, recipe_names, shelves
 from batchformer.errors import UserError
 
 HELP = """
@@ -19,11 +19,13 @@ def run(args: list[str]) -> int:
     if given:
         print(find_recipe(given[0])[1].read_text(), end="")
         return 0
-    names = recipe_names()
-    width = max(map(len, names))
-    for name in names:
-        print(f"{name:<{width}}  {recipe_description(name)}")
-    print("\nTrain one:    batchformer fit NAME           (--method baseline: the same without BatchFormer)")
+    width = max(map(len, recipe_names()))
+    for title, names in shelves().items():
+        print(f"{title}:")
+        for name in names:
+            print(f"  {name:<{width}}  {recipe_description(name)}")
+        print()
+    print("Train one:    batchformer fit NAME           (--method baseline: the same without BatchFormer)")
     print("Compare:      batchformer compare NAME --seeds 3")
     print("Read or edit: batchformer recipes NAME > mine.yaml && batchformer fit mine.yaml")
     return 0
