@@ -21,6 +21,7 @@ from _common import milliseconds, write
 import batchformer as bf
 from batchformer.cli import main as batchformer
 from batchformer.data import CIFAR100LT
+from batchformer.kernels.bench import graph_of
 from batchformer.losses import BalancedSoftmaxLoss
 from batchformer.models import resnet32
 
@@ -57,22 +58,14 @@ def bare_rate(root: str, method: str, channels_last: bool, compile: bool) -> flo
         loss.backward()
         optimizer.step()
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    replay_graph = graph_of(step)
     stream = cycle(batches)
 
     def replay() -> None:
         source = next(stream)
         images.copy_(source[0])
         labels.copy_(source[1])
-        graph.replay()
+        replay_graph()
 
     replay()
     return 1e3 * BATCH / milliseconds(replay, repeats=200)

@@ -12,7 +12,7 @@ import sys
 
 from batchformer.cli import main
 from batchformer.running import checkpoint_io
-from batchformer.tasks import ImageTask
+from batchformer.tasks.labelled_task import LabelledTask
 
 
 def die() -> None:
@@ -20,14 +20,14 @@ def die() -> None:
 
 
 def die_at_step(step: int) -> None:
-    train = ImageTask.training_step
+    train = LabelledTask.training_step
 
     def training_step(self, batch, batch_idx):
         if self.trainer.global_step == step:
             die()
         return train(self, batch, batch_idx)
 
-    ImageTask.training_step = training_step
+    LabelledTask.training_step = training_step
 
 
 def die_in_write(count: int) -> None:

@@ -22,7 +22,7 @@ from batchformer.tasks.classification_options import (
     InsertionOptions,
     MixOptions,
 )
-from batchformer.tasks.image_task import ImageTask
+from batchformer.tasks.labelled_task import LabelledTask
 from batchformer.tasks.layer_groups import Rule, build_optimizer, layer_rules
 from batchformer.tasks.mixing import LateTargets, Mixing, build_mixing
 from batchformer.tasks.options import as_options
@@ -30,7 +30,7 @@ from batchformer.tasks.stream_meter import StreamMeter
 from batchformer.tasks.warm_cosine import check_has_end, place_in_run, warm_cosine
 
 
-class Classification(ImageTask):
+class Classification(LabelledTask):
     """Trains a classifier as DeiT does; logs `train/loss loss_plain loss_related acc lr` and `val/top1 top5 all loss`.
 
     V2, section 4.4: BatchFormerV2 after blocks of a vision transformer, trained by DeiT's recipe; the loss is the mean

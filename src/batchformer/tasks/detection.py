@@ -181,19 +181,8 @@ class Detection(ImageTask):
         return bf.attach(net, **self.module_options.keywords())
 
     def build(self, num_classes: int, class_counts: list[int]) -> None:
-        if self.built and num_classes != len(self.class_counts):
-            raise UserError(
-                f"this task was built for {len(self.class_counts)} classes and cannot take {num_classes}: use the data "
-                f"it was trained on, or a new task."
-            )
-        self.class_counts = [int(count) for count in class_counts]
-        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-            if not self.built:
-                self.net = self._build_net(num_classes)
+        super().build(num_classes, class_counts)
         self.metric, self.batch_metric = self.make_metric(), self.make_metric()
-
-    def _build_criterion(self) -> nn.Module:
-        raise NotImplementedError("a detector computes its loss itself")
 
     def _check_schedule(self) -> None:
         check_schedule(self.schedule_options, total_epochs_of(self.trainer))
@@ -266,9 +255,6 @@ class Detection(ImageTask):
             losses = (None, loss) if one_stream else self.attachment.stream_losses() or (loss, None)
         plain, related = (None if one is None else one.expand(images) for one in losses)
         meter.update_streams(plain, related)
-
-    def _loss(self, images: Any, targets: Any) -> Tensor:
-        raise NotImplementedError("a detector's batch is a dict: see training_step")
 
     def _train_values(self) -> dict[str, float]:
         assert isinstance(self._meter, StreamMeter)

@@ -1,41 +1,37 @@
-"""What every task that classifies images shares: building, counting steps, metering, resuming."""
+"""What every task on images shares: building, counting steps, metering, resuming."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-import batchformer as bf
 from batchformer.errors import UserError
-from batchformer.metrics import ShotAccuracy
 from batchformer.tasks.compiling import compile_in_place
 from batchformer.tasks.evaluated_task import EvaluatedTask
 from batchformer.tasks.graph_step import GraphedStep
 from batchformer.tasks.optimizer import set_lr
 from batchformer.tasks.reseed import reseed
-from batchformer.tasks.step_count import align_step_counts, count_step
+from batchformer.tasks.step_count import align_step_counts
 from batchformer.tasks.train_meter import TrainMeter
 
 CHECK_EVERY = 50  # steps between two looks at whether the loss is finite, where looking waits for the device
 
 
 class ImageTask(EvaluatedTask):
-    """A network that classifies images, with or without the module, trained by Lightning.
+    """A network for images, with or without the module, trained by Lightning.
 
     Everything random is a function of the seed: the initial weights (the same for both methods), and the dropout of
     step k, of (seed, k). The learning rate is a function of the epoch, or of the step. So a run that was stopped and
     goes on from a checkpoint ends with the bits of one that never stopped.
 
-    A subclass gives the network (`plain_net`), the places of the module (`_attach`), the loss (`_build_criterion`,
-    `_loss`), the optimiser (`configure_optimizers`) and the learning rate (`_lr`).
+    A subclass gives the network (`plain_net`), the places of the module (`_attach`), the step (`training_step`), the
+    optimiser (`configure_optimizers`) and the learning rate (`_lr`).
     """
 
     #: where the task keeps its part of a checkpoint
     checkpoint_key: ClassVar[str]
 
-    criterion: nn.Module
     attachment: Any
     class_counts: list[int]
 
@@ -76,14 +72,6 @@ class ImageTask(EvaluatedTask):
         """Put the module into the network and return the handle."""
 
     @abstractmethod
-    def _build_criterion(self) -> nn.Module:
-        """The loss of one stream."""
-
-    @abstractmethod
-    def _loss(self, images: Float[Tensor, "batch channels height width"], targets: Any) -> Tensor:
-        """The training loss over both streams; what the meter counts is counted here."""
-
-    @abstractmethod
     def _lr(self) -> float:
         """The learning rate now, before the factors of the groups."""
 
@@ -91,18 +79,11 @@ class ImageTask(EvaluatedTask):
     def _check_schedule(self) -> None:
         """Refuse a schedule that cannot work with this trainer."""
 
-    def _build_metric(self) -> ShotAccuracy:
-        return ShotAccuracy(self.class_counts)
-
     def _make_meter(self) -> TrainMeter:
         return TrainMeter(self.device, self.trainer.accumulate_grad_batches)
 
     def _before_attach(self, net: nn.Module) -> None:
         """What is to be known of the network before the module is in it."""
-
-    def _prepare_batch(self, images: Tensor, labels: Tensor, batch_idx: int) -> tuple[Tensor, Any]:
-        """What happens to a training batch before the step, outside a captured graph; images and what `_loss` takes."""
-        return images, labels
 
     def _after_step(self) -> None:
         """Called right after each update of the weights."""
@@ -130,7 +111,7 @@ class ImageTask(EvaluatedTask):
         return "net" in self._modules
 
     def build(self, num_classes: int, class_counts: list[int]) -> None:
-        """Make network, loss and metrics; a second call with the same number of classes keeps the network."""
+        """Make the network; a second call with as many classes keeps it. Subclasses make loss and metrics."""
         if len(class_counts) != num_classes:
             raise UserError(f"{len(class_counts)} class counts for {num_classes} classes: there must be one per class.")
         if self.built and num_classes != len(self.class_counts):
@@ -143,9 +124,6 @@ class ImageTask(EvaluatedTask):
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             if not self.built:
                 self.net = self._build_net(num_classes)
-            self.criterion = self._build_criterion().to(self.device)
-            self.metric = self._build_metric().to(self.device)
-        self.stream_criterion = bf.TwoStreamLoss(self.criterion, scale=self.stream_loss)
 
     def _build_net(self, num_classes: int) -> nn.Module:
         reseed(self.seed, 0)
@@ -206,9 +184,6 @@ class ImageTask(EvaluatedTask):
             self._meter.load_state_dict(self._meter_state)
             self._meter_state = None
         self._begin_epoch()
-        if self._whole_step:
-            layout = torch.channels_last if self.channels_last else torch.preserve_format
-            self._graphed = GraphedStep(self._train_on, memory_format=layout)
 
     def on_train_epoch_start(self) -> None:
         self._begin_epoch()
@@ -222,31 +197,6 @@ class ImageTask(EvaluatedTask):
         """What the random numbers of a training batch depend on."""
         part = batch_idx % self.trainer.accumulate_grad_batches
         return self.seed, self.global_rank, self.trainer.global_step, part
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
-        images, targets = self._prepare_batch(*batch, batch_idx)
-        if self._whole_step:
-            assert self._graphed is not None
-            self._graphed(images, targets)
-            count_step(self.trainer)
-            return None
-        loss = self._loss(images, targets)
-        if not loss.is_cuda or (batch_idx + 1) % CHECK_EVERY == 0:
-            self._raise_if_not_finite()
-        return loss
-
-    def _train_on(self, images: Tensor, targets: Any) -> tuple[Tensor, ...]:
-        """Forward, backward and update, as Lightning's automatic optimisation does them, without a synchronisation."""
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        assert isinstance(optimizer, torch.optim.Optimizer)
-        optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(images, targets)
-        # Lightning's autocast surrounds this method; outside a graph the backward pass runs without it
-        with torch.autocast(images.device.type, enabled=False):
-            loss.backward()
-        optimizer.step()
-        self._after_step()
-        return (loss.detach(),)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         # not in on_train_batch_end: a checkpoint of this step may have been written by then

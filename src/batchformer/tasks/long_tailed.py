@@ -11,13 +11,13 @@ import batchformer as bf
 from batchformer.losses import LDAMLoss
 from batchformer.models import create_backbone, use_normed_classifier
 from batchformer.tasks.criterion import build_criterion
-from batchformer.tasks.image_task import ImageTask
+from batchformer.tasks.labelled_task import LabelledTask
 from batchformer.tasks.optimizer import build_sgd
 from batchformer.tasks.options import BatchFormerOptions, LossOptions, OptimizerOptions, ScheduleOptions, as_options
 from batchformer.tasks.schedule import check_schedule, lr_factor, total_epochs_of
 
 
-class LongTailed(ImageTask):
+class LongTailed(LabelledTask):
     """Trains a classifier on imbalanced classes; logs `train/loss train/acc lr` and `val/all many medium few loss`.
 
     The paper's setting (section 4.1): BatchFormer before the classifier, its learning rate a tenth of the network's,
