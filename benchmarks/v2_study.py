@@ -57,7 +57,13 @@ def main() -> int:
     study = TABLE_7 if "224" in sys.argv else STUDY  # decides which variants --only may name
     parser = study.parser(__doc__)
     parser.add_argument("--size", type=int, choices=(32, 224), default=32, help="pixels of the images trained on")
-    parser.add_argument("--long-epochs", type=int, nargs=2, default=[115, 68], help="epochs of long and long-block8")
+    parser.add_argument(
+        "--long-epochs",
+        type=int,
+        nargs=2,
+        default=[115, 68],
+        help="epochs of long and long-block8; the default is a guess of the cost",
+    )
     parser.add_argument("--epochs", type=int, help="a shorter look: so many epochs, under a name that says so")
     args = parser.parse_args()
     if args.epochs is not None:
