@@ -1,4 +1,4 @@
-"""The losses of detectors: in full precision, and with a focal loss weighted as published.
+"""The losses of detectors: in full precision, weighted as published, divided by the boxes of all processes.
 
 Under autocast a detector gives classes and boxes in half precision, and transformers would match and compare them in
 it: boxes of an image of 1333 pixels in steps of five, and with float16 the logarithms in the costs of the matching
@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.loss.loss_deformable_detr import DeformableDetrForObjectDetectionLoss
-from transformers.loss.loss_for_object_detection import ForObjectDetectionLoss, ForSegmentationLoss
+from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatcher, DeformableDetrImageLoss
+from transformers.loss.loss_for_object_detection import HungarianMatcher, ImageLoss
 
-Losses = tuple[Tensor, dict[str, Tensor], list[dict[str, Tensor]] | None]
+from batchformer.models.detector_criterion import Parts, decoder_losses, layer_losses, mean_boxes, weighted
+
+Losses = tuple[Tensor, Parts, list[dict[str, Tensor]] | None]
+PUBLISHED_CLASS_WEIGHT = 2  # with a focal loss
 
 
 def detection_loss(
@@ -27,13 +30,15 @@ def detection_loss(
     outputs_coord: Tensor | None = None,
     **kwargs: Any,
 ) -> Losses:
-    """DETR's loss (cross entropy, L1, GIoU) by transformers.
+    """DETR's loss (cross entropy, L1, GIoU), by transformers' parts.
 
-    Boxes are counted in each process by itself; released code takes the mean over all processes.
+    Boxes are counted over all processes (`mean_boxes`). The cross entropy is a mean over the queries of each process,
+    in released code too.
     """
-    layers = full(outputs_class), full(outputs_coord)
+    last = {"logits": full(logits), "pred_boxes": full(pred_boxes)}
     with torch.autocast(logits.device.type, enabled=False):
-        return ForObjectDetectionLoss(full(logits), labels, device, full(pred_boxes), config, *layers, **kwargs)
+        criterion = _softmax_criterion(config, last["logits"], ["labels", "boxes", "cardinality"])
+        return decoder_losses(criterion, last, *_layers(config, outputs_class, outputs_coord), labels, _weights(config))
 
 
 def focal_detection_loss(
@@ -49,15 +54,31 @@ def focal_detection_loss(
     """Deformable DETR's loss (focal classification, L1, GIoU) with `config.cls_loss_coefficient`, published as 2.
 
     transformers weighs the classification of its focal detectors with 1, whatever their configuration says. Boxes are
-    counted as in `detection_loss`.
+    counted over all processes (`mean_boxes`), and everything is divided by their number.
     """
-    layers = full(outputs_class), full(outputs_coord)
+    last = {"logits": full(logits), "pred_boxes": full(pred_boxes)}
     with torch.autocast(logits.device.type, enabled=False):
-        loss, parts, auxiliary_outputs = DeformableDetrForObjectDetectionLoss(
-            full(logits), labels, device, full(pred_boxes), config, *layers, **kwargs
-        )
-        classification = sum(value for name, value in parts.items() if name.startswith("loss_ce"))
-        return loss + (config.cls_loss_coefficient - 1) * classification, parts, auxiliary_outputs
+        layers, weights = _layers(config, outputs_class, outputs_coord), _weights(config, _class_weight(config))
+        return decoder_losses(_focal_criterion(config), last, *layers, labels, weights)
+
+
+def proposal_loss(
+    logits: Tensor, labels: list[dict[str, Tensor]], box_logits: Tensor, config: Any
+) -> tuple[Tensor, Parts]:
+    """The loss of what two-stage Deformable DETR finds in each cell of the encoder's output, before its decoder.
+
+    Deformable DETR, appendix A.4: the encoder's output gets a head of its own, foreground or background, trained by the
+    Hungarian loss. As released: all objects are of class 0, the proposals are matched with them by the same costs, and
+    the same loss with the same weights is added to that of the decoder, its parts with the ending _enc. All cells take
+    part, padded ones too (as background), and so do the logits of the head's other classes, which are never right.
+    """
+    found = {"logits": full(logits), "pred_boxes": full(box_logits).sigmoid()}
+    any_object = [{**one, "class_labels": torch.zeros_like(one["class_labels"])} for one in labels]
+    with torch.autocast(logits.device.type, enabled=False):
+        boxes = mean_boxes(labels, logits.device)
+        parts = layer_losses(_focal_criterion(config), found, any_object, boxes)
+        loss = weighted(parts, _weights(config, _class_weight(config)))
+    return loss, {f"{name}_enc": value for name, value in parts.items()}
 
 
 def segmentation_loss(
@@ -71,12 +92,39 @@ def segmentation_loss(
     outputs_coord: Tensor | None = None,
     **kwargs: Any,
 ) -> Losses:
-    """`detection_loss` and those of the masks (focal, dice), by transformers."""
-    boxes, masks, layers = full(pred_boxes), full(pred_masks), (full(outputs_class), full(outputs_coord))
+    """`detection_loss` and those of the masks (focal, dice), by transformers' parts."""
+    last = {"logits": full(logits), "pred_boxes": full(pred_boxes), "pred_masks": full(pred_masks)}
     with torch.autocast(logits.device.type, enabled=False):
-        return ForSegmentationLoss(full(logits), labels, device, boxes, masks, config, *layers, **kwargs)
+        criterion = _softmax_criterion(config, last["logits"], ["labels", "boxes", "cardinality", "masks"])
+        masks = {"loss_mask": config.mask_loss_coefficient, "loss_dice": config.dice_loss_coefficient}
+        layers = _layers(config, outputs_class, outputs_coord)
+        return decoder_losses(criterion, last, *layers, labels, {**_weights(config), **masks})
 
 
 def full(values: Any) -> Any:
     """Half precision to float32; float64 and None stay."""
     return values.float() if isinstance(values, Tensor) and values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _softmax_criterion(config: Any, logits: Tensor, losses: list[str]) -> Any:
+    matcher = HungarianMatcher(config.class_cost, config.bbox_cost, config.giou_cost)
+    criterion = ImageLoss(matcher, config.num_labels, config.eos_coefficient, losses)
+    return criterion.to(logits.device, logits.dtype)
+
+
+def _focal_criterion(config: Any) -> Any:
+    matcher = DeformableDetrHungarianMatcher(config.class_cost, config.bbox_cost, config.giou_cost)
+    return DeformableDetrImageLoss(matcher, config.num_labels, config.focal_alpha, ["labels", "boxes", "cardinality"])
+
+
+def _layers(config: Any, classes: Tensor | None, boxes: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    return (full(classes), full(boxes)) if config.auxiliary_loss else (None, None)
+
+
+def _class_weight(config: Any) -> float:
+    return getattr(config, "cls_loss_coefficient", PUBLISHED_CLASS_WEIGHT)
+
+
+def _weights(config: Any, classes: float = 1) -> dict[str, float]:
+    boxes = {"loss_bbox": config.bbox_loss_coefficient, "loss_giou": config.giou_loss_coefficient}
+    return {"loss_ce": classes, **boxes}
