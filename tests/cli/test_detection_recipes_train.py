@@ -39,7 +39,7 @@ RECIPES = [
     "deformable-detr-coco-l3-6-shared",
     "deformable-detr-coco-single-stream",
     "deformable-detr-coco-batch-inference",
-    *(f"coco128-{kind}" for kind in KINDS),
+    *(f"coco128-{kind}" for kind in (*KINDS, "deformable-detr-two-stage")),
 ]
 BASELINES = [f"{kind}-coco" for kind in KINDS]
 TWICE = ("deformable-detr-coco-single-stream", "deformable-detr-coco-batch-inference")

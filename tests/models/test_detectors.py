@@ -1,15 +1,18 @@
 """Detectors by the names of the papers: the stock classes, begun and grouped as their authors do."""
 
+import copy
 import math
 
 import pytest
 import timm
 import torch
 from torch import nn
+from transformers.loss.loss_utils import LOSS_MAPPING
 
 from batchformer.errors import UserError
 from batchformer.models import DETECTORS, create_detector, parameter_groups
 from batchformer.models.detector_backbone import restore_activations
+from batchformer.models.detector_loss import detection_loss, focal_detection_loss, segmentation_loss
 
 SMALL = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 2, "encoder_ffn_dim": 8,
          "decoder_attention_heads": 2, "decoder_ffn_dim": 8, "num_queries": 6, "dropout": 0.0}  # fmt: skip
@@ -45,12 +48,36 @@ def test_class_counts_as_published_in_the_loss(name, detectors, batch):
     published = model(**batch)
     own = type(model)(model.config)
     own.load_state_dict(model.state_dict())
-    if name != "smca-detr":
+    two_stage = name == "deformable-detr-two-stage"  # see test_two_stage_detr.py
+    if name != "smca-detr" and not two_stage:
         restore_activations(own.model.backbone.model, "test_resnet")
         stock = own.train()(**batch).loss
         classes = sum(part for key, part in published.loss_dict.items() if key.startswith("loss_ce"))
         torch.testing.assert_close(published.loss, stock + (name in FOCAL) * classes)
-    assert sum(key.startswith("loss_ce") for key in published.loss_dict) == 3  # auxiliary losses are on
+    assert sum(key.startswith("loss_ce") for key in published.loss_dict) == 3 + two_stage  # auxiliary losses are on
+
+
+@pytest.mark.parametrize("objects", [(2, 0, 3), (0, 0, 0)], ids=["objects", "nothing"])
+@pytest.mark.parametrize("kind", ["ForObjectDetection", "ForSegmentation", "DeformableDetrForObjectDetection"])
+def test_in_one_process_losses_and_their_parts_are_those_of_transformers(kind, objects, detectors):
+    name = "deformable-detr" if kind.startswith("Deformable") else "detr"
+    config = copy.deepcopy(detectors[name].config)
+    config.cls_loss_coefficient = 1  # the one published difference
+    ours = {"ForObjectDetection": detection_loss, "ForSegmentation": segmentation_loss}.get(kind, focal_detection_loss)
+    labels = [
+        {
+            "class_labels": torch.randint(3, (count,)),
+            "boxes": torch.rand(count, 4) * 0.3 + 0.3,
+            "masks": torch.rand(count, 16, 16).round(),
+        }
+        for count in objects
+    ]
+    classes, boxes = torch.randn(3, 3, 6, 4 - (name != "detr")), torch.rand(3, 3, 6, 4) * 0.3 + 0.3  # of three layers
+    masks = [torch.randn(3, 6, 8, 8)] if kind == "ForSegmentation" else []
+    given = classes[-1], labels, torch.device("cpu"), boxes[-1], *masks, config, classes, boxes
+    found, wanted = ours(*given), LOSS_MAPPING[kind](*given)
+    torch.testing.assert_close(found[:2], wanted[:2])
+    assert [layer.keys() for layer in found[2]] == [layer.keys() for layer in wanted[2]]
 
 
 @pytest.mark.parametrize("name", ["detr", "deformable-detr", "smca-detr"])

@@ -51,6 +51,7 @@ SHELVES = {
         "coco128-smca-detr",
         "coco128-deformable-detr",
         "coco128-deformable-detr-refine",
+        "coco128-deformable-detr-two-stage",
         "detr-coco",
         "conditional-detr-coco",
         "smca-detr-coco",

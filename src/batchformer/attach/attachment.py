@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from batchformer.attach.classifiers import find_classifiers
@@ -235,7 +236,11 @@ class Attachment:
         """The loss of the plain and of the related rows in the last training forward, of detectors that were given
         labels (what such a model returns is their mean); else None.
         """
-        return next((piece.losses for piece in self._pieces if isinstance(piece, MeanOfStreams)), None)
+        found = (piece.losses for piece in self._pieces if isinstance(piece, MeanOfStreams))
+        parts = [losses for losses in found if losses is not None]
+        if not parts:
+            return None
+        return torch.stack([plain for plain, _ in parts]).sum(), torch.stack([related for _, related in parts]).sum()
 
     def plain_state_dict(self) -> dict[str, Any]:
         """The model's weights without the module's, under the names they have when nothing is attached."""

@@ -16,7 +16,7 @@ from batchformer.attach.insertion import InstanceForward
 from batchformer.attach.padding import LayerPadding, argument_names, takes_padded_images
 from batchformer.attach.point import Point, move_beside
 from batchformer.attach.probe import Channels, call_blank
-from batchformer.attach.stream_loss import MeanOfStreams
+from batchformer.attach.stream_loss import PROPOSAL_LOSS, MeanOfStreams
 from batchformer.errors import UserError
 from batchformer.nn.batchformer_v2 import BatchFormerV2
 from batchformer.nn.streams import count_rows
@@ -149,6 +149,8 @@ def _detector_supports(model: nn.Module, plan: Plan, place: str) -> list[Instanc
     supports: list[InstanceForward] = []
     if callable(getattr(model, "loss_function", None)):
         supports.append(MeanOfStreams(model, plan.insertions[0].module))
+    if callable(getattr(model, PROPOSAL_LOSS, None)):
+        supports.append(MeanOfStreams(model, plan.insertions[0].module, PROPOSAL_LOSS))
     whole = [model.get_submodule(name) for name in parents(place)]
     return supports + [
         WholeOnly(part, "forward", plan.entry) for part in whole if "pixel_values" in argument_names(type(part).forward)

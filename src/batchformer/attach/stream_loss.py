@@ -13,6 +13,7 @@ from batchformer.nn import BatchFormer
 from batchformer.nn.streams import plain_count
 
 _ATTRIBUTE = "_loss_function"  # where transformers' models keep a loss of one's own
+PROPOSAL_LOSS = "proposal_loss"  # a method of `models.TwoStageDeformableDetr`: what the encoder's proposals add to it
 _ROWS_SECOND = ("outputs_class", "outputs_coord")  # (decoder layer, batch, query, ...), for the auxiliary losses
 
 
@@ -26,11 +27,13 @@ class MeanOfStreams(InstanceForward):
     compares predictions of one stream with the targets of the other.
     """
 
-    def __init__(self, model: nn.Module, module: BatchFormer) -> None:
-        super().__init__(model, _ATTRIBUTE)
+    def __init__(self, model: nn.Module, module: BatchFormer, method: str | None = None) -> None:
+        """`method`: of a model that computes a part of its loss there, instead of its `loss_function`."""
+        super().__init__(model, method or _ATTRIBUTE)
         self.module = module
-        self.criterion: Any = model.loss_function
-        self.names = argument_names(self.criterion.forward if isinstance(self.criterion, nn.Module) else self.criterion)
+        self.criterion: Any = None if method else model.loss_function
+        own = getattr(type(model), method) if method else self.criterion
+        self.names = argument_names(own.forward if isinstance(own, nn.Module) else own)
         self.losses: tuple[Tensor, Tensor] | None = None  # of plain and related rows, in the last training forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -38,17 +41,20 @@ class MeanOfStreams(InstanceForward):
         logits, labels = given.get("logits"), given.get("labels")
         doubled = self.module.active and self.module.streams == "duplicate"
         if self.removed or not doubled or logits is None or labels is None or len(labels) != len(logits):
-            return self.criterion(*args, **kwargs)
+            return self._own(*args, **kwargs)
         rows = len(logits)
         half = plain_count(rows, "duplicate")
         parts = (
             {name: _part(name, value, rows, 0, half) for name, value in given.items()},
             {name: _part(name, value, rows, half, rows) for name, value in given.items()},
         )
-        plain, related = (self.criterion(**part) for part in parts)
+        plain, related = (self._own(**part) for part in parts)
         losses = [one[0] if isinstance(one, tuple) else one for one in (plain, related)]
         self.losses = (losses[0].detach(), losses[1].detach())
         return _joined(plain, related)
+
+    def _own(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original(*args, **kwargs) if self.criterion is None else self.criterion(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "losses": None}

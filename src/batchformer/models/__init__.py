@@ -11,6 +11,7 @@ from batchformer.models.resnet_cifar import CifarResNet, resnet20, resnet32, res
 
 if TYPE_CHECKING:
     from batchformer.models.smca_detr import SMCADetrConfig, SMCADetrForObjectDetection, SMCADetrModel
+    from batchformer.models.two_stage_detr import TwoStageDeformableDetr
 
 __all__ = [
     "DETECTORS",
@@ -19,6 +20,7 @@ __all__ = [
     "SMCADetrConfig",
     "SMCADetrForObjectDetection",
     "SMCADetrModel",
+    "TwoStageDeformableDetr",
     "create_backbone",
     "create_detector",
     "parameter_groups",
@@ -33,8 +35,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("SMCADetr") and name in __all__:  # imports transformers, which not everybody has or needs
+    # These import transformers, which not everybody has or needs.
+    if name.startswith("SMCADetr") and name in __all__:
         from batchformer.models import smca_detr
 
         return getattr(smca_detr, name)
+    if name == "TwoStageDeformableDetr":
+        from batchformer.models.two_stage_detr import TwoStageDeformableDetr
+
+        return TwoStageDeformableDetr
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

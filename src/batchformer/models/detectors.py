@@ -35,7 +35,9 @@ _KINDS = {
     "deformable-detr": _Kind("DeformableDetr", _DEFORMABLE),
     "deformable-detr-single-scale": _Kind("DeformableDetr", {**_DEFORMABLE, "num_feature_levels": 1}),
     "deformable-detr-refine": _Kind("DeformableDetr", {**_DEFORMABLE, "with_box_refine": True}),
-    "deformable-detr-two-stage": _Kind("DeformableDetr", {**_DEFORMABLE, "with_box_refine": True, "two_stage": True}),
+    "deformable-detr-two-stage": _Kind(
+        "TwoStageDeformableDetr", {**_DEFORMABLE, "with_box_refine": True, "two_stage": True}
+    ),
 }
 DETECTORS = tuple(_KINDS)
 
@@ -52,13 +54,14 @@ def create_detector(
 ) -> Any:
     """A detector of transformers (or `SMCADetrForObjectDetection`), to be trained from an ImageNet backbone.
 
-    It is the stock class, so `from_pretrained`, `save_pretrained` and `bf.attach` work as ever. What differs from
-    building it from its default configuration, in order to begin and train as published: auxiliary losses are on; with
-    a focal loss the class weighs 2 in loss and matching; `loss_function` is set so that it does, and so that losses are
-    in full precision under autocast; initial weights (see `detector_init`); frozen stages and the activations of some
-    networks, both of which transformers forgets for backbones of timm. What stays as in transformers: Deformable DETR
-    with refinement uses one classifier for all decoder layers (released: one each), and the proposals of the two-stage
-    variant get no loss of their own, so that what chooses them is not trained.
+    It is the stock class (two-stage: `TwoStageDeformableDetr`, which adds the loss of the proposals to it), so
+    `from_pretrained`, `save_pretrained` and `bf.attach` work as ever. What differs from building it from its default
+    configuration, in order to begin and train as published: auxiliary losses are on; with a focal loss the class weighs
+    2 in loss and matching; `loss_function` is set so that it does, so that losses are in full precision under autocast,
+    and so that they are divided by the number of boxes of all processes; initial weights (see `detector_init`); frozen
+    stages and the activations of some networks, both of which transformers forgets for backbones of timm. What stays as
+    in transformers: Deformable DETR with refinement, but not the two-stage one, uses one classifier for all decoder
+    layers (released: one each).
 
     Args:
         name: one of `DETECTORS`.
@@ -79,6 +82,8 @@ def create_detector(
 
     names = {"id2label": dict(id2label)} if id2label is not None else {}
     settings: dict[str, Any] = {"auxiliary_loss": True, **kind.config, **config}
+    if settings.get("two_stage") and "num_queries" in settings:  # each proposal becomes a query
+        settings.setdefault("two_stage_num_proposals", settings["num_queries"])
     known = dir(config_class())  # transformers would keep a misspelt one in silence
     if unknown := [key for key in settings if key not in known and key not in ("cls_loss_coefficient", "image_size")]:
         raise UserError(
@@ -97,8 +102,6 @@ def create_detector(
     except (ValueError, StrictDataclassError) as problem:  # sizes that do not fit together, a word for a number, ...
         raise UserError(f"{name} with these settings: {' '.join(str(problem).split())}") from problem
     begin_as_published(model, kind.focal)
-    if kind.config.get("two_stage"):
-        _freeze_proposals(model)
     from batchformer.models.detector_loss import detection_loss, focal_detection_loss
 
     model.loss_function = focal_detection_loss if kind.focal else detection_loss
@@ -134,13 +137,6 @@ def parameter_groups(
     ]
 
 
-def _freeze_proposals(model: Any) -> None:
-    """What chooses the proposals has no loss in transformers, so no gradient, and DDP wants one for all it is given."""
-    base = model.model
-    for part in (base.enc_output, base.enc_output_norm, base.decoder.class_embed[-1], base.decoder.bbox_embed[-1]):
-        part.requires_grad_(False)
-
-
 def _check_sizes(config: Any) -> None:
     """What transformers finds out in the first forward at the earliest, in words of tensors."""
     for key in ("num_queries", "encoder_layers", "decoder_layers", "d_model"):
@@ -160,6 +156,10 @@ def _classes(family: str) -> tuple[Any, Any]:
         return SMCADetrForObjectDetection, SMCADetrConfig
     import transformers
 
+    if family == "TwoStageDeformableDetr":
+        from batchformer.models.two_stage_detr import TwoStageDeformableDetr
+
+        return TwoStageDeformableDetr, transformers.DeformableDetrConfig
     return getattr(transformers, f"{family}ForObjectDetection"), getattr(transformers, f"{family}Config")
 
 
