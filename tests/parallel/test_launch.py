@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -31,6 +32,27 @@ def test_the_example_runs_under_torchrun() -> None:
     assert lines[-1].startswith("2 processes: plain weights, test accuracy")
     # rank 0 has 59 of the 117 images: 32 values of 4 bytes each go out, and as many come back as gradients
     assert [f"{59 * 32 * 4 * 2:,} bytes sent" in line for line in lines[:-1]] == [True] * 6
+
+
+THREADS_AFTERWARDS = """
+import os, pathlib, torch, torch.distributed as dist
+import batchformer.parallel
+def gloo_threads():
+    return sum("gloo" in task.read_text() for task in pathlib.Path("/proc/self/task").glob("*/comm"))
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+during = gloo_threads()
+del model
+dist.destroy_process_group()
+print(during > 0, gloo_threads())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads where Linux lists them")
+def test_no_thread_of_a_destroyed_group_outlives_it() -> None:
+    """One that does may want the interpreter while that ends, and then the whole process aborts."""
+    assert run("-c", THREADS_AFTERWARDS).split() == ["True", "0"]
 
 
 def test_lightning_trains_the_weights_that_one_process_would(tmp_path: Path) -> None:

@@ -3,6 +3,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed
+
+if torch.distributed.is_available():
+    # Its functions take the group of all processes as a default argument, read when the module is first imported. Torch
+    # imports it with the first DistributedDataParallel: then they hold the group for ever, destroy_process_group()
+    # leaves gloo's threads running, and now and then a process aborts as it ends. Imported before, they hold nothing.
+    import torch.distributed.nn.functional
+
 if TYPE_CHECKING:
     from batchformer.parallel.cost import Links, StepCost, bytes_sent, cheapest_exchange, step_cost
     from batchformer.parallel.lost import PeerLost

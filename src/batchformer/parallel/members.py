@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -17,8 +18,9 @@ ALONE = (
     'of this process is all there is: start several with torchrun or Lightning\'s strategy="ddp".'
 )
 _warned = False
-# By the ranks of a group and the world they belong to: modules of one model share their groups.
-_made: dict[tuple[int, ...], tuple[ProcessGroup, ProcessGroup]] = {}
+# By the ranks of a group, the world they belong to and the group: modules of one model share their groups. Held weakly,
+# so that destroy_process_group() ends them.
+_made: dict[tuple[int, ...], tuple[weakref.ref[ProcessGroup], weakref.ref[ProcessGroup]]] = {}
 
 
 class Members:
@@ -81,10 +83,11 @@ def _consecutive(size: int) -> ProcessGroup | None:
     ranks = tuple(range(start, min(start + size, count)))
     if len(ranks) == 1:
         return None
-    of_world, group = _made.get(ranks, (None, None))
+    of_world, group = (made() for made in _made[ranks]) if ranks in _made else (None, None)
     if of_world is not world or group is None:
         group = dist.new_group(list(ranks), use_local_synchronization=True)
-        _made[ranks] = (world, group)
+        assert group is not None
+        _made[ranks] = (weakref.ref(world), weakref.ref(group))
     return group
 
 
