@@ -19,12 +19,17 @@ SMALL = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_atten
 OBJECTS = [0, 4, 1]  # in each image: the first one is all that the first process has
 SHARES = (slice(0, 1), slice(1, 3))
 pytestmark = pytest.mark.filterwarnings('ignore:scope="global" attends')  # in one process over its own batch alone
-KINDS = {"deformable-detr": True, "smca-detr": False, "detr": False, "panoptic": True}  # with the module or without
+KINDS = {
+    "deformable-detr-two-stage": True,
+    "smca-detr": False,
+    "detr": False,
+    "panoptic": True,
+}  # with the module?
 
 
 def build(kind):
     torch.manual_seed(0)
-    more = {"num_feature_levels": 3} if kind.startswith("deformable") else {}
+    more = {"num_feature_levels": 3} if kind.startswith("deformable-detr") else {}
     model = create_detector("detr" if kind == "panoptic" else kind, **SMALL, **more)
     if kind == "panoptic":
         model = with_mask_head(model)
