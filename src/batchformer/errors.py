@@ -7,3 +7,7 @@ class UserError(ValueError):
 
 class NonFiniteLoss(UserError):
     """The training loss became NaN or infinite; raised at the step it is noticed, before any checkpoint is written."""
+
+
+class BadSample(UserError):
+    """A sample cannot be read; raised in the middle of an epoch, since images are opened when they are needed."""

@@ -73,3 +73,11 @@ def test_one_process_of_all_machines_writes(environment, main, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert is_main_process() is main
+
+
+def test_where_a_run_is_wanted_the_runs_of_a_comparison_are_named(tmp_path):
+    with pytest.raises(UserError, match="name the --out of a fit"):
+        RunFolder(tmp_path).require()
+    _used(tmp_path / "baseline-seed0")
+    with pytest.raises(UserError, match=r"one of the runs in it, .*/baseline-seed0 for example"):
+        RunFolder(tmp_path).require()

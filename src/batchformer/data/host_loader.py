@@ -17,7 +17,7 @@ from batchformer.data.epochs import Batch, EpochLoader
 from batchformer.data.images import open_image
 from batchformer.data.order import batch_count, check_batches, epoch_order, evaluation_share, training_share
 from batchformer.data.seeds import sample_seed
-from batchformer.errors import UserError
+from batchformer.errors import BadSample, UserError
 
 Address = tuple[int, int]  # (epoch, slot in the sense of batchformer.data.order)
 
@@ -206,7 +206,7 @@ class HostLoader(EpochLoader):
         self._addresses.epoch, self._addresses.start = epoch, start
         for batch in self._loader:
             if isinstance(batch, str):
-                raise UserError(batch)
+                raise BadSample(batch)
             yield _channels_last(batch) if self.channels_last else batch
 
 

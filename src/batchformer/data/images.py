@@ -29,7 +29,7 @@ def _read(path: str | Path, get: Callable[[Image.Image], Image.Image]) -> Image.
         with Image.open(path) as image:
             return get(image)
     except FileNotFoundError as error:
-        raise UserError(f"image {path} does not exist: check data.root and the list it is named in.") from error
+        raise UserError(f"image {path} does not exist: put it back, or check data.root and its list.") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"image {path} cannot be read ({reason}): repair it or take it out of the data set.") from error

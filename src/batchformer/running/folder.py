@@ -86,6 +86,12 @@ class RunFolder:
             file.unlink(missing_ok=True)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
 
+    def take_back(self) -> None:
+        """A run that failed before its first checkpoint: its files go, and the folder if nothing else is in it."""
+        self.clear()
+        if not self.started:
+            self.path.rmdir()
+
     def open_existing(self) -> None:
         remove_stale_temporaries(self.path)
         remove_stale_temporaries(self.checkpoint.parent)
@@ -97,7 +103,9 @@ class RunFolder:
                 f"There is no run folder {self.path}; train one with: batchformer fit RECIPE --out {self.path}"
             )
         if not self.config.is_file():
-            raise UserError(f"{self.path} is not a run folder: it has no config.yaml; name the --out of a fit.")
+            runs = sorted(file.parent for file in self.path.glob("*/config.yaml"))
+            way_out = f"name one of the runs in it, {runs[0]} for example" if runs else "name the --out of a fit"
+            raise UserError(f"{self.path} is not a run folder: it has no config.yaml; {way_out}.")
 
     def write_config(self, text: str) -> None:
         write_text(self.config, text)

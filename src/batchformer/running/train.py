@@ -11,7 +11,7 @@ import lightning.pytorch as L
 import torch
 import yaml
 
-from batchformer.errors import NonFiniteLoss, UserError
+from batchformer.errors import BadSample, NonFiniteLoss, UserError
 from batchformer.running.analyse import analyse
 from batchformer.running.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from batchformer.running.checkpointer import LastCheckpoint
@@ -95,6 +95,11 @@ def train(run: Prepared, config: dict[str, Any], checkpoint: Path | None, analys
         raise KeyboardInterrupt from None
     except NonFiniteLoss as problem:
         raise NonFiniteLoss(f"{str(problem).rstrip('.')}; {_what_is_left(folder)}.") from problem
+    except UserError as problem:
+        what_is_left = _leave_what_can_go_on(folder)
+        if isinstance(problem, BadSample):
+            raise BadSample(f"{str(problem).rstrip('.')}; {what_is_left}.") from problem
+        raise
     if recorder.validated_step != trainer.global_step:
         trainer.validate(task, datamodule=data, verbose=False)
         trainer.save_checkpoint(folder.checkpoint)  # with these numbers in it
@@ -132,6 +137,18 @@ def _what_is_left(folder: RunFolder) -> str:
     if folder.checkpoint.is_file():
         return f"the checkpoint from before it is kept ({folder.checkpoint})"
     return "there is no checkpoint from before it"
+
+
+def _leave_what_can_go_on(folder: RunFolder) -> str:
+    """A run kept from its first checkpoint on, and taken back before: what cannot go on must not be in the way."""
+    if folder.checkpoint.is_file():
+        return f"{folder.path} is kept: go on with --resume once all images are back, or start anew with --overwrite"
+    if is_main_process():
+        folder.take_back()
+    return (
+        f"there was no checkpoint yet, so nothing is left in {folder.path}: then give the same command again "
+        "(compare: with --resume)"
+    )
 
 
 def config_text(config: dict[str, Any]) -> str:
