@@ -124,7 +124,15 @@ def test_missing_pieces_are_named_with_the_way_to_get_them(tmp_path):
     assert "No run with BatchFormer carries its gradient influence" in page
     assert "without <code>--no-analysis</code>" in page
     assert "add runs of the baseline" in page
-    assert "batchformer fit cifar100-lt-100 --method batchformer --model.seed 0" in page
+    assert "batchformer fit cifar100-lt-100 --method batchformer --seed 0" in page
+
+
+def test_a_steep_start_is_told_of_where_the_axis_leaves_one_out(tmp_path):
+    steep, level = result(), result()
+    steep["history"] = [{"epoch": epoch, "all": all_} for epoch, all_ in enumerate([1, *[50 + k for k in range(9)]])]
+    level["history"] = [{"epoch": 0, "all": 25.0}, {"epoch": 1, "all": 58.0}]
+    assert "leaves out a steep start" in page_of(tmp_path / "steep", [steep])
+    assert "leaves out a steep start" not in page_of(tmp_path / "level", [level])
 
 
 def test_one_seed_gives_no_interval(tmp_path):

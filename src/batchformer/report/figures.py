@@ -47,23 +47,30 @@ def difference_chart(name: str, rows: Sequence[ComparisonRow]) -> str | None:
     return chart.svg("Difference BatchFormer minus baseline with 95 % interval", spoken)
 
 
-def curve_chart(name: str, runs: Sequence[Run], key: str, label: str, skip_start: bool = False) -> str | None:
-    """One quantity over the epochs: mean of the seeds as a line, smallest to largest seed as a band."""
-    curves = {method: _curve([run for run in runs if run.method == method], key) for method in METHODS}
-    values = [v for curve in curves.values() for _, seeds in curve for v in seeds]
-    epochs = [epoch for curve in curves.values() for epoch, _ in curve]
+def curve_chart(
+    name: str, runs: Sequence[Run], key: str, label: str, skip_start: bool = False
+) -> tuple[str, bool] | None:
+    """One quantity over the epochs: mean of the seeds as a line, smallest to largest seed as a band.
+
+    Beside the picture whether it leaves out a steep start, which only `skip_start` lets it do.
+    """
+    whole = {method: _curve([run for run in runs if run.method == method], key) for method in METHODS}
+    values = [v for curve in whole.values() for _, seeds in curve for v in seeds]
+    epochs = [epoch for curve in whole.values() for epoch, _ in curve]
     if not values:
         return None
     floor = _end_of_steep_start(values) if skip_start else min(values)
     chart = Chart(name, count_axis(epochs, "epoch"), linear_axis([v for v in values if v >= floor], label))
-    for method in METHODS:
-        curves[method] = [(epoch, seeds) for epoch, seeds in curves[method] if min(seeds) >= chart.y.low]
+    curves = {
+        method: [(epoch, seeds) for epoch, seeds in curve if min(seeds) >= chart.y.low]
+        for method, curve in whole.items()
+    }
     for method, curve in curves.items():
         chart.band([(e, min(v)) for e, v in curve], [(e, max(v)) for e, v in curve], method)
     for method, curve in curves.items():
         chart.line([(e, math.fsum(v) / len(v)) for e, v in curve], method)
     ends = [f"{NAMES[m]} ends at {math.fsum(c[-1][1]) / len(c[-1][1]):.2f}" for m, c in curves.items() if c]
-    return chart.svg(f"{label} over the epochs", "; ".join(ends))
+    return chart.svg(f"{label} over the epochs", "; ".join(ends)), curves != whole
 
 
 def class_accuracy_chart(name: str, runs: Sequence[Run]) -> str | None:

@@ -173,7 +173,7 @@ def command(runs: Sequence[Run]) -> str:
     counted = seeds == list(range(len(seeds)))
     if {run.method for run in runs} == set(METHODS) and (counted or len(seeds) > 1):
         return f"batchformer compare {recipe} --seeds {len(seeds) if counted else ' '.join(map(str, seeds))}"
-    return "\n".join(f"batchformer fit {recipe} --method {run.method} --model.seed {run.seed}" for run in runs)
+    return "\n".join(f"batchformer fit {recipe} --method {run.method} --seed {run.seed}" for run in runs)
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, str]:

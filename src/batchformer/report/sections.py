@@ -158,16 +158,18 @@ def _curves(name: str, runs: Sequence[Run]) -> str:
         )
     figures = ""
     if accuracy:
+        picture, start_left_out = accuracy
         figures += _figure(
             measure.name[0].upper() + measure.name[1:],
-            accuracy,
-            "Line: mean of the seeds; band: smallest to largest seed. The axis leaves out a steep start.",
+            picture,
+            "Line: mean of the seeds; band: smallest to largest seed."
+            + (" The axis leaves out a steep start." if start_left_out else ""),
             runs,
         )
     if loss:
         figures += _figure(
             "Training loss",
-            loss,
+            loss[0],
             "As it was minimised. With BatchFormer it covers both streams, and some recipes scale it, so compare the "
             "shapes rather than the levels.",
             runs,
