@@ -96,3 +96,22 @@ def test_an_unknown_backbone_offers_the_nearest_names():
 def test_backbone_arguments_reach_the_model():
     net = create_backbone("resnet20", 10, in_chans=1)
     assert net(torch.randn(1, 1, 8, 8)).shape == (1, 10)
+
+
+def test_pretrained_weights_that_cannot_be_had_are_one_sentence_with_the_way_out(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match=r"weights of resnet18 cannot be had .*pretrained_cfg_overlay\.file"):
+        create_backbone("resnet18", 3, pretrained=True, cache_dir=tmp_path)
+
+
+def test_pretrained_weights_come_from_a_local_file_with_a_new_classifier(tmp_path):
+    import timm
+
+    trained = timm.create_model("resnet18", num_classes=1000)
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    net = create_backbone(
+        "resnet18", 3, pretrained=True, pretrained_cfg_overlay={"file": str(tmp_path / "weights.pth")}
+    )
+    assert torch.equal(net.conv1.weight, trained.conv1.weight)
+    assert net.fc.weight.shape == (3, 512)

@@ -92,6 +92,8 @@ class TestBuilding:
             vit_task(batchformer={"head_count": 3})
         with pytest.raises(UserError, match="ema"):
             vit_task(ema=1.0)
+        with pytest.raises(UserError, match="module_weight_decay=-1"):
+            vit_task(optimizer={"module_weight_decay": -1.0})
 
 
 class TestMeasuring:

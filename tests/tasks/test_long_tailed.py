@@ -128,6 +128,11 @@ class TestBuilding:
         with pytest.raises(UserError, match="headz"):
             LongTailed(batchformer={"headz": 2})
 
+    @pytest.mark.parametrize("options", [{"lr": -0.1}, {"weight_decay": -1.0}, {"module_lr_factor": -1.0}])
+    def test_rates_that_would_climb_the_loss_are_named(self, options):
+        with pytest.raises(UserError, match=rf"model\.optimizer\.{next(iter(options))}="):
+            LongTailed(optimizer=options)
+
     def test_an_unknown_loss_is_named(self):
         with pytest.raises(UserError, match="focal"):
             built(loss=LossOptions("focal"))

@@ -43,7 +43,8 @@ def load_run(path: str, overrides: list[tuple[str, str]] | None = None) -> Finis
     plain = [("model.compile", "false"), ("model.cuda_graph", "false"), ("trainer.logger", "false")]
     config = cli.load(folder.config, [*plain, *(overrides or [])])
     task, data, trainer_keywords, _ = cli.build()
-    task.backbone_args.pop("pretrained", None)
+    for name in ("pretrained", "pretrained_cfg_overlay"):
+        task.backbone_args.pop(name, None)
     try:
         task.on_load_checkpoint(checkpoint)
         task.load_state_dict(checkpoint["state_dict"])

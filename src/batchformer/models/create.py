@@ -31,4 +31,14 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
         near = difflib.get_close_matches(name, [*OWN, *timm.list_models()], n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()."
         raise UserError(f"backbone {name!r} is neither a CIFAR ResNet nor a timm model: {hint}")
-    return timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **arguments})
+    try:
+        return timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **arguments})
+    except (OSError, RuntimeError) as problem:  # huggingface_hub's and urllib's errors are OSErrors
+        if not arguments.get("pretrained"):
+            raise
+        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0].split(". ")[0].rstrip(".")
+        raise UserError(
+            f"the pretrained weights of {name} cannot be had ({reason}): timm fetches them from the network once; "
+            "without one, name a file of timm's weights with model.backbone_args.pretrained_cfg_overlay.file, or leave "
+            "model.backbone_args.pretrained out."
+        ) from problem

@@ -84,6 +84,7 @@ class Classification(LabelledTask):
         self.mix_options.check()
         self.distillation_options = as_options(DistillationOptions, distillation)
         self.optimizer_options = as_options(AdamWOptions, optimizer)
+        self.optimizer_options.check()
         self.schedule_options = as_options(CosineOptions, schedule)
         if ema is not None and not 0 <= ema < 1:
             raise UserError(f"ema={ema} must be 0 or more and less than 1; null switches it off.")

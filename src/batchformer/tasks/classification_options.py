@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 from batchformer.errors import UserError
 from batchformer.nn.encoder import Norm
-from batchformer.tasks.options import ModuleOptions
+from batchformer.tasks.options import ModuleOptions, refuse_negative_rates
 
 
 @dataclass
@@ -160,6 +160,9 @@ class AdamWOptions:
     betas: tuple[float, float] = (0.9, 0.999)
     module_lr_factor: float = 1.0
     module_weight_decay: float | None = None
+
+    def check(self) -> None:
+        refuse_negative_rates(self)
 
 
 @dataclass

@@ -65,6 +65,7 @@ class LongTailed(LabelledTask):
         self.module_options = as_options(BatchFormerOptions, batchformer)
         self.loss_options = as_options(LossOptions, loss)
         self.optimizer_options = as_options(OptimizerOptions, optimizer)
+        self.optimizer_options.check()
         self.schedule_options = as_options(ScheduleOptions, schedule)
         self.loss_weight = loss_weight
         # plain dicts: a checkpoint must load with weights_only=True

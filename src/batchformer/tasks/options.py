@@ -94,6 +94,9 @@ class OptimizerOptions:
     nesterov: bool = False
     module_lr_factor: float = 0.1
 
+    def check(self) -> None:
+        refuse_negative_rates(self)
+
 
 @dataclass
 class ScheduleOptions:
@@ -112,6 +115,13 @@ class ScheduleOptions:
     warmup_start: float = 0.5
     milestones: list[int] = field(default_factory=list)
     gamma: float = 0.1
+
+
+def refuse_negative_rates(options: Any) -> None:
+    """torch looks at the optimiser's default learning rate alone; each group has its own, and would climb the loss."""
+    for name in ("lr", "weight_decay", "module_lr_factor", "module_weight_decay"):
+        if (getattr(options, name, None) or 0) < 0:
+            raise UserError(f"model.optimizer.{name}={getattr(options, name)} must not be negative.")
 
 
 def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Options:
