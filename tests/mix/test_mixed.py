@@ -135,6 +135,7 @@ def test_a_copy_goes_on_from_the_same_random_state(copied):
         (torch.zeros(4, 3, 8, 8), torch.full((4,), 7), "class ids from 7 to 7"),
         (torch.zeros(4, 3, 8, 8), torch.zeros(4, 6), r"soft targets \(batch, 5\)"),
         (torch.zeros(4, 3, 8, 8), torch.zeros(4), "class ids"),
+        (torch.zeros(4, 3, 8, 8), [0, 1, 2, 3], "the targets are a list"),
     ],
 )
 def test_a_batch_that_cannot_be_mixed_is_refused(images, targets, message):

@@ -111,6 +111,7 @@ def test_dropout_acts_in_training_only() -> None:
     ("arguments", "says"),
     [
         ({"dim": 10, "heads": 4}, "dim=10 does not divide by heads=4"),
+        ({"dim": 0}, "dim=0 must be the width"),
         ({"dim": 8, "norm": "middle"}, "norm='middle'"),
         ({"dim": 8, "streams": "triple"}, "streams='triple'"),
         ({"dim": 8, "layers": 0}, "layers=0"),

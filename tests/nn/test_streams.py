@@ -80,3 +80,9 @@ def test_with_one_stream_the_loss_is_the_criterion(scale: str) -> None:
     targets = torch.arange(6) % 4
     loss = bf.TwoStreamLoss(F.cross_entropy, scale=scale)
     assert torch.equal(loss(LOGITS, targets), F.cross_entropy(LOGITS, targets))
+
+
+@pytest.mark.parametrize("criterion", [torch.nn.CrossEntropyLoss, "cross_entropy", None])
+def test_a_criterion_that_cannot_be_called_is_refused_with_one_that_can(criterion: object) -> None:
+    with pytest.raises(UserError, match=r"TwoStreamLoss\(nn\.CrossEntropyLoss\(\)\)"):
+        bf.TwoStreamLoss(criterion)  # type: ignore[arg-type]

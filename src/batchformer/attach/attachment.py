@@ -124,7 +124,12 @@ def attachment_of(model: nn.Module) -> Attachment | None:
 
 
 class Attachment:
-    """The handle of an attached model."""
+    """The handle of an attached model, as `attach` returns it.
+
+    The released code builds the module into each network and passes it by at test time; here `detach` takes it out and
+    gives back the very model. Meanwhile `plain`, `related` and `stream_losses` tell the streams apart, `disabled`
+    trains a while without it, and `infer_with_batch` keeps it at test time, which the papers only do to measure it.
+    """
 
     def __init__(
         self,

@@ -115,6 +115,9 @@ class Mix(ABC):
 
     def check(self, images: Tensor, targets: Tensor) -> None:
         name = type(self).__name__
+        for what, given in (("images", images), ("targets", targets)):
+            if not isinstance(given, Tensor):
+                raise UserError(f"{name} takes tensors, and the {what} are a {type(given).__name__}: stack them first.")
         if images.ndim != 4 or not images.is_floating_point():
             raise UserError(
                 f"{name} takes float images (batch, channels, height, width) and got {tuple(images.shape)} of "

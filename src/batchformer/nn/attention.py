@@ -98,7 +98,10 @@ def _mask(valid: Bool[Tensor, "batch position"]) -> Bool[Tensor, "position 1 bat
 
 
 class BatchAttention(nn.Module):
-    """Multi-head self-attention over the samples of a mini-batch (the MSA of BatchFormer's eq. 1).
+    """Multi-head self-attention over the samples of a mini-batch (the MSA of BatchFormer's eq. 1; V2's eq. 1).
+
+    V2 writes softmax(Q K^T / sqrt(C)) V for a single head; with several each has its own softmax and the root of its
+    own width, as in the stock layer of the released code.
 
     Parameters have the names, shapes and initial values of `torch.nn.MultiheadAttention`. `backend` says how it is
     computed: "triton" (our kernels), "sdpa" (torch's), "reference" (the definition, by loops), or "auto", the first of
@@ -116,6 +119,8 @@ class BatchAttention(nn.Module):
         super().__init__()
         if backend not in BACKENDS:
             raise UserError(f"backend={backend!r} must be one of {', '.join(map(repr, BACKENDS))}.")
+        if dim < 1:
+            raise UserError(f"dim={dim} must be the width of the features, 1 or more.")
         if heads < 1 or dim % heads:
             raise UserError(
                 f"dim={dim} does not divide by heads={heads}: choose a number of heads among "

@@ -16,7 +16,7 @@ from batchformer.nn.streams import carry_streams, open_streams
 class BatchFormerV2(BatchFormer):
     """Tokens (B, N, C) or maps (B, C, H, W) in; in training plain rows, then related rows; in eval the input itself.
 
-    V2, eq. 2 and Fig. 3: at each of the N positions the B samples are a sequence of the same encoder that BatchFormer
+    V2, eq. 1 and Fig. 3: at each of the N positions the B samples are a sequence of the same encoder that BatchFormer
     has at the end of the network; the positions share its weights. The first insertion doubles the batch, later ones
     (`opens=False`) act on the related rows alone. The released detection code does so; its DeiT code never doubles the
     batch and relates half of it (here `streams="split"`), which is not what the paper describes.

@@ -25,6 +25,11 @@ class TwoStreamLoss(nn.Module):
         super().__init__()
         if scale not in ("mean", "released"):
             raise UserError(f'scale={scale!r} must be "mean" (Algorithm 1) or "released" (the published code).')
+        if isinstance(criterion, type) or not callable(criterion):
+            raise UserError(
+                f"TwoStreamLoss needs something it can call with outputs and targets, got {criterion!r}: make the "
+                "criterion first, TwoStreamLoss(nn.CrossEntropyLoss())."
+            )
         self.criterion, self.scale = criterion, scale
 
     def forward(self, outputs: Any, targets: Any) -> Tensor:
