@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
 import io
 import os
@@ -18,7 +19,7 @@ import pytest
 import torch
 import yaml
 
-from batchformer._cli.shelf import recipe_names
+from batchformer._cli.shelf import recipe_names, recipe_text
 from batchformer.cli import COMMANDS, main
 from batchformer.report.readme_table import readme_table, with_table
 
@@ -82,6 +83,17 @@ def test_what_how_it_works_names_is_in_the_file_it_names():
         assert re.search(rf"^(class|def) {name}\b", source, re.MULTILINE), f"{name} is not in {path}"
     for path in re.findall(r"`(src/[^`]+)`", text):
         assert (REPOSITORY / path).exists(), path
+
+
+def test_every_recipe_of_a_table_is_found_from_the_table():
+    text = (DOCS / "how-it-works.md").read_text(encoding="utf-8")
+    section = text.split("\n## Which table is which recipe\n")[1].split("\n## ")[0]
+    cells = re.findall(r"^\|[^|]*\|[^|]*\| ([^|]*) \|$", section, re.MULTILINE)
+    patterns = re.findall(r"`([a-z*][\w*-]*)`", " ".join(cells))
+    assert [pattern for pattern in patterns if not fnmatch.filter(recipe_names(), pattern)] == []
+    of_a_table = {name for name in recipe_names() if " Table" in recipe_text(name).split("\n", 1)[0]}
+    named = {name for pattern in patterns for name in fnmatch.filter(recipe_names(), pattern)}
+    assert of_a_table <= named, of_a_table - named
 
 
 @pytest.mark.parametrize("name", recipe_names())
