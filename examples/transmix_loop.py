@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import batchformer as bf
 
 CLASSES = 4
-MODEL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": CLASSES}
+MODEL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": CLASSES}
 
 
 def make_images(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def main() -> None:
     # 1. one of two methods for each batch, as DeiT is trained; TransMix finds the attention of the last block
     mix = bf.mix.MixSwitch([bf.mix.Mixup(CLASSES, alpha=0.8), bf.mix.TransMix(model, CLASSES)])
     model.train()
-    for epoch in range(5):
+    for epoch in range(10):
         for rows in torch.randperm(len(labels)).split(64):
             mixed = mix(images[rows], labels[rows])
             logits = model(mixed.images)  # 2. one forward pass, as ever

@@ -125,6 +125,17 @@ def test_missing_and_damaged_checkpoints_are_named(say, tiny_run, tmp_path):
     assert "damaged" in _complaint(say("test", "copy"))
 
 
+def test_a_checkpoint_of_another_network_is_told_by_what_does_not_fit(say, tiny_run, tmp_path):
+    (tmp_path / "copy/checkpoints").mkdir(parents=True)
+    (tmp_path / "copy/checkpoints/last.ckpt").write_bytes((tiny_run / "checkpoints/last.ckpt").read_bytes())
+    config = (tiny_run / "config.yaml").read_text()
+    assert "resnet20" in config
+    (tmp_path / "copy/config.yaml").write_text(config.replace("resnet20", "resnet32"))
+    complaint = _complaint(say("export", "copy"))
+    assert "last.ckpt does not fit copy/config.yaml (Missing key(s) in state_dict" in complaint
+    assert len(complaint) < 250
+
+
 def test_an_image_that_cannot_be_read_is_named_and_nothing_is_written(say, tiny_run, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no image")
     assert "broken.png" in _complaint(say("predict", tiny_run, "broken.png"))

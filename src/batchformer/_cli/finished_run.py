@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from batchformer.errors import UserError
@@ -50,7 +51,7 @@ def load_run(path: str, overrides: list[tuple[str, str]] | None = None) -> Finis
         task.load_state_dict(checkpoint["state_dict"])
     except (KeyError, RuntimeError) as problem:
         raise UserError(
-            f"{folder.checkpoint} does not fit {folder.config}: {str(problem).splitlines()[0]}; was one changed?"
+            f"{folder.checkpoint} does not fit {folder.config} ({_first_reason(problem)}): was one of them changed?"
         ) from problem
     task.eval()
     states: dict[str, dict[str, Any]] = checkpoint["callbacks"]
@@ -63,3 +64,9 @@ def best_device() -> Any:
     import torch
 
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _first_reason(problem: Exception) -> str:
+    """torch begins with a headline that names the class, and lists every key that is missing."""
+    lines = [line.strip() for line in str(problem).splitlines() if not line.startswith("Error(s) in loading")]
+    return shorten((lines or [type(problem).__name__])[0].rstrip(". "), 120, placeholder=" ...")
