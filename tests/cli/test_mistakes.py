@@ -53,6 +53,7 @@ def _complaint(answer):
         (["fit", "digits-lt", "--trainer.max_epochs", "many"], "trainer.max_epochs: expected a whole number or null"),
         (["fit", "digits-lt", "--data.imbalance", "big"], "data.init_args.imbalance: expected a number, got big"),
         (["fit", "digits-lt", "--model.loss.name", "mse"], "got mse"),
+        (["fit", "digits-lt", "--model.num_classes", "5"], "model.num_classes: how many classes there are is read"),
         (["fit", "digits-lt", "--model.seed", "1.5"], "model.seed: expected a whole number, got 1.5"),
         (["fit", "digits-lt", "--data.class_path", "batchformer.data.Digits"], "batchformer.data.Digits"),
         (["fit", "digits-lt", "--model.backbone", "resnet2000"], "resnet2000"),
