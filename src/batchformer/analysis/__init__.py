@@ -1,8 +1,9 @@
-"""What a module does: gradient influence (paper, Fig. 6), health of the two streams, attention over the batch."""
+"""What a module does: gradient influence (Fig. 6), Grad-CAM (Fig. 5), stream health, attention over the batch."""
 
 from batchformer.analysis.attention_weights import attention_weights, on_itself, relative_entropy
 from batchformer.analysis.batch_attention import AttentionOverBatch, attention_over_batch
 from batchformer.analysis.features import FeaturePair, features_with_and_without
+from batchformer.analysis.grad_cam import grad_cam
 from batchformer.analysis.gradient_influence import gradient_influence, influence_on_features, influence_on_images
 from batchformer.analysis.stream_gradients import GradientOnOthers, gradient_on_others
 from batchformer.analysis.stream_health import StreamHealth, stream_health
@@ -18,6 +19,7 @@ __all__ = [
     "between_samples",
     "effective_rank",
     "features_with_and_without",
+    "grad_cam",
     "gradient_influence",
     "gradient_on_others",
     "influence_on_features",

@@ -59,9 +59,12 @@ def corner(fitted: Image.Image, size: int = TILE) -> tuple[int, int]:
 def heat_over(picture: Image.Image, mass: Float[Tensor, "row column"], limit: float) -> Image.Image:
     """The picture in grey, tinted where `mass` is off 1: `MORE` above, `LESS` below, full at a factor of 2^limit."""
     level = np.log2(np.clip(mass.numpy().astype(np.float32), 1e-6, None)) / limit
-    level = np.clip(_stretched(level, picture.size), -1, 1)[..., None]
-    grey = np.asarray(picture.convert("L"), dtype=np.float32)[..., None] * 0.45 + 45
-    return Image.fromarray(_tinted(grey, level))
+    return _over(picture, level, -1)
+
+
+def light_over(picture: Image.Image, share: Float[Tensor, "row column"]) -> Image.Image:
+    """The picture in grey, tinted with `MORE` as far as `share`, between 0 and 1, says."""
+    return _over(picture, share.numpy().astype(np.float32), 0)
 
 
 def tint(factor: float, limit: float) -> tuple[int, int, int]:
@@ -113,6 +116,13 @@ def limit_of(mass: Tensor) -> float:
     """The reach of the tints for these maps: nearly their largest factor, in powers of two; never below a tenth."""
     logs = mass.clamp_min(1e-6).log2().abs().flatten()
     return max(0.1375, math.ceil(logs.quantile(0.995).item() * 20) / 20)
+
+
+def _over(picture: Image.Image, level: np.ndarray, lowest: float) -> Image.Image:
+    """The picture in grey under the tint of a map between `lowest` and 1, drawn smoothly, which may overshoot."""
+    level = np.clip(_stretched(level, picture.size), lowest, 1)[..., None]
+    grey = np.asarray(picture.convert("L"), dtype=np.float32)[..., None] * 0.45 + 45
+    return Image.fromarray(_tinted(grey, level))
 
 
 def _tinted(ground: np.ndarray, level: np.ndarray) -> np.ndarray:

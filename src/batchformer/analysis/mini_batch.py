@@ -79,7 +79,7 @@ def infer_watched(model: nn.Module, images: Tensor, place: int | str = 0, layer:
     block = attachment.model.get_submodule(path)
     handles = [
         attention.register_forward_pre_hook(lambda _, args: entered.append(args[0])),
-        block.register_forward_hook(lambda _, args, out: left.append(_first_tensor(out))),
+        block.register_forward_hook(lambda _, args, out: left.append(first_tensor(out).detach())),
     ]
     with untouched(attachment.model):
         attachment.model.eval()
@@ -93,7 +93,7 @@ def infer_watched(model: nn.Module, images: Tensor, place: int | str = 0, layer:
     # A module that serves several places is called once at each, in their order.
     which = [p.module for p in attachment.points[:number]].count(module)
     tokens = [as_tokens(x, channels_of(module)).float() for x in left]
-    layout = _layout(left[0], channels_of(module), images, attachment.model)
+    layout = layout_of(left[0], channels_of(module), images, attachment.model)
     return Inference(path, attention, entered[which].detach(), tokens[0], tokens[1], layout)
 
 
@@ -108,13 +108,15 @@ def _number(attachment: Attachment, place: int | str) -> int:
     return place % len(paths)
 
 
-def _first_tensor(out: Any) -> Tensor:
+def first_tensor(out: Any) -> Tensor:
+    """Of what a submodule gives back: itself, or the first of a tuple."""
     while not isinstance(out, Tensor):
         out = next(item for item in out if isinstance(item, Tensor | tuple | list))
-    return out.detach()
+    return out
 
 
-def _layout(x: Tensor, channels: str, images: Tensor, model: nn.Module) -> Layout:
+def layout_of(x: Tensor, channels: str, images: Tensor, model: nn.Module) -> Layout:
+    """Of tokens or maps that a submodule of the model gives back for these images."""
     if x.ndim == 4:
         rows, columns = x.shape[2:] if channels == "first" else x.shape[1:3]
         return Layout(rows * columns, 0, (rows, columns))

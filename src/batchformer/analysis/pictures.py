@@ -1,9 +1,9 @@
-"""The pictures: attention mass (V2, Figs. 5 and 10), who looks at whom, features with and without (Fig. 8)."""
+"""The pictures: attention mass (V2, Figs. 5 and 10), who looks at whom, features (8); Grad-CAM (BatchFormer, 5)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from batchformer.analysis.drawing import (
     corner,
     fit,
     heat_over,
+    light_over,
     limit_of,
     scale_bar,
     text,
@@ -109,6 +110,17 @@ def draw_features(features: FeaturePair, pictures: Sequence[Image.Image]) -> Ima
             ("features with the module", [tile(colour_map(related[k], size[k])) for k in shown]),
         ]
     )
+
+
+def draw_grad_cam(
+    maps: Mapping[str, Float[Tensor, "batch row column"]], pictures: Sequence[Image.Image]
+) -> Image.Image:
+    """Fig. 5: the images, and below them a row for each model by its name; bright is where the evidence lies."""
+    shown = range(min(len(pictures), MOST_SHOWN))
+    rows = [("what the models are shown", [tile(pictures[k]) for k in shown])]
+    for name, evidence in maps.items():
+        rows.append((name, [tile(light_over(fit(pictures[k]), evidence[k])) for k in shown]))
+    return contact_sheet(rows)
 
 
 def draw_plane(

@@ -1,0 +1,98 @@
+"""Grad-CAM (BatchFormer, Fig. 5): which places of an image speak for a class, in any layer whose output has places."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from batchformer.analysis.mini_batch import first_tensor, layout_of
+from batchformer.analysis.untouched import untouched
+from batchformer.errors import UserError
+
+Channels = Literal["auto", "first", "last"]
+
+
+def grad_cam(
+    model: nn.Module,
+    images: Float[Tensor, "batch channel height width"],
+    layer: str,
+    targets: Int[Tensor, " batch"] | None = None,
+    *,
+    channels: Channels = "auto",
+) -> Float[Tensor, "batch row column"]:
+    """Where the evidence for a class lies, between 0 and 1 (the most of an image); on the CPU.
+
+    With A the output of `layer` and y the score of the class: ReLU(sum_c w_c A_c), w_c the mean of dy/dA_c over the
+    places (Selvaraju et al., eqs. 1 and 2). Computed in eval mode, that is of the plain model, which is what the paper
+    shows: the module acts in training alone, and the picture tells what its training left behind. The model stays as
+    it is. An image whose places all speak against the class is 0 all over.
+
+    Args:
+        model: gives scores (batch, classes), or an output with `logits`, as transformers' classifiers do.
+        layer: path of a submodule that gives maps (batch, C, H, W), (batch, H, W, C) or tokens (batch, N, C); tokens
+            before those of the patches are left out. `layer4` of a ResNet. In a ViT not the last block when the
+            classifier reads the class token, because the patches that leave it are not read, but `norm1` in it.
+        targets: classes to explain; None: those the model finds.
+        channels: of maps; "auto" tells by the sides of the images.
+    """
+    try:
+        watched = model.get_submodule(layer)
+    except AttributeError as problem:
+        raise UserError(f"there is no submodule {layer!r}: model.named_modules() lists all.") from problem
+    seen: list[Tensor] = []
+    with untouched(model):
+        model.eval()
+        handle = watched.register_forward_hook(lambda _, args, out: seen.append(first_tensor(out)))
+        try:
+            scores = _scores(model(images.clone().requires_grad_()))
+        finally:
+            handle.remove()
+        if not seen:
+            raise UserError(f"{layer!r} is not used in a forward of the model: choose another submodule.")
+        features = seen[-1]
+        targets = scores.argmax(1) if targets is None else torch.as_tensor(targets, device=scores.device)
+        if targets.shape != scores.shape[:1] or not bool(((targets >= 0) & (targets < scores.shape[1])).all()):
+            raise UserError(
+                f"targets= must be one of the {scores.shape[1]} classes for each of the {len(images)} images."
+            )
+        chosen = scores.gather(1, targets[:, None]).sum()  # images do not meet in eval mode
+        (gradient,) = torch.autograd.grad(chosen, features, allow_unused=True)
+    if gradient is None or not bool(gradient.any()):
+        raise UserError(
+            f"the scores do not depend on what leaves {layer!r} in the places: choose an earlier submodule."
+        )
+    side = _side(features, images) if channels == "auto" else channels
+    layout = layout_of(features, side, images, model)
+    if layout.grid is None:
+        raise UserError(f"the output of {layer!r}, {tuple(features.shape)}, has no rows and columns.")
+    values, slopes = (_places(x, side)[:, layout.prefix :] for x in (features, gradient))
+    if not bool(slopes.any()):
+        raise UserError(f"the scores do not depend on the patches that leave {layer!r}: choose an earlier submodule.")
+    evidence = (values * slopes.mean(dim=1, keepdim=True)).sum(-1).relu()
+    most = evidence.amax(dim=1, keepdim=True)
+    return (evidence / most.clamp_min(torch.finfo(most.dtype).tiny)).reshape(-1, *layout.grid).cpu()
+
+
+def _scores(outputs: Any) -> Float[Tensor, "batch class"]:
+    scores = getattr(outputs, "logits", outputs)
+    if not isinstance(scores, Tensor) or scores.ndim != 2:
+        raise UserError("Grad-CAM explains scores (batch, classes), or an output with logits of that shape.")
+    return scores
+
+
+def _side(features: Tensor, images: Tensor) -> Literal["first", "last"]:
+    """Maps are as high over wide as the images; read with the channels on the wrong side they are not."""
+    if features.ndim != 4:
+        return "last"
+    ratio = images.shape[-2] / images.shape[-1]
+    away = {"first": features.shape[2] / features.shape[3], "last": features.shape[1] / features.shape[2]}
+    return "last" if abs(away["last"] - ratio) < abs(away["first"] - ratio) else "first"
+
+
+def _places(x: Tensor, side: str) -> Float[Tensor, "batch place channel"]:
+    if x.ndim == 4 and side == "first":
+        x = x.movedim(1, -1)
+    return x.detach().flatten(1, -2).float()
