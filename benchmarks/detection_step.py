@@ -16,22 +16,13 @@ from typing import Any
 
 import torch
 from _common import milliseconds, write
-from torch import Tensor, nn
+from torch import nn
 
 import batchformer as bf
+from batchformer._cli.bench_steps import PapersLayer
 from batchformer.models import create_detector
 
 HEADS, DROPOUT = 4, 0.5
-
-
-class PapersLayer(nn.TransformerEncoderLayer):
-    """The papers' layer over the batch axis, with the face of our module so that it can stand in its place."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, HEADS, dim, DROPOUT)
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
-        return super().forward(x)
 
 
 def build(kind: str, args: argparse.Namespace) -> nn.Module:
@@ -42,7 +33,7 @@ def build(kind: str, args: argparse.Namespace) -> nn.Module:
         attachment = bf.attach(model, encoder_layers=[args.layer], heads=HEADS, dropout=DROPOUT, **options)
         if kind == "papers layer":
             module = attachment.points[0].module
-            module.layers = nn.ModuleList([PapersLayer(model.config.d_model)])
+            module.layers = nn.ModuleList([PapersLayer(model.config.d_model, HEADS, DROPOUT)])
     return model.cuda().train()
 
 

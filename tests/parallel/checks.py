@@ -6,6 +6,7 @@ import contextlib
 import copy
 import os
 import pickle
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -96,6 +97,16 @@ def inside_pairs(rank: int, batches: Batches) -> dict[str, Tensor]:
         except UserError as error:
             results[f"{name}-pickled"] = {"error": str(error)}
     return results
+
+
+def group_destroyed(rank: int, batches: Batches) -> bool:
+    """Whether anything still holds the group of a pair that was destroyed."""
+    group = parallel.Members(2).group()
+    assert group is not None
+    held = weakref.ref(group)
+    dist.destroy_process_group(group)
+    del group
+    return held() is not None
 
 
 def streams(rank: int, batches: Batches) -> dict[str, Tensor]:
@@ -253,5 +264,5 @@ def _named(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
 CHECKS = {
     2: _named(exactness, compiled, streams, ddp, someone_stays_away),
     3: _named(exactness, mixed_precision, checkpointed, streams, disagreements, someone_dies),
-    4: _named(exactness, one_pass, inside_pairs, weights, ddp, fsdp),
+    4: _named(exactness, one_pass, inside_pairs, group_destroyed, weights, ddp, fsdp),
 }

@@ -72,6 +72,10 @@ def test_processes_of_a_group_attend_among_themselves(together) -> None:
     assert "did not travel with the pickled copy" in ranks[0]["group-pickled"]["error"]
 
 
+def test_a_destroyed_group_is_let_go_of(together) -> None:
+    assert [rank["group_destroyed"] for rank in together[4]] == [False] * 4
+
+
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("streams", ["duplicate", "split", "single"])
 def test_related_rows_see_the_related_rows_of_all_and_plain_rows_stay(together, processes, streams) -> None:

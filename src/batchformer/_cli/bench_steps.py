@@ -17,10 +17,10 @@ KINDS = ("plain", "ours", "papers")
 
 
 class PapersLayer(nn.TransformerEncoderLayer):
-    """With the face of our layer."""
+    """The papers' layer over the batch axis, with the face of ours so that it can stand in its place."""
 
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__(dim, heads, dim, 0.5)
+    def __init__(self, dim: int, heads: int, dropout: float = 0.5) -> None:
+        super().__init__(dim, heads, dim, dropout)
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:  # type: ignore[override]
         return super().forward(x)

@@ -106,9 +106,13 @@ def full(values: Any) -> Any:
     return values.float() if isinstance(values, Tensor) and values.dtype in (torch.float16, torch.bfloat16) else values
 
 
+def softmax_matcher(config: Any) -> HungarianMatcher:
+    """DETR's, which its losses match by."""
+    return HungarianMatcher(config.class_cost, config.bbox_cost, config.giou_cost)
+
+
 def _softmax_criterion(config: Any, logits: Tensor, losses: list[str]) -> Any:
-    matcher = HungarianMatcher(config.class_cost, config.bbox_cost, config.giou_cost)
-    criterion = ImageLoss(matcher, config.num_labels, config.eos_coefficient, losses)
+    criterion = ImageLoss(softmax_matcher(config), config.num_labels, config.eos_coefficient, losses)
     return criterion.to(logits.device, logits.dtype)
 
 

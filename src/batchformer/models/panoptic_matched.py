@@ -39,19 +39,16 @@ def only_matched_masks(network: Any, labels: Sequence[dict[str, Tensor]]) -> Ite
 def _matched(
     network: Any, queries: Float[Tensor, "rows queries dim"], labels: Sequence[dict[str, Tensor]]
 ) -> Bool[Tensor, "rows queries"]:
-    """By transformers' matcher, on what the loss is going to match, in its precision."""
-    from transformers.loss.loss_for_object_detection import HungarianMatcher
+    """By the matcher of the loss, on what the loss is going to match, in its precision."""
+    from batchformer.models.detector_loss import full, softmax_matcher
 
-    from batchformer.models.detector_loss import full
-
-    config, rows = network.config, len(queries)
-    matcher = HungarianMatcher(class_cost=config.class_cost, bbox_cost=config.bbox_cost, giou_cost=config.giou_cost)
+    rows = len(queries)
     outputs = {
         "logits": full(network.detr.class_labels_classifier(queries)),
         "pred_boxes": full(network.detr.bbox_predictor(queries).sigmoid()),
     }
     with torch.autocast(queries.device.type, enabled=False):
-        matches = matcher(outputs, list(labels) * (rows // len(labels)))
+        matches = softmax_matcher(network.config)(outputs, list(labels) * (rows // len(labels)))
     found = torch.zeros(queries.shape[:2], dtype=torch.bool)
     for row, (source, _) in enumerate(matches):
         found[row, source] = True
