@@ -79,3 +79,21 @@ def test_tf32_does_not_move_pixels(case):
     finally:
         torch.set_float32_matmul_precision(before)
     assert torch.equal(exact, fast)
+
+
+def test_detectors_samples_kept_on_the_device_make_the_same_batches_there(tmp_path):
+    from lightning import Trainer
+
+    from batchformer.data import CocoPanoptic
+    from batchformer.data.miniature import write
+
+    root = str(write("coco-panoptic", tmp_path / "data"))
+    options = {"image_size": 32, "batch_size": 4, "limit_train": 8, "workers": 0, "augment": "none"}
+    kept, plain = CocoPanoptic(root, **options, cache="device"), CocoPanoptic(root, **options)
+    kept.trainer = plain.trainer = Trainer(accelerator="gpu", devices=1, logger=False, enable_checkpointing=False)
+    ours, theirs = kept.train_dataloader(), plain.train_dataloader()
+    for _ in range(2):
+        for batch, expected in zip(ours, theirs, strict=True):
+            assert torch.equal(batch["pixel_values"].cpu(), expected["pixel_values"])
+            for label, other in zip(batch["labels"], expected["labels"], strict=True):
+                assert all(label[name].is_cuda and torch.equal(label[name].cpu(), other[name]) for name in other)

@@ -36,6 +36,15 @@ class DetectionData(DataModule):
     `limit_val` take the first so many images; `evaluate_on="train"` evaluates on the images trained on. `keep_empty`
     keeps training images without any box.
 
+    `repeat`: an epoch goes through the training images that many times, each time in a new order; with a few dozen
+    images an epoch is else over before it has begun. The batches are those of as many epochs.
+
+    `cache` keeps in memory what is the same in every epoch, for sets that fit there: the finished samples where nothing
+    is drawn (`augment="none"`, and when evaluating), else the decoded images. Each worker process keeps its own, so
+    memory counts once a worker and time is saved once every worker has met an image. With `cache="device"` and no
+    workers, finished training samples stay on the device of the run and batches are put together there. Batches are the
+    same with and without.
+
     After `setup`: `num_classes`, `class_names` and `id2label` by label, `category_ids` by label (-1 in a gap),
     `is_thing`, `class_counts` (training boxes), `train_images`, `test_images`, `train_boxes`, `test_boxes`,
     `fingerprint`.
@@ -69,13 +78,15 @@ class DetectionData(DataModule):
         drop_last: bool = True,
         eval_batch_size: int = 4,
         channels_last: bool = False,
+        repeat: int = 1,
+        cache: bool | Literal["device"] = False,
     ) -> None:
         super().__init__(
             root, batch_size=batch_size, seed=seed, workers=workers, drop_last=drop_last,
             eval_batch_size=eval_batch_size, channels_last=channels_last,
         )  # fmt: skip
         numbers = {"image_size": image_size, "max_size": max_size, "pad_multiple": pad_multiple,
-                   "limit_train": limit_train, "limit_val": limit_val,
+                   "limit_train": limit_train, "limit_val": limit_val, "repeat": repeat,
                    "scales": None if scales is None else min(scales, default=0)}  # fmt: skip
         for name, value in numbers.items():
             if value is not None and value < 1:
@@ -90,6 +101,8 @@ class DetectionData(DataModule):
         self.limits = {"train": limit_train, "val": limit_val}
         self.evaluate_on = evaluate_on
         self.mean, self.std = mean, std
+        self.repeat, self.cache = repeat, cache
+        self._kept: dict[tuple[Part, bool], Any] = {}  # samples that remember, by part and whether they are trained on
 
     @abstractmethod
     def _read_scenes(self, root: str) -> tuple[Scenes, Scenes, Categories]:
@@ -103,7 +116,7 @@ class DetectionData(DataModule):
     def evaluation_loader(self, part: Part) -> EpochLoader:
         """The images of a part as they are, with their truth."""
         self.setup()
-        return self._host_loader(self._samples(part, training=False), training=False)
+        return self._host_loader(self._remembered(part, training=False), training=False)
 
     def _read(self) -> None:
         if self.root is None:
@@ -150,7 +163,23 @@ class DetectionData(DataModule):
 
     def _make_loader(self, training: bool) -> EpochLoader:
         part: Part = "train" if training else self.evaluate_on
-        return self._host_loader(self._samples(part, training), training)
+        return self._host_loader(self._remembered(part, training), training, self.repeat if training else 1)
+
+    def _remembered(self, part: Part, training: bool) -> Any:
+        """The samples, with `cache` the same object for every loader."""
+        if not self.cache:
+            return self._samples(part, training)
+        if (part, training) not in self._kept:
+            from batchformer.data.kept_samples import KeptSamples
+
+            samples = self._samples(part, training)
+            if training and self.augment != "none":
+                samples.keep_decoded()
+            else:
+                there = training and self.cache == "device" and not self.workers
+                samples = KeptSamples(samples, self._device() if there else None)
+            self._kept[part, training] = samples
+        return self._kept[part, training]
 
     def _samples(self, part: Part, training: bool) -> Any:
         from batchformer.data.detection_samples import DetectionSamples

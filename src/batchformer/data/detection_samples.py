@@ -29,6 +29,11 @@ class DetectionSamples(AddressedSamples):
         super().__init__(seed)
         self.scenes, self.transform, self.truth, self.pad_multiple = scenes, transform, truth, pad_multiple
         self._trained = scenes.trained()
+        self._decoded: dict[int, Any] | None = None
+
+    def keep_decoded(self) -> None:
+        """From now on each file is read once. Transforms change no image in place."""
+        self._decoded = {}
 
     def __len__(self) -> int:
         return len(self.scenes)
@@ -38,7 +43,17 @@ class DetectionSamples(AddressedSamples):
         return partial(collate_detection, multiple=self.pad_multiple)
 
     def _sample(self, index: int) -> Sample:
-        image = self._open(index)
+        if self._decoded is None:
+            return self._made(index, self._read(index))
+        if index not in self._decoded:
+            self._decoded[index] = self._read(index)
+        return self._made(index, self._decoded[index])
+
+    def _read(self, index: int) -> Any:
+        """What is decoded from files, before anything is drawn."""
+        return self._open(index)
+
+    def _made(self, index: int, image: Any) -> Sample:
         rows = self.scenes.rows(index)
         chosen = self._trained[rows]
         height, width = (int(side) for side in self.scenes.sizes[index])
@@ -97,8 +112,9 @@ def collate_detection(samples: list[Sample], multiple: int = 1) -> dict[str, Any
     """
     images, labels = zip(*samples, strict=True)
     height, width = (-(-max(image.shape[axis] for image in images) // multiple) * multiple for axis in (1, 2))
-    pixels = torch.zeros(len(images), 3, height, width)
-    mask = torch.zeros(len(images), height, width, dtype=torch.int64)
+    device = images[0].device
+    pixels = torch.zeros(len(images), 3, height, width, device=device)
+    mask = torch.zeros(len(images), height, width, dtype=torch.int64, device=device)
     for k, image in enumerate(images):
         pixels[k, :, : image.shape[1], : image.shape[2]] = image
         mask[k, : image.shape[1], : image.shape[2]] = 1

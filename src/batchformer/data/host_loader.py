@@ -51,6 +51,9 @@ def seeded(seed: int | None) -> Iterator[None]:
 class AddressedSamples(Dataset, ABC):
     """Samples by (epoch, slot): with the epoch beside the slot, workers that outlive an epoch know the new one."""
 
+    #: where samples and batches are
+    device = torch.device("cpu")
+
     def __init__(self, seed: int | None) -> None:
         self.seed = seed
 
@@ -137,26 +140,33 @@ def _batch_or_message(samples: list[Any] | str, collate: Callable[[list[Any]], A
 
 
 class _Addresses(Sampler):
-    """The batches of one epoch from a given one on, as lists of addresses."""
+    """The batches of one epoch from a given one on, as lists of addresses.
 
-    def __init__(self, order: Callable[[int], np.ndarray], batch_size: int, batches: int) -> None:
-        self.order, self.batch_size, self.batches = order, batch_size, batches
+    An epoch of several passes is as many epochs of one pass after another: in order, augmentation and batches.
+    """
+
+    def __init__(self, order: Callable[[int], np.ndarray], batch_size: int, batches: int, passes: int) -> None:
+        self.order, self.batch_size, self.batches, self.passes = order, batch_size, batches, passes
         self.epoch = self.start = 0
 
     def __len__(self) -> int:
-        return self.batches
+        return self.batches * self.passes
 
     def __iter__(self) -> Iterator[list[Address]]:
-        epoch, order = self.epoch, self.order(self.epoch)
-        for batch in range(self.start, self.batches):
-            yield [(epoch, int(i)) for i in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
+        first, skipped = divmod(self.start, self.batches) if self.batches else (self.passes, 0)
+        for one in range(self.epoch * self.passes + first, (self.epoch + 1) * self.passes):
+            order = self.order(one)
+            for batch in range(skipped, self.batches):
+                yield [(one, int(i)) for i in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
+            skipped = 0
 
 
 class HostLoader(EpochLoader):
     """A torch DataLoader that knows epochs, can start in the middle of one, and does not depend on its workers.
 
     Yields what the samples collate to: `(images float32 (B, 3, H, W), labels int64 (B,))`, or the dict of a detector.
-    Each sample is augmented under generators seeded by (seed, epoch, index, repeat).
+    Each sample is augmented under generators seeded by (seed, epoch, index, repeat). An epoch goes through the samples
+    `passes` times, each time in a new order.
     """
 
     def __init__(
@@ -174,6 +184,7 @@ class HostLoader(EpochLoader):
         epoch_source: Callable[[], int | None] | None = None,
         channels_last: bool = False,
         repeats: int = 1,
+        passes: int = 1,
     ) -> None:
         super().__init__(epoch_source)
         if training:
@@ -182,7 +193,7 @@ class HostLoader(EpochLoader):
         self.rank, self.world, self.channels_last = rank, world, channels_last
         self._count, self._repeats = len(samples), repeats
         batches = batch_count(len(self._order(0)), batch_size, self.drop_last)
-        self._addresses = _Addresses(self._order, batch_size, batches)
+        self._addresses = _Addresses(self._order, batch_size, batches, passes)
         self._loader = DataLoader(
             samples,
             batch_sampler=self._addresses,

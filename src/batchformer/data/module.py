@@ -141,7 +141,7 @@ class DataModule(L.LightningDataModule):
 
     # for loaders
 
-    def _host_loader(self, samples: Any, training: bool) -> EpochLoader:
+    def _host_loader(self, samples: Any, training: bool, passes: int = 1) -> EpochLoader:
         """Samples that are read and augmented one by one on the host, in `workers` processes."""
         from batchformer.data.host_loader import HostLoader
 
@@ -155,10 +155,11 @@ class DataModule(L.LightningDataModule):
             rank=rank,
             world=world,
             workers=self.workers,
-            pin_memory=self._device().type == "cuda",
+            pin_memory=self._device().type == "cuda" and samples.device.type == "cpu",
             epoch_source=self._current_epoch if training else None,
             channels_last=self.channels_last,
             repeats=self.augment_repeats if training else 1,
+            passes=passes,
         )
 
     def _device(self) -> torch.device:

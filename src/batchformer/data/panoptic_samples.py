@@ -32,8 +32,11 @@ class PanopticSamples(DetectionSamples):
         super().__init__(scenes, transform, seed, truth, pad_multiple)
         self.masks = masks
 
-    def _sample(self, index: int) -> Sample:
-        image, numbers = self._open(index), self._numbers(index)
+    def _read(self, index: int) -> tuple[Any, np.ndarray]:
+        return self._open(index), self._numbers(index)
+
+    def _made(self, index: int, read: tuple[Any, np.ndarray]) -> Sample:
+        image, numbers = read
         made = self.transform({"image": image, "segments": tv_tensors.Mask(torch.from_numpy(numbers)[None])})
         size = made["image"].shape[-2:]
         moved = made["segments"].as_subclass(Tensor)[0].numpy()
