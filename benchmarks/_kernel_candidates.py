@@ -30,9 +30,9 @@ class Cost(NamedTuple):
 
 
 LONG = {
-    "forward": [(128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 8, 2)],
-    "queries": [(128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 128, 8, 2)],
-    "keys": [(128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 4, 2)],
+    "forward": [(128, 64, 4, 3), (128, 64, 4, 4), (64, 64, 4, 3), (64, 128, 4, 2), (128, 64, 8, 3)],
+    "queries": [(64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 4, 3), (128, 64, 8, 3)],
+    "keys": [(64, 64, 4, 3), (64, 64, 4, 2), (32, 64, 4, 3), (128, 64, 4, 2), (128, 32, 4, 2)],
 }
 WIDE = {
     "forward": [(32, 32, 8, 1), (16, 32, 4, 1), (32, 64, 8, 1), (16, 64, 8, 1)],
@@ -158,7 +158,7 @@ class Bench:
             "queries": attention._QUERIES, "keys": attention._KEYS, "add_norm": rows._ADD_NORM, "relu": rows._RELU,
             "add_norm backward": rows._ADD_NORM_BACKWARD, "relu backward": rows._RELU_BACKWARD,
         }[candidate.operation]  # fmt: skip
-        compiled = next(reversed(kernel._compiled.values()), None)
+        compiled = kernel.compiled_last()
         return {"registers": getattr(compiled, "n_regs", None), "spilled": getattr(compiled, "n_spills", None)}
 
 

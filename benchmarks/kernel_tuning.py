@@ -182,7 +182,7 @@ def products(
 
 
 def in_parts(grad: torch.Tensor, rows: torch.Tensor, parts: int) -> torch.Tensor:
-    """As `blocks.weight_gradient` with that many parts."""
+    """In that many parts side by side, summed afterwards: measured no better than the whole, which the layer takes."""
     return torch.bmm(
         grad.view(parts, -1, grad.shape[1]).transpose(1, 2), rows.view(parts, -1, rows.shape[1])
     ).sum(0)  # fmt: skip

@@ -7,15 +7,28 @@ from typing import Any
 import pytest
 import torch
 
+from batchformer.kernels import launch
 from batchformer.kernels.launch import Kernel
+
+STREAM = 4711
 
 
 class Compiled:
+    function, packed_metadata = "the function", "its metadata"
+
     def __init__(self, calls: list[Any]) -> None:
         self.calls = calls
 
-    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        return lambda *args: self.calls.append(("direct", grid, args))
+    def run(self, x: int, y: int, z: int, *args: Any) -> None:
+        stream, function, metadata, *hooks_and_arguments = args
+        assert (stream, function, metadata) == (STREAM, self.function, self.packed_metadata)
+        assert hooks_and_arguments[:3] == [None] * 3
+        self.calls.append(("direct", (x, y, z), tuple(hooks_and_arguments[3:])))
+
+
+@pytest.fixture(autouse=True)
+def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_stream_of", lambda device: STREAM)
 
 
 class Jit:

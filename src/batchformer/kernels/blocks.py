@@ -20,17 +20,20 @@ from torch import Tensor
 from batchformer.kernels.random_bits import Drop, Site
 from batchformer.kernels.rows import Piece, add_norm, add_norm_gradients, relu_, relu_gradient_
 
-# Elements of an activation up to which a backward works in one go; beyond, piece by piece, to keep its peak low.
-ELEMENTS_AT_ONCE = 12 * 2**20
-# Where a weight's gradient is a sum over more rows than this, torch's product may be given parts of it to do side by
-# side (`weight_gradient`); 0 leaves it to torch.
-SPLIT_ROWS, SPLIT_PARTS = 2**15, 0
+# Elements of an activation up to which a backward works in one go; beyond, in equal pieces, to keep its peak low. A
+# piece of a fast layer holds two activations beside what is stored, one of a lean layer twelve.
+FAST_ELEMENTS, LEAN_ELEMENTS = 40 * 2**20, 28 * 2**20
 
 
 class Normed(NamedTuple):
     out: Float[Tensor, "rows dim"] | None
     total: Float[Tensor, "rows dim"]  # what was normalised
     statistics: Float[Tensor, "rows 2"] | None
+
+
+def piece_length(count: int, elements: int, at_once: int) -> int:
+    """Into how long pieces to cut `count` things of so many elements each."""
+    return -(-count // -(-count * elements // at_once)) if count else 1
 
 
 class NormSettings(NamedTuple):
@@ -97,12 +100,6 @@ def weight_gradient(
     grad: Float[Tensor, "rows outer"], rows: Float[Tensor, "rows inner"], summed: Tensor | None = None
 ) -> Float[Tensor, "outer inner"]:
     """grad' rows, or that added to `summed`."""
-    count = rows.shape[0]
-    if SPLIT_PARTS and count >= SPLIT_ROWS and count % SPLIT_PARTS == 0:
-        parts = torch.bmm(grad.view(SPLIT_PARTS, -1, grad.shape[1]).transpose(1, 2),
-                          rows.view(SPLIT_PARTS, -1, rows.shape[1]))  # fmt: skip
-        new = parts.sum(0)
-        return new if summed is None else summed.add_(new)
     return torch.mm(grad.t(), rows) if summed is None else summed.addmm_(grad.t(), rows)
 
 
@@ -158,7 +155,7 @@ def mlp_norm_gradients(
     lines1: Tensor | None = None
     lines2: Tensor | None = None
     count = rows.shape[0]
-    at_once = max(1, ELEMENTS_AT_ONCE // rows.shape[1]) if piece.stride == 0 else count
+    at_once = piece_length(count, rows.shape[1], FAST_ELEMENTS) if piece.stride == 0 else count
     for start in range(0, count, at_once):
         of = (grad, rows, hidden, total, statistics, into)
         if at_once < count:

@@ -1,14 +1,19 @@
 """Launching a kernel by the shortest way there is.
 
 Triton finds out anew at every launch which of its compiled kernels fits the arguments, in Python; for small inputs that
-takes longer than the work. Here what was compiled is remembered by what it depends on, and then called directly.
+takes longer than the work. Here what was compiled is remembered by what it depends on, and its launcher called as
+Triton itself does in the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
+
+_stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # not in a torch without CUDA
 
 
 class Kernel:
@@ -19,31 +24,41 @@ class Kernel:
 
     def __init__(self, kernel: Any) -> None:
         self.jit = kernel
-        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[Any, Callable[..., None]]] = {}
 
     def __call__(
         self, programs: int, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...],
         constants: tuple[Any, ...], warps: int = 4, stages: int = 1,
     ) -> None:  # fmt: skip
-        addresses: list[int | None] = []
-        key: list[Any] = [constants, warps, stages]
-        together, device = 0, None
-        for tensor in tensors:
-            if tensor is None:
-                addresses.append(None)
-                key.append(None)
-                continue
-            address, device = tensor.data_ptr(), tensor.device
-            together |= address
-            addresses.append(address)
-            key.append(tensor.dtype)
-        key.append(device)
-        known = tuple(key)
-        compiled = self._compiled.get(known)
+        device = tensors[0].get_device()  # type: ignore[union-attr]  # the first is always given
+        key = (device, constants, warps, stages, *[None if t is None else t.dtype for t in tensors])
+        addresses = [None if t is None else t.data_ptr() for t in tensors]
+        together = 0
+        for address in addresses:
+            if address is not None:
+                together |= address
         # An address that is no multiple of 16 bytes needs a kernel of its own: rare, and Triton finds it.
-        if compiled is not None and not together % 16:
-            compiled[programs, 1, 1](*addresses, *numbers, *constants)
-            return
+        if not together & 15:
+            known = self._compiled.get(key)
+            if known is not None:
+                known[1](programs, *addresses, *numbers, *constants)
+                return
         compiled = self.jit[(programs,)](*tensors, *numbers, *constants, num_warps=warps, num_stages=stages)
-        if compiled is not None and not together % 16:  # the interpreter gives nothing back
-            self._compiled[known] = compiled
+        if compiled is not None and not together & 15:  # the interpreter gives nothing back
+            self._compiled[key] = compiled, _launcher(compiled, device)
+
+    def compiled_last(self) -> Any:
+        """What Triton gave for the latest kind of arguments; None when there is none."""
+        return next(reversed(self._compiled.values()), (None,))[0]
+
+
+def _launcher(compiled: Any, device: int) -> Callable[..., None]:
+    """Starts what was compiled, on the stream that is current then. No hooks of Triton's run: they are for profilers
+    that want to see sources."""
+    run, function, metadata, stream_of = compiled.run, compiled.function, compiled.packed_metadata, _stream_of
+    assert stream_of is not None
+
+    def launch(programs: int, *arguments: Any) -> None:
+        run(programs, 1, 1, stream_of(device), function, metadata, None, None, None, *arguments)
+
+    return launch

@@ -50,7 +50,7 @@ def lean_backward(
     w = weights.cast(settings.dtype)
     batch, positions, width = x.shape
     grad = grad.contiguous()
-    at_once = max(1, blocks.ELEMENTS_AT_ONCE // (batch * width))
+    at_once = blocks.piece_length(positions, batch * width, blocks.LEAN_ELEMENTS)
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     matrices: list[Tensor | None] = [None] * 4
     lines = VectorLines([], [], [], [])

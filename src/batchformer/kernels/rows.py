@@ -17,9 +17,9 @@ from batchformer.kernels.tiles import RowTiles, row_tiles
 _ADD_NORM, _ADD_NORM_BACKWARD = Kernel(_rows.add_norm_forward), Kernel(_rows.add_norm_backward)
 _RELU, _RELU_BACKWARD = Kernel(_rows.relu_forward), Kernel(_rows.relu_backward)
 _SUM_LINES = Kernel(_rows.sum_lines)
-_PARTS, _LINES, _COLUMNS = 6, 64, 32
+_PARTS, _LINES, _COLUMNS, _SUM_WARPS = 6, 512, 16, 8
 # Lines beyond which one program for a few columns would take too long; torch sums those in two steps.
-_MANY_LINES = 4096
+_MANY_LINES = 2**14
 
 
 class Piece(NamedTuple):
@@ -144,7 +144,7 @@ def sum_lines(
     numbers = (*(part.shape[0] for part in parts), *(0,) * missing, *widths, *(0,) * missing)
     # where there is no part there are no lines to read: any address will do
     _SUM_LINES(sum(-(-width // _COLUMNS) for width in widths), (*parts, *parts[:1] * missing, out), numbers,
-               (_LINES, _COLUMNS))  # fmt: skip
+               (_LINES, _COLUMNS), _SUM_WARPS)  # fmt: skip
     return out.split(sizes)
 
 

@@ -43,10 +43,13 @@ def padded(size: int) -> int:
 
 @cache
 def row_tiles(width: int) -> RowTiles:
-    """Two loads of 16 bytes for each thread forward, one backward, which has its sums to keep in registers too."""
+    """Two loads of 16 bytes for each thread forward; one backward, which has its sums to keep in registers too, in many
+    small programs."""
     columns = padded(width)
     warps = 4 if columns <= 2048 else 8
-    return RowTiles(columns, max(1, 2048 // columns), warps, max(1, 1024 // columns), warps, 6)
+    if columns <= 512:
+        return RowTiles(columns, 2048 // columns, warps, 512 // columns, 2, 12)
+    return RowTiles(columns, max(1, 2048 // columns), warps, 1, warps, 6)
 
 
 @cache
@@ -61,12 +64,12 @@ def plan(samples: int, head: int, element_size: int) -> Plan:
         backward = 1 if size <= 1024 else 2 if size <= 2048 else 4 if tile < 128 else 8
         return _one(head, Tiles(tile, tile, forward, 1), Tiles(tile, tile, backward, 1))
     if head <= 64:
-        return Plan(head, False, Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 2))
+        return Plan(head, False, Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2))
     if head <= 128:
         return Plan(head, False, Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(64, 64, 8, 2))
     if head <= 256:
         return Plan(head, False, Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1))
-    return Plan(head, False, Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(32, 32, 8, 1))
+    return Plan(head, False, Tiles(16, 64, 8, 1), Tiles(16, 16, 4, 1), Tiles(16, 64, 8, 1))
 
 
 def _full_precision(tile: int, head: int) -> Plan:

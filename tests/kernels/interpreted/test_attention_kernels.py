@@ -70,6 +70,16 @@ def test_groups_of_several_blocks_agree_too(
     agree(torch.randn(batch, 1, 3 * 16), 1, dropout, group, valid, 3e-6)
 
 
+@pytest.mark.parametrize(("keys", "batch"), [(16, 40), (64, 90), (128, 150)])
+def test_passes_with_blocks_of_other_sizes_drop_the_same(
+    monkeypatch: pytest.MonkeyPatch, keys: int, batch: int
+) -> None:
+    one, other = Tiles(16, keys, 4, 1), Tiles(16, 128 // keys * 16, 4, 1)
+    monkeypatch.setattr(attention, "plan", lambda *_: Plan(16, False, one, one, other))
+    torch.manual_seed(0)
+    agree(torch.randn(batch, 1, 3 * 16), 1, 0.5, None, None, 3e-6)
+
+
 def test_a_batch_beyond_the_largest_tile() -> None:
     torch.manual_seed(0)
     agree(torch.randn(130, 1, 3 * 16), 1, 0.5, None, None, 3e-6)

@@ -74,7 +74,8 @@ def test_outputs_and_gradients_agree_with_the_definition(
 
 @pytest.mark.parametrize("memory", ["fast", "lean"])
 def test_work_done_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPatch, memory: str) -> None:
-    monkeypatch.setattr(blocks, "ELEMENTS_AT_ONCE", 5 * 32 * 2)  # two positions, or ten rows, at once
+    monkeypatch.setattr(blocks, "FAST_ELEMENTS", 5 * 32 * 2)  # ten rows at once
+    monkeypatch.setattr(blocks, "LEAN_ELEMENTS", 5 * 32 * 2)  # two positions
     agree(make(memory=memory), torch.randn(5, 5, 32), torch.rand(5, 5) < 0.7)
 
 
