@@ -3,20 +3,23 @@
     python benchmarks/detection_study.py --data-root DIR --weights mobilenet_v2-b0353104.pth [--jobs 3] [--minutes 3]
         [--detectors detr smca-detr] [--variants baseline batchformer single] [--results DIR] [-- more overrides]
 
-Each run is a recipe `coco128-*` in a process of its own, `--jobs` side by side on a card, stopped after `--minutes` of
-training; finished ones are kept. "single" is V2's Table 11, the failure of ports of the method: all rows go through the
-module, there is no plain stream, and the detector is tested without the module (and, beside it, with it). Every run is
-evaluated on its 32 training images and on the validation images. Result files go to `results/coco128-<detector>*/`,
-the table of both evaluations to `benchmarks/results/detection_study.json`.
+Each run is a recipe `coco128-*` in a process of its own, `--jobs` side by side on a card (then with one thread each,
+unless OMP_NUM_THREADS is set), stopped after `--minutes` of training; finished ones are kept. "single" is V2's Table
+11, the failure of ports of the method: all rows go through the module, there is no plain stream, and the detector is
+tested without the module (and, beside it, with it). Every run is evaluated on its 32 training images and on the
+validation images. Result files go to `results/coco128-<detector>*/`, the table of both evaluations to
+`benchmarks/results/detection_study.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,14 @@ VARIANTS = {
 SINGLE = ("detr", "deformable-detr")  # the failure of one stream is shown by these: V2's Table 11 has the second
 SHOWN = ("ap", "ap50", "ap75", "ap_batch", "ap50_batch")
 VAL = "val.json"
+
+
+def environment(jobs: int) -> dict[str, str]:
+    """For a process of several side by side: one thread each, unless the caller says otherwise.
+
+    torch starts as many threads as there are cores in every process, and those of all of them would fight for these.
+    """
+    return {**({"OMP_NUM_THREADS": "1"} if jobs > 1 else {}), **os.environ}
 
 
 def name_of(detector: str, variant: str) -> str:
@@ -54,13 +65,17 @@ def fit(detector: str, variant: str, args: argparse.Namespace) -> int:
     command += ["--model.backbone_weights", args.weights, *VARIANTS[variant]]
     command += ["--trainer.max_time", f"00:00:{int(args.minutes):02d}:{round(args.minutes % 1 * 60):02d}", *args.extra]
     out.parent.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    print(f"{detector} {variant}: begins", flush=True)
     with open(out.parent / f"{out.name}.log", "w") as log:
         code = 0
+        said: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT, "env": environment(args.jobs)}
         if not (out / "result.json").is_file():
-            code = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT)
+            code = subprocess.call(command, **said)
         if code == 0 and not (out / VAL).is_file():
-            code = subprocess.call([sys.executable, __file__, "--evaluate", str(out)], stdout=log, stderr=log)
-    print(f"{detector} {variant}: {'done' if code == 0 else f'failed, see {log.name}'}", flush=True)
+            code = subprocess.call([sys.executable, __file__, "--evaluate", str(out)], **said)
+    ended = "done" if code == 0 else f"failed, see {log.name}"
+    print(f"{detector} {variant}: {ended} after {time.perf_counter() - began:.0f} s", flush=True)
     return code
 
 
@@ -136,7 +151,9 @@ def main() -> int:
         train, val = made["train_images"], made["val_images"]
         line = f"{made['detector']:24} {made['variant']:12} training: AP {train['ap']:5.1f} AP50 {train['ap50']:5.1f}"
         line += f"   validation: AP {val['ap']:5.1f} AP50 {val['ap50']:5.1f}   {made['wall_s']:.0f} s"
-        print(line + (f"   with the module: AP50 {train['ap50_batch']:.1f}" if "ap50_batch" in train else ""))
+        print(
+            line + (f"   with the module: AP50 {train['ap50_batch']:.1f}" if "ap50_batch" in train else ""), flush=True
+        )
     settings = {"benchmark": "detection_study", "minutes": args.minutes, "jobs": args.jobs, "seed": args.seed}
     write("detection_study", {**settings, "rows": rows}, args.out, show=False)
     return 1 if failed else 0

@@ -4,14 +4,14 @@
 
 For each method, with and without BatchFormerV2: the recipe `coco128-panoptic-boxes` (a detector of 133 categories),
 then `coco128-panoptic` (the mask head on it, frozen), each `batchformer fit` in a process of its own, `--jobs` methods
-at a time. Finished runs are kept, stopped ones go on. PQ and its parts on the images trained on and, as it is too
+at a time (then with one thread each, unless OMP_NUM_THREADS is set). Finished runs are kept, stopped ones go on. PQ and its parts on the images trained on and, as it is too
 little to learn from, for comparison on the validation images; goal: PQ above 40 on the former. Writes the result files
 to `results/`, `panoptic_study.json` beside them, and pictures into the run folder of the head.
 
 After `--`: more overrides for every run, such as `--trainer.precision bf16-mixed`. A quick look on a CPU:
 
     python benchmarks/panoptic_study.py --data-root DIR --backbone-weights FILE --images 4 --size 160 \\
-        --box-epochs 600 --head-epochs 200 --results look --runs look/runs -- --data.batch_size 4 --data.workers 0
+        --box-epochs 60 --head-epochs 20 --results look --runs look/runs -- --data.batch_size 4 --data.workers 0
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from detection_study import environment
 
 METHODS = ("baseline", "batchformer")
 BOXES, HEAD = "coco128-panoptic-boxes", "coco128-panoptic"
@@ -51,13 +54,13 @@ def main() -> int:
     numbers = {method: numbers_of(method, args) for method in args.only if worked[method]}
     for method, found in numbers.items():
         for part, metrics in found.items():
-            print(f"{method:12} {part:6}" + "".join(f"  {name} {metrics[name]:5.1f}" for name in SHOWN))
+            print(f"{method:12} {part:6}" + "".join(f"  {name} {metrics[name]:5.1f}" for name in SHOWN), flush=True)
     args.results.mkdir(parents=True, exist_ok=True)
     content = {"goal": GOAL, "images": args.images, "size": args.size, "seed": args.seed, "methods": numbers}
     (args.results / "panoptic_study.json").write_text(json.dumps(content, indent=1) + "\n")
     draw(args)
     reached = all(found["train"]["pq"] > GOAL for found in numbers.values())
-    print(f"PQ above {GOAL:g} on the {args.images} images trained on: {'yes' if reached else 'no'}")
+    print(f"PQ above {GOAL:g} on the {args.images} images trained on: {'yes' if reached else 'no'}", flush=True)
     return 0 if all(worked.values()) and reached else 1
 
 
@@ -89,9 +92,12 @@ def fit(recipe: str, method: str, args: argparse.Namespace, epochs: int | None, 
         command += ["--trainer.check_val_every_n_epoch", str(max(1, epochs // 4))]
     out.parent.mkdir(parents=True, exist_ok=True)
     log = out.parent / f"{out.name}.log"
+    began = time.perf_counter()
+    print(f"{recipe} {method}: begins", flush=True)
     with open(log, "w") as stream:
-        code = subprocess.call([*command, *args.extra], stdout=stream, stderr=subprocess.STDOUT)
-    print(f"{recipe} {method}: {'done' if code == 0 else f'failed, see {log}'}", flush=True)
+        code = subprocess.call([*command, *args.extra], stdout=stream, stderr=stream, env=environment(args.jobs))
+    ended = "done" if code == 0 else f"failed, see {log}"
+    print(f"{recipe} {method}: {ended} after {time.perf_counter() - began:.0f} s", flush=True)
     return out if code == 0 else None
 
 
