@@ -4,9 +4,10 @@
 
 For each method, with and without BatchFormerV2: the recipe `coco128-panoptic-boxes` (a detector of 133 categories),
 then `coco128-panoptic` (the mask head on it, frozen), each `batchformer fit` in a process of its own, `--jobs` methods
-at a time (then with one thread each, unless OMP_NUM_THREADS is set). Finished runs are kept, stopped ones go on. PQ and its parts on the images trained on and, as it is too
-little to learn from, for comparison on the validation images; goal: PQ above 40 on the former. Writes the result files
-to `results/`, `panoptic_study.json` beside them, and pictures into the run folder of the head.
+at a time (then with one thread each, unless OMP_NUM_THREADS is set). Finished runs are kept, stopped ones go on. PQ and
+its parts on the images trained on and, as it is too little to learn from, for comparison on the validation images;
+goal: PQ above 40 on the former. Writes the result files to `results/`, `panoptic_study.json` beside them, and pictures
+into the run folder of the head.
 
 After `--`: more overrides for every run, such as `--trainer.precision bf16-mixed`. A quick look on a CPU:
 
@@ -95,7 +96,9 @@ def fit(recipe: str, method: str, args: argparse.Namespace, epochs: int | None, 
     began = time.perf_counter()
     print(f"{recipe} {method}: begins", flush=True)
     with open(log, "w") as stream:
-        code = subprocess.call([*command, *args.extra], stdout=stream, stderr=stream, env=environment(args.jobs))
+        code = subprocess.call(
+            [*command, *args.extra], stdout=stream, stderr=subprocess.STDOUT, env=environment(args.jobs)
+        )
     ended = "done" if code == 0 else f"failed, see {log}"
     print(f"{recipe} {method}: {ended} after {time.perf_counter() - began:.0f} s", flush=True)
     return out if code == 0 else None
