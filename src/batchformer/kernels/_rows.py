@@ -17,6 +17,19 @@ def counted_row(row, period, row_stride, row_offset):
 
 
 @triton.jit(do_not_specialize=SIZES)
+def take_piece(
+    source, target, rows, period, row_stride, row_offset, C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr
+):
+    """The rows of a piece, out of the whole."""
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    column = tl.arange(0, BC)
+    mask = (row < rows)[:, None] & (column < C)[None, :]
+    counted = counted_row(row, period, row_stride, row_offset).to(tl.int64)
+    value = tl.load(source + counted[:, None] * C + column[None, :], mask=mask)
+    tl.store(target + row.to(tl.int64)[:, None] * C + column[None, :], value.to(target.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
 def add_norm_forward(
     branch, residual, bias, weight, shift, out, statistics, seed, rows, period, row_stride, row_offset,
     threshold, keep_scale, eps,

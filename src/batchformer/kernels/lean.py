@@ -21,7 +21,7 @@ from batchformer.kernels.blocks import (
     weight_gradient,
 )
 from batchformer.kernels.functions import LayerSettings, LayerWeights, VectorLines, add_product_, layer_gradients
-from batchformer.kernels.rows import Piece, whole
+from batchformer.kernels.rows import Piece, take_piece, whole
 
 
 def lean_forward(
@@ -49,16 +49,20 @@ def lean_backward(
     """The gradient of `x`, and those of the weights in their order and types."""
     w = weights.cast(settings.dtype)
     batch, positions, width = x.shape
-    grad = grad.contiguous()
+    grad, x = grad.contiguous(), x.contiguous()
     at_once = blocks.piece_length(positions, batch * width, blocks.LEAN_ELEMENTS)
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     matrices: list[Tensor | None] = [None] * 4
     lines = VectorLines([], [], [], [])
     for start in range(0, positions, at_once):
         part = slice(start, min(start + at_once, positions))
-        seen = None if valid is None else valid[:, part].contiguous()
-        matrices = _piece_backward(grad, x[:, part].contiguous(), grad_x, w, settings, seen, seed, part, matrices,
-                                   lines)  # fmt: skip
+        taken, seen = x, valid
+        if at_once < positions:
+            count = part.stop - start
+            taken = take_piece(x, batch * count, Piece(count, positions, start)).view(batch, count, width)
+            seen = None if valid is None else valid[:, part].contiguous()
+        matrices = _piece_backward(grad, taken, grad_x, w, settings, seen, seed, part, matrices, lines)
+        del taken
     return grad_x, layer_gradients(matrices, lines, [t.dtype for t in weights])
 
 

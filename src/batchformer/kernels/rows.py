@@ -16,7 +16,7 @@ from batchformer.kernels.tiles import RowTiles, row_tiles
 
 _ADD_NORM, _ADD_NORM_BACKWARD = Kernel(_rows.add_norm_forward), Kernel(_rows.add_norm_backward)
 _RELU, _RELU_BACKWARD = Kernel(_rows.relu_forward), Kernel(_rows.relu_backward)
-_SUM_LINES = Kernel(_rows.sum_lines)
+_SUM_LINES, _TAKE_PIECE = Kernel(_rows.sum_lines), Kernel(_rows.take_piece)
 _PARTS, _LINES, _COLUMNS, _SUM_WARPS = 6, 512, 16, 8
 # Lines beyond which one program for a few columns would take too long; torch sums those in two steps.
 _MANY_LINES = 2**14
@@ -36,6 +36,15 @@ class Piece(NamedTuple):
 
 def whole(rows: int) -> Piece:
     return Piece(max(rows, 1), 0, 0)
+
+
+def take_piece(whole: Float[Tensor, "*rows dim"], rows: int, piece: Piece) -> Float[Tensor, "rows dim"]:
+    """Those rows, one behind the other; torch copies what is scattered like that at a third of the speed."""
+    width = whole.shape[-1]
+    tiles = row_tiles(width)
+    taken = torch.empty((rows, width), dtype=whole.dtype, device=whole.device)
+    _TAKE_PIECE(-(-rows // tiles.rows), (whole, taken), (rows, *piece), (width, tiles.width, tiles.rows), tiles.warps)
+    return taken
 
 
 def add_norm(
