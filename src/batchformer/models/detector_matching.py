@@ -1,0 +1,121 @@
+"""Which prediction is to find which object: for all decoder layers at once, waiting for the device once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatcher
+
+Labels = Sequence[Mapping[str, Tensor]]
+_FOCAL_ALPHA, _FOCAL_GAMMA, _TINY = 0.25, 2.0, 1e-8  # of Deformable DETR's costs, whatever its loss is weighted with
+
+
+@dataclass(frozen=True)
+class Matches:
+    """The pairs of all layers, layer after layer and image after image; every layer has as many.
+
+    `classes` and `boxes` are the objects of all images, one after another, and `target` counts among these.
+    """
+
+    layer: Int[Tensor, " pairs"]
+    image: Int[Tensor, " pairs"]
+    query: Int[Tensor, " pairs"]
+    target: Int[Tensor, " pairs"]
+    classes: Int[Tensor, " objects"]
+    boxes: Float[Tensor, "objects 4"]
+    counts: list[int]  # objects of each image
+    on_host: Int[np.ndarray, "4 pairs"]  # the four above
+
+    def of_layer(self, layer: int) -> list[tuple[Tensor, Tensor]]:
+        """The queries of each image and its objects, counted from its first: on the host, as transformers has them."""
+        first = np.cumsum([0, *self.counts])
+        some = self.on_host[1:, self.on_host[0] == layer]
+        return [
+            (torch.from_numpy(some[1, some[0] == k]), torch.from_numpy(some[2, some[0] == k] - first[k]))
+            for k in range(len(self.counts))
+        ]
+
+
+@torch.compiler.disable
+@torch.no_grad()
+def match_layers(
+    matcher: Any,
+    logits: Float[Tensor, "layers images queries classes"],
+    boxes: Float[Tensor, "layers images queries 4"],
+    labels: Labels,
+) -> Matches:
+    """What `matcher`, one of transformers, finds for each of the layers by itself.
+
+    transformers computes costs, waits for them and for two looks at whether boxes are numbers, layer by layer. Here
+    the same costs are computed for all layers and brought to the host in one piece, with what that look has found.
+    """
+    layers, images, queries = logits.shape[:3]
+    classes = torch.cat([one["class_labels"] for one in labels])
+    objects = torch.cat([one["boxes"] for one in labels])
+    counts = [len(one["boxes"]) for one in labels]
+    found, wanted = corners(boxes.flatten(0, 2)), corners(objects)
+    costs = matcher.bbox_cost * torch.cdist(boxes.flatten(0, 2), objects, p=1)
+    costs = costs + matcher.class_cost * _class_costs(matcher, logits.flatten(0, 2), classes)
+    costs = costs + matcher.giou_cost * -giou(found[:, None], wanted)
+    largest = torch.finfo(costs.dtype).max
+    costs = torch.nan_to_num(costs, nan=largest, posinf=largest, neginf=largest)
+    are_boxes = _are_boxes(found) & _are_boxes(wanted)
+    on_host = torch.cat([costs.flatten(), are_boxes.to(costs.dtype)[None]]).cpu().numpy()
+    if not on_host[-1]:
+        raise ValueError("predicted boxes, or those of the labels, are not boxes: a side is negative or not a number")
+    pairs = _pairs(on_host[:-1].reshape(layers, images, queries, len(classes)), counts)
+    layer, image, query, target = torch.from_numpy(pairs).to(logits.device, non_blocking=True).unbind()
+    return Matches(layer, image, query, target, classes, objects, counts, pairs)
+
+
+def corners(boxes: Float[Tensor, "*some 4"]) -> Float[Tensor, "*some 4"]:
+    """x1, y1, x2, y2 of boxes given by centre and size."""
+    centre, half = boxes[..., :2], 0.5 * boxes[..., 2:]
+    return torch.cat([centre - half, centre + half], dim=-1)
+
+
+def giou(one: Float[Tensor, "*#some 4"], two: Float[Tensor, "*#some 4"]) -> Float[Tensor, "*some"]:
+    """The generalised IoU of boxes given by their corners, of those in the same places."""
+    inner = (torch.min(one[..., 2:], two[..., 2:]) - torch.max(one[..., :2], two[..., :2])).clamp(min=0)
+    outer = (torch.max(one[..., 2:], two[..., 2:]) - torch.min(one[..., :2], two[..., :2])).clamp(min=0)
+    both, around = inner[..., 0] * inner[..., 1], outer[..., 0] * outer[..., 1]
+    union = _area(one) + _area(two) - both
+    return both / union - (around - union) / around
+
+
+def _area(boxes: Float[Tensor, "*some 4"]) -> Float[Tensor, "*some"]:
+    sides = boxes[..., 2:] - boxes[..., :2]
+    return sides[..., 0] * sides[..., 1]
+
+
+def _are_boxes(boxes: Float[Tensor, "some 4"]) -> Tensor:
+    return (boxes[:, 2:] >= boxes[:, :2]).all()
+
+
+def _class_costs(matcher: Any, logits: Float[Tensor, "rows classes"], classes: Tensor) -> Float[Tensor, "rows objects"]:
+    if not isinstance(matcher, DeformableDetrHungarianMatcher):
+        return -logits.softmax(-1)[:, classes]
+    found = logits.sigmoid()
+    absent = (1 - _FOCAL_ALPHA) * (found**_FOCAL_GAMMA) * (-(1 - found + _TINY).log())
+    present = _FOCAL_ALPHA * ((1 - found) ** _FOCAL_GAMMA) * (-(found + _TINY).log())
+    return (present - absent)[:, classes]
+
+
+def _pairs(costs: Float[np.ndarray, "layers images queries objects"], counts: list[int]) -> Int[np.ndarray, "4 pairs"]:
+    """Layer, image, query and object (among all) of the cheapest assignment of each layer's each image."""
+    first = np.cumsum([0, *counts])
+    some = []
+    for layer, of_layer in enumerate(costs):
+        for image, of_image in enumerate(of_layer):
+            query, target = linear_sum_assignment(of_image[:, first[image] : first[image + 1]])
+            some.append(
+                np.stack([np.full_like(query, layer), np.full_like(query, image), query, target + first[image]])
+            )
+    return np.concatenate(some, axis=1).astype(np.int64)
