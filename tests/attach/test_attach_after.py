@@ -47,6 +47,13 @@ def test_the_first_place_the_model_calls_opens_whatever_the_order_of_the_list() 
     ]
 
 
+def test_kernels_of_a_gpu_are_attached_to_a_model_that_is_yet_to_move_there() -> None:
+    model = Blocks().train()
+    bf.attach(model, blocks=[0, 2], heads=2, backend="triton")
+    with pytest.raises(UserError, match='backend="triton" cannot run here'):
+        model(tokens())
+
+
 def test_every_insertion_relates_the_related_rows_and_leaves_the_plain_ones() -> None:
     model, x = Blocks().train(), tokens()
     attachment = bf.attach(model, blocks=[0, 2], heads=2, dropout=0.0)

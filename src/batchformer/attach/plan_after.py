@@ -18,6 +18,7 @@ from batchformer.attach.point import Point, move_beside
 from batchformer.attach.probe import Channels, call_blank
 from batchformer.attach.stream_loss import PROPOSAL_LOSS, MeanOfStreams
 from batchformer.errors import UserError
+from batchformer.nn.attention import BatchAttention
 from batchformer.nn.batchformer_v2 import BatchFormerV2
 from batchformer.nn.streams import count_rows
 
@@ -175,12 +176,19 @@ def _make_wide(model: nn.Module, plan: Plan, place: str, seen: dict[str, Calls],
 def _rows_double(model: nn.Module, plan: Plan) -> bool:
     """Whether twice the images leave a dry run with the plan in place."""
     pieces: list[InstanceForward] = [*plan.insertions, *plan.supports]
+    inserted = [part for insertion in plan.insertions for part in insertion.module.modules()]
+    # a model that is yet to move to the GPU runs here on the CPU, where the kernels asked for may not
+    backends = {part: part.backend for part in inserted if isinstance(part, BatchAttention)}
     hook = model.register_forward_pre_hook(plan.entry, with_kwargs=True)
     for piece in pieces:
         piece.put()
     try:
+        for part in backends:
+            part.backend = "auto"
         return count_rows(call_blank(model, _IMAGES)[0]) == 2 * _IMAGES
     finally:
+        for part, backend in backends.items():
+            part.backend = backend
         for piece in pieces:
             piece.take_away()
         hook.remove()

@@ -22,7 +22,7 @@ from batchformer.kernels.rows import Piece, add_norm, add_norm_gradients, relu_,
 
 # Elements of an activation up to which a backward works in one go; beyond, in equal pieces, to keep its peak low. A
 # piece of a fast layer holds two activations beside what is stored, one of a lean layer twelve.
-FAST_ELEMENTS, LEAN_ELEMENTS = 40 * 2**20, 28 * 2**20
+FAST_ELEMENTS, LEAN_ELEMENTS = 14 * 2**20, 28 * 2**20
 
 
 class Normed(NamedTuple):
