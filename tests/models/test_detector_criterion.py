@@ -1,4 +1,4 @@
-"""Matching and losses of all decoder layers at once are transformers' of each layer, number for number, in less work."""
+"""Matching and losses of all decoder layers at once: what transformers gives for each, number for number, sooner."""
 
 import pytest
 import torch

@@ -110,12 +110,15 @@ def _class_costs(matcher: Any, logits: Float[Tensor, "rows classes"], classes: T
 
 def _pairs(costs: Float[np.ndarray, "layers images queries objects"], counts: list[int]) -> Int[np.ndarray, "4 pairs"]:
     """Layer, image, query and object (among all) of the cheapest assignment of each layer's each image."""
+    layers, images, queries = costs.shape[:3]
     first = np.cumsum([0, *counts])
-    some = []
-    for layer, of_layer in enumerate(costs):
-        for image, of_image in enumerate(of_layer):
-            query, target = linear_sum_assignment(of_image[:, first[image] : first[image + 1]])
-            some.append(
-                np.stack([np.full_like(query, layer), np.full_like(query, image), query, target + first[image]])
-            )
-    return np.concatenate(some, axis=1).astype(np.int64)
+    found = [
+        linear_sum_assignment(of_layer[image, :, first[image] : first[image + 1]])
+        for of_layer in costs
+        for image in range(images)
+    ]
+    matched = np.minimum(counts, queries)
+    image = np.tile(np.repeat(np.arange(images), matched), layers)
+    layer = np.repeat(np.arange(layers), matched.sum())
+    query, target = (np.concatenate(side) for side in zip(*found, strict=True))
+    return np.stack([layer, image, query, target + first[image]])
