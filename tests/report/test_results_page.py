@@ -89,6 +89,21 @@ def test_benchmarks_are_listed_from_their_files(tmp_path):
     assert "| 8.5 | – |" in page
 
 
+def test_many_rows_of_a_benchmark_are_shown_by_its_pictures(tmp_path):
+    put(tmp_path / "results", comparison(seeds=1))
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    rows = [{"batch": batch, "ms": batch / 7} for batch in range(40)]
+    (folder / "growth.json").write_text(json.dumps({"rows": rows, "crossings": [{"at": 3, "batch": None}]}))
+    (folder / "growth-time.svg").write_text("<svg/>")
+    page = results_page(tmp_path / "results", folder)
+    assert "40 rows, in [growth.json](../benchmarks/results/growth.json)" in page
+    assert "(../benchmarks/results/growth-time.svg)" in page
+    assert "| batch | ms |" not in page
+    assert "crossings:\n\n| at | batch |" in page
+    assert "| 3 | – |" in page
+
+
 def test_an_ablation_stands_beside_what_it_varies(tmp_path):
     short = comparison(seeds=2, recipe="cifar100-lt-100-short")
     layers = [r for r in comparison(seeds=2, recipe="cifar100-lt-100-short-layers2") if r["method"] == "batchformer"]

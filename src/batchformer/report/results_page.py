@@ -150,6 +150,9 @@ def _ablation_section(ablation: Ablation, mine: Mapping[str, Sequence[Run]], all
     return "\n".join(lines) + "\n"
 
 
+_MANY_ROWS = 30  # beyond, a page shows the pictures that lie beside a file, where there are any
+
+
 def _benchmark_section(folder: Path) -> str:
     """Every number of the benchmark files: settings in a line, measurements in a table; names are the files' own."""
     parts = []
@@ -160,18 +163,31 @@ def _benchmark_section(folder: Path) -> str:
             data = json.loads(file.read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
             raise UserError(f"{file} is damaged ({error}): run that benchmark again") from None
-        rows = data.pop("rows", [])
+        tables = {key: data.pop(key) for key in list(data) if isinstance(data[key], list)}
         settings = ", ".join(f"{key} {value}" for key, value in flatten(data).items())
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        table = [[_number(row.get(column, "–")) for column in columns] for row in rows]
-        parts.append(f"### {file.stem}\n\n{settings}\n\n{markdown(columns, table) if rows else ''}\n")
+        parts.append(f"### {file.stem}\n\n{settings}\n")
+        pictures = sorted(folder.glob(f"{file.stem}-*.svg"))
+        for key, rows in tables.items():
+            if key == "rows" and pictures and len(rows) > _MANY_ROWS:
+                where = f"../benchmarks/results/{file.name}"
+                parts.append(f"{len(rows)} rows, in [{file.name}]({where}), drawn:\n")
+                parts += [f"![{picture.stem}](../benchmarks/results/{picture.name})\n" for picture in pictures]
+            elif rows:
+                parts.append(("" if key == "rows" else f"{key}:\n\n") + _measurements(rows) + "\n")
     return "\n".join(["## Speed\n", "From the files in `benchmarks/results/`.\n", *parts]) if parts else ""
+
+
+def _measurements(rows: list[Any]) -> str:
+    if not all(isinstance(row, dict) for row in rows):
+        return "\n".join(f"- {row}" for row in rows)
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    return markdown(columns, [[_number(row.get(column, "–")) for column in columns] for row in rows])
 
 
 def _number(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return cell(value)
+    return "–" if value is None else cell(value)
 
 
 def _anchor(name: str, all_: Mapping[str, Sequence[Run]], mine: Mapping[str, Sequence[Run]]) -> str | None:
