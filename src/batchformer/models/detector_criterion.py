@@ -77,8 +77,8 @@ def decoder_losses(
     (*before, parts), matches = _losses(criterion, logits, found, labels, boxes)
     if "masks" in criterion.losses and "pred_masks" in last:  # only the last layer has them
         parts |= criterion.get_loss("masks", last, labels, matches.of_layer(len(before)), boxes)
-    loss = _weighted([parts], weights)[0]
-    for of_layer in _weighted(before, weights):
+    loss, *others = _weighted([parts, *before], weights)
+    for of_layer in others:
         loss = loss + of_layer
     parts = parts | {f"{name}_{k}": value for k, of_layer in enumerate(before) for name, value in of_layer.items()}
     return loss, parts, earlier
@@ -139,10 +139,11 @@ def _cardinality_errors(logits: Tensor, counts: list[int], focal: bool) -> list[
 
 
 def _weighted(layers: list[Parts], weights: Mapping[str, float]) -> list[Tensor]:
-    """The sum of each layer's parts that have a weight."""
-    if not layers:
-        return []
-    terms = [
-        weight * torch.stack([parts[name] for parts in layers]) for name, weight in weights.items() if name in layers[0]
-    ]
-    return list(torch.stack(terms).sum(0).unbind())
+    """The sum of each layer's parts that have a weight; the first layer may have some that the others have not."""
+    terms = {name: [parts[name] for parts in layers if name in parts] for name in weights if name in layers[0]}
+    in_all = [weights[name] * torch.stack(each) for name, each in terms.items() if len(each) == len(layers)]
+    loss, *rest = torch.stack(in_all).sum(0).unbind()
+    for name, each in terms.items():
+        if len(each) < len(layers):
+            loss = loss + weights[name] * each[0]
+    return [loss, *rest]

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatcher
 
 Labels = Sequence[Mapping[str, Tensor]]
+Corners = tuple[Float[Tensor, "*some 2"], Float[Tensor, "*some 2"]]  # the lower x and y, and the higher ones
 _FOCAL_ALPHA, _FOCAL_GAMMA, _TINY = 0.25, 2.0, 1e-8  # of Deformable DETR's costs, whatever its loss is weighted with
 
 
@@ -63,10 +64,10 @@ def match_layers(
     found, wanted = corners(boxes.flatten(0, 2)), corners(objects)
     costs = matcher.bbox_cost * torch.cdist(boxes.flatten(0, 2), objects, p=1)
     costs = costs + matcher.class_cost * _class_costs(matcher, logits.flatten(0, 2), classes)
-    costs = costs + matcher.giou_cost * -giou(found[:, None], wanted)
+    costs = costs + matcher.giou_cost * -giou((found[0][:, None], found[1][:, None]), wanted)
     largest = torch.finfo(costs.dtype).max
     costs = torch.nan_to_num(costs, nan=largest, posinf=largest, neginf=largest)
-    are_boxes = _are_boxes(found) & _are_boxes(wanted)
+    are_boxes = _are_boxes(*found) & _are_boxes(*wanted)
     on_host = torch.cat([costs.flatten(), are_boxes.to(costs.dtype)[None]]).cpu().numpy()
     if not on_host[-1]:
         raise ValueError("predicted boxes, or those of the labels, are not boxes: a side is negative or not a number")
@@ -75,28 +76,31 @@ def match_layers(
     return Matches(layer, image, query, target, classes, objects, counts, pairs)
 
 
-def corners(boxes: Float[Tensor, "*some 4"]) -> Float[Tensor, "*some 4"]:
-    """x1, y1, x2, y2 of boxes given by centre and size."""
-    centre, half = boxes[..., :2], 0.5 * boxes[..., 2:]
-    return torch.cat([centre - half, centre + half], dim=-1)
+def corners(boxes: Float[Tensor, "*some 4"]) -> Corners:
+    """Of boxes given by centre and size."""
+    centre, size = boxes.chunk(2, dim=-1)
+    half = 0.5 * size
+    return centre - half, centre + half
 
 
-def giou(one: Float[Tensor, "*#some 4"], two: Float[Tensor, "*#some 4"]) -> Float[Tensor, "*some"]:
-    """The generalised IoU of boxes given by their corners, of those in the same places."""
-    inner = (torch.min(one[..., 2:], two[..., 2:]) - torch.max(one[..., :2], two[..., :2])).clamp(min=0)
-    outer = (torch.max(one[..., 2:], two[..., 2:]) - torch.min(one[..., :2], two[..., :2])).clamp(min=0)
-    both, around = inner[..., 0] * inner[..., 1], outer[..., 0] * outer[..., 1]
-    union = _area(one) + _area(two) - both
+def giou(one: Corners, two: Corners) -> Float[Tensor, "*some"]:
+    """The generalised IoU of boxes in the same places."""
+    (low, high), (other_low, other_high) = one, two
+    areas = _area(low, high) + _area(other_low, other_high)
+    both = _area(torch.max(low, other_low), torch.min(high, other_high), least=0)
+    union = areas - both
+    around = _area(torch.min(low, other_low), torch.max(high, other_high), least=0)
     return both / union - (around - union) / around
 
 
-def _area(boxes: Float[Tensor, "*some 4"]) -> Float[Tensor, "*some"]:
-    sides = boxes[..., 2:] - boxes[..., :2]
-    return sides[..., 0] * sides[..., 1]
+def _area(low: Tensor, high: Tensor, least: float | None = None) -> Float[Tensor, "*some"]:
+    sides = high - low
+    width, height = (sides if least is None else sides.clamp(min=least)).unbind(-1)
+    return width * height
 
 
-def _are_boxes(boxes: Float[Tensor, "some 4"]) -> Tensor:
-    return (boxes[:, 2:] >= boxes[:, :2]).all()
+def _are_boxes(low: Tensor, high: Tensor) -> Tensor:
+    return (high >= low).all()
 
 
 def _class_costs(matcher: Any, logits: Float[Tensor, "rows classes"], classes: Tensor) -> Float[Tensor, "rows objects"]:
