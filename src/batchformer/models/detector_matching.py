@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatcher
 
 Labels = Sequence[Mapping[str, Tensor]]
@@ -54,26 +55,26 @@ def match_layers(
 ) -> Matches:
     """What `matcher`, one of transformers, finds for each of the layers by itself.
 
-    transformers computes costs, waits for them and for two looks at whether boxes are numbers, layer by layer. Here
-    the same costs are computed for all layers and brought to the host in one piece, with what that look has found.
+    transformers computes costs, waits for them and for two looks at whether boxes are numbers, layer by layer, and the
+    costs are those of every prediction with the objects of all images. Here they are the same, of an image's own
+    objects only, for all layers, and come to the host in one piece, with what that look has found.
     """
-    layers, images, queries = logits.shape[:3]
-    classes = torch.cat([one["class_labels"] for one in labels])
-    objects = torch.cat([one["boxes"] for one in labels])
-    counts = [len(one["boxes"]) for one in labels]
-    found, wanted = corners(boxes.flatten(0, 2)), corners(objects)
-    costs = matcher.bbox_cost * torch.cdist(boxes.flatten(0, 2), objects, p=1)
-    costs = costs + matcher.class_cost * _class_costs(matcher, logits.flatten(0, 2), classes)
-    costs = costs + matcher.giou_cost * -giou((found[0][:, None], found[1][:, None]), wanted)
+    classes, objects = [one["class_labels"] for one in labels], [one["boxes"] for one in labels]
+    counts = [len(one) for one in objects]
+    padded = pad_sequence(objects, batch_first=True)
+    found, wanted = corners(boxes[..., None, :]), corners(padded[:, None])
+    costs = matcher.bbox_cost * torch.cdist(boxes, padded.expand(len(boxes), -1, -1, -1), p=1)
+    costs = costs + matcher.class_cost * _class_costs(matcher, logits, pad_sequence(classes, batch_first=True))
+    costs = costs + matcher.giou_cost * -giou(found, wanted)
     largest = torch.finfo(costs.dtype).max
     costs = torch.nan_to_num(costs, nan=largest, posinf=largest, neginf=largest)
     are_boxes = _are_boxes(*found) & _are_boxes(*wanted)
     on_host = torch.cat([costs.flatten(), are_boxes.to(costs.dtype)[None]]).cpu().numpy()
     if not on_host[-1]:
         raise ValueError("predicted boxes, or those of the labels, are not boxes: a side is negative or not a number")
-    pairs = _pairs(on_host[:-1].reshape(layers, images, queries, len(classes)), counts)
+    pairs = _pairs(on_host[:-1].reshape(costs.shape), counts)
     layer, image, query, target = torch.from_numpy(pairs).to(logits.device, non_blocking=True).unbind()
-    return Matches(layer, image, query, target, classes, objects, counts, pairs)
+    return Matches(layer, image, query, target, torch.cat(classes), torch.cat(objects), counts, pairs)
 
 
 def corners(boxes: Float[Tensor, "*some 4"]) -> Corners:
@@ -103,13 +104,16 @@ def _are_boxes(low: Tensor, high: Tensor) -> Tensor:
     return (high >= low).all()
 
 
-def _class_costs(matcher: Any, logits: Float[Tensor, "rows classes"], classes: Tensor) -> Float[Tensor, "rows objects"]:
+def _class_costs(
+    matcher: Any, logits: Float[Tensor, "layers images queries classes"], classes: Int[Tensor, "images objects"]
+) -> Float[Tensor, "layers images queries objects"]:
+    wanted = classes[:, None].expand(*logits.shape[:3], -1)
     if not isinstance(matcher, DeformableDetrHungarianMatcher):
-        return -logits.softmax(-1)[:, classes]
+        return -logits.softmax(-1).gather(-1, wanted)
     found = logits.sigmoid()
     absent = (1 - _FOCAL_ALPHA) * (found**_FOCAL_GAMMA) * (-(1 - found + _TINY).log())
     present = _FOCAL_ALPHA * ((1 - found) ** _FOCAL_GAMMA) * (-(found + _TINY).log())
-    return (present - absent)[:, classes]
+    return (present - absent).gather(-1, wanted)
 
 
 def _pairs(costs: Float[np.ndarray, "layers images queries objects"], counts: list[int]) -> Int[np.ndarray, "4 pairs"]:
@@ -117,9 +121,7 @@ def _pairs(costs: Float[np.ndarray, "layers images queries objects"], counts: li
     layers, images, queries = costs.shape[:3]
     first = np.cumsum([0, *counts])
     found = [
-        linear_sum_assignment(of_layer[image, :, first[image] : first[image + 1]])
-        for of_layer in costs
-        for image in range(images)
+        linear_sum_assignment(of_layer[image, :, : counts[image]]) for of_layer in costs for image in range(images)
     ]
     matched = np.minimum(counts, queries)
     image = np.tile(np.repeat(np.arange(images), matched), layers)
