@@ -14,7 +14,7 @@ import triton  # type: ignore[import-untyped, import-not-found]
 import triton.language as tl  # type: ignore[import-untyped, import-not-found]
 
 from batchformer.kernels._attention_forward import SIZES, find_problem, hide, load_rows, store_rows
-from batchformer.kernels._keep import keep_narrow_tile
+from batchformer.kernels._keep import keep_narrow_tile, ones_narrow_tile, zero_dropped
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -50,9 +50,8 @@ def attend_backward_tile(
     kept = weight
     if BITS > 0:
         problem = (first_position + position) * heads + head
-        keep = keep_narrow_tile(tl.load(seed), 0, problem, start + row, 0, threshold, BM, BITS)
-        grad_weight = tl.where(keep, grad_weight, 0.0)
-        kept = tl.where(keep, weight, 0.0)
+        ones = ones_narrow_tile(tl.load(seed), 0, problem, start + row, 0, threshold, BM, BITS)
+        grad_weight, kept = zero_dropped(grad_weight, ones), zero_dropped(weight, ones)
     grad_v = tl.dot(tl.trans(kept.to(grad.dtype)), grad, input_precision=PRECISION) * keep_scale
     store_rows(grad_qkv + offset + 2 * width, start + row, stride, inside, grad_v, D, BD, EVEN)
     line = part * positions + position
@@ -159,9 +158,8 @@ def attend_backward_keys(
         grad_weight = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
         kept = weight
         if BITS > 0:
-            keep = keep_narrow_tile(word, 0, problem, start + query, block * BN, threshold, BN, BITS)
-            grad_weight = tl.where(keep, grad_weight, 0.0)
-            kept = tl.where(keep, weight, 0.0)
+            ones = ones_narrow_tile(word, 0, problem, start + query, block * BN, threshold, BN, BITS)
+            grad_weight, kept = zero_dropped(grad_weight, ones), zero_dropped(weight, ones)
         grad_v = tl.dot(tl.trans(kept.to(grad.dtype)), grad, grad_v, input_precision=PRECISION)
         grad_score = weight * (grad_weight - mean[:, None])
         grad_k = tl.dot(tl.trans(grad_score.to(q.dtype)), q, grad_k, input_precision=PRECISION)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped, import-not-found]
 import triton.language as tl  # type: ignore[import-untyped, import-not-found]
 
-from batchformer.kernels._keep import keep_narrow_tile
+from batchformer.kernels._keep import ones_narrow_tile, zero_dropped
 
 # One compiled kernel serves every size: Triton would else compile anew for sizes of 1 and for multiples of 16.
 SIZES = ["batch", "positions", "heads", "group", "blocks", "first_position", "threshold"]
@@ -107,8 +107,8 @@ def attend_forward(
             total = total * shrink + tl.sum(weight, 1)
             mixed = mixed * shrink[:, None]
         if BITS > 0:
-            keep = keep_narrow_tile(word, 0, problem, start + query, first, threshold, BN, BITS)
-            weight = tl.where(keep, weight, 0.0)
+            ones = ones_narrow_tile(word, 0, problem, start + query, first, threshold, BN, BITS)
+            weight = zero_dropped(weight, ones)
         mixed = tl.dot(weight.to(v.dtype), v, mixed, input_precision=PRECISION)
         peak = new_peak
     safe = tl.where(total == 0.0, 1.0, total)

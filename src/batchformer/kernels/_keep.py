@@ -32,6 +32,32 @@ def keep_narrow_tile(seed, site: tl.constexpr, problem, row, first_column, thres
     """The same for at most 128 columns: where one bit serves an element, one draw for each row is enough."""
     if BITS != 1:
         return keep_tile(seed, site, problem, row, first_column, threshold, COLUMNS, BITS)
+    drawn, place = _draw_narrow(seed, site, problem, row, first_column, COLUMNS)
+    return (drawn & (tl.full((1, COLUMNS), 1, tl.uint32) << place)) != 0
+
+
+@triton.jit
+def ones_narrow_tile(seed, site: tl.constexpr, problem, row, first_column, threshold, COLUMNS: tl.constexpr,
+                     BITS: tl.constexpr):  # fmt: skip
+    """The mask of `keep_narrow_tile` as words of ones and zeros, for `zero_dropped`."""
+    if BITS != 1:
+        keep = keep_tile(seed, site, problem, row, first_column, threshold, COLUMNS, BITS)
+        return tl.where(keep, -1, 0)
+    drawn, place = _draw_narrow(seed, site, problem, row, first_column, COLUMNS)
+    # The bit spread over its word, by a shift of 31: the compiler must not know, or makes a comparison of it again.
+    return (drawn << (31 - place)).to(tl.int32, bitcast=True) >> (30 + threshold)
+
+
+@triton.jit
+def zero_dropped(value, ones):
+    """What the mask leaves of `value`. For values that are rounded to half precision next, a comparison would be
+    taken behind the rounding, on half words, and its outcome packed to wait there: three times the instructions."""
+    return (value.to(tl.int32, bitcast=True) & ones).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _draw_narrow(seed, site: tl.constexpr, problem, row, first_column, COLUMNS: tl.constexpr):
+    """For each element of the tile the word that holds its bit, and the bit's place in there."""
     zero = row * 0
     a, b, c, d = tl.philox(seed, zero + first_column // 128, row, zero + problem, zero + site, _ROUNDS)
     column = tl.arange(0, COLUMNS)[None, :]
@@ -46,4 +72,4 @@ def keep_narrow_tile(seed, site: tl.constexpr, problem, row, first_column, thres
         else:
             drawn = tl.where(first_column % 64 >= 32, odd, even)[:, None]
             column = column + first_column % 32
-    return ((drawn >> (column % 32).to(tl.uint32)) & 1) != 0
+    return drawn, (column % 32).to(tl.uint32)
