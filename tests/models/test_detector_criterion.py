@@ -1,5 +1,7 @@
 """Matching and losses of all decoder layers at once: what transformers gives for each, number for number, sooner."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -7,6 +9,7 @@ from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatche
 from transformers.loss.loss_for_object_detection import HungarianMatcher, ImageLoss
 
 from batchformer.models.detector_criterion import decoder_losses
+from batchformer.models.detector_loss import detection_loss
 from batchformer.models.detector_matching import match_layers
 
 CLASSES, QUERIES = 15, 16  # with 4 images: whole vectors of the CPU, whose ends it rounds otherwise
@@ -119,3 +122,15 @@ def test_what_is_no_box_is_told(kind, wrong):
     boxes[0, 1, 2, 2] = wrong
     with pytest.raises(ValueError, match="boxes"):
         match_layers(KINDS[kind]().matcher, logits, boxes, labels_of(OBJECTS["some"]))
+
+
+def test_a_loss_first_asked_for_by_a_validation_trains():
+    config = SimpleNamespace(class_cost=1.5, bbox_cost=5.0, giou_cost=2.0, num_labels=CLASSES, eos_coefficient=0.1,
+                             bbox_loss_coefficient=5.0, giou_loss_coefficient=2.0, auxiliary_loss=False)  # fmt: skip
+    (logits, boxes), labels = outputs(1), labels_of(OBJECTS["some"])
+    with torch.inference_mode():
+        seen, *_ = detection_loss(logits[0], labels, logits.device, boxes[0], config)
+    loss, *_ = detection_loss(logits[0], labels, logits.device, boxes[0], config)
+    loss.backward()
+    assert torch.equal(loss, seen)
+    assert logits.grad.any()

@@ -7,6 +7,7 @@ overflow as soon as a query is sure, which then is matched last instead of first
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def detection_loss(
     """
     last = {"logits": full(logits), "pred_boxes": full(pred_boxes)}
     with torch.autocast(logits.device.type, enabled=False):
-        criterion = _softmax_criterion(config, last["logits"], ["labels", "boxes", "cardinality"])
+        criterion = _softmax_criterion(config, last["logits"], ("labels", "boxes", "cardinality"))
         return decoder_losses(criterion, last, *_layers(config, outputs_class, outputs_coord), labels, _weights(config))
 
 
@@ -95,7 +96,7 @@ def segmentation_loss(
     """`detection_loss` and those of the masks (focal, dice), by transformers' parts."""
     last = {"logits": full(logits), "pred_boxes": full(pred_boxes), "pred_masks": full(pred_masks)}
     with torch.autocast(logits.device.type, enabled=False):
-        criterion = _softmax_criterion(config, last["logits"], ["labels", "boxes", "cardinality", "masks"])
+        criterion = _softmax_criterion(config, last["logits"], ("labels", "boxes", "cardinality", "masks"))
         masks = {"loss_mask": config.mask_loss_coefficient, "loss_dice": config.dice_loss_coefficient}
         layers = _layers(config, outputs_class, outputs_coord)
         return decoder_losses(criterion, last, *layers, labels, {**_weights(config), **masks})
@@ -111,9 +112,20 @@ def softmax_matcher(config: Any) -> HungarianMatcher:
     return HungarianMatcher(config.class_cost, config.bbox_cost, config.giou_cost)
 
 
-def _softmax_criterion(config: Any, logits: Tensor, losses: list[str]) -> Any:
-    criterion = ImageLoss(softmax_matcher(config), config.num_labels, config.eos_coefficient, losses)
-    return criterion.to(logits.device, logits.dtype)
+def _softmax_criterion(config: Any, logits: Tensor, losses: tuple[str, ...]) -> Any:
+    costs = (config.class_cost, config.bbox_cost, config.giou_cost)
+    return _kept_softmax_criterion(
+        costs, config.num_labels, config.eos_coefficient, losses, logits.device, logits.dtype
+    )
+
+
+@lru_cache(maxsize=8)  # it holds the weights of the classes on the device, which are long in coming there
+def _kept_softmax_criterion(
+    costs: tuple[float, float, float], labels: int, nothing: float, losses: tuple[str, ...], device: torch.device,
+    dtype: torch.dtype,
+) -> Any:  # fmt: skip
+    with torch.inference_mode(False):  # a validation may be the first to ask, and training the next
+        return ImageLoss(HungarianMatcher(*costs), labels, nothing, list(losses)).to(device, dtype)
 
 
 def _focal_criterion(config: Any) -> Any:

@@ -24,13 +24,14 @@ from batchformer.running.result import build_result
 from batchformer.running.trainer_mistakes import refuse_to_train_nothing, trainer_or_sentence
 
 # What may differ between a run and its continuation: it does not touch the numbers.
-_FREE_TO_CHANGE = ("run.checkpoint", "data.init_args.root", "data.init_args.workers", "trainer.enable_progress_bar",
-                   "seed_everything")  # fmt: skip
+_FREE_TO_CHANGE = ("run.checkpoint", "data.init_args.root", "data.init_args.workers", "data.init_args.cache",
+                   "trainer.enable_progress_bar", "seed_everything")  # fmt: skip
 # Fields of recipes that runs of earlier versions do not have in their config.yaml, and what these did.
 _CAME_LATER = {
     "model.batchformer.scope": "local",
     "model.batchformer.backend": "auto",
     "model.batchformer.memory": "fast",
+    "data.init_args.repeat": 1,
 }
 
 

@@ -17,6 +17,13 @@ def reseed(*numbers: int) -> None:
     """Seed torch's generators, those of CUDA too, from the numbers.
 
     A CUDA graph reads the generator when it is replayed, so this also decides the dropout of the next replay. Nothing
-    waits for the device.
+    waits for the device. Devices in use only: for all others `torch.manual_seed` leaves a note, with a stack trace, and
+    takes longer than many a step.
     """
-    torch.manual_seed(seed_from(*numbers))
+    seed = seed_from(*numbers)
+    torch.default_generator.manual_seed(seed)
+    for device in (torch.cuda, torch.xpu):
+        if device.is_initialized():
+            device.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
