@@ -5,7 +5,8 @@
 Each row is the time of the host alone (nothing waits for the device), in microseconds, and how often the layer does
 that in a forward and a backward. "node" is an autograd node with as many inputs as the layer whose backward makes empty
 gradients: what autograd takes, its hop to the thread of the device and back included; "node, one thread" is the same
-without the hop, which a user can have by `torch.autograd.set_multithreading_enabled(False)`.
+without the hop, which a user can have by `torch.autograd.set_multithreading_enabled(False)`. "one of eight" is a layer
+in a chain of eight, as in a network: there the hop is shared.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from _common import write
-from torch import Tensor
+from torch import Tensor, nn
 
 from batchformer.kernels import rows
 from batchformer.kernels.bench import one_call
@@ -80,6 +81,13 @@ def parts() -> dict[str, tuple[int, Callable[[], Any]]]:
     }
 
 
+def step_of(layers: int, x: Tensor, grad: Tensor) -> Callable[[], Any]:
+    chain = nn.Sequential(*(BatchEncoderLayer(x.shape[2], 4, dropout=0.5, backend="triton") for _ in range(layers))).to(
+        x.device, x.dtype
+    )
+    return one_call(chain, chain, x.detach().requires_grad_(), grad, "fwd+bwd")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=None)
@@ -87,12 +95,13 @@ def main() -> None:
     found = [{"part": name, "us": host_us(call), "times": times} for name, (times, call) in parts().items()]
     found.append({"part": "sum of the parts", "us": sum(row["us"] * row["times"] for row in found), "times": 1})  # type: ignore[operator, misc]
     for name, shape in SHAPES.items():
-        layer = BatchEncoderLayer(shape[2], 4, dropout=0.5, backend="triton").to("cuda", torch.bfloat16)
         x, grad = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        step = one_call(layer, layer, x.requires_grad_(), grad, "fwd+bwd")
+        step = step_of(1, x, grad)
         found.append({"part": f"layer, {name}", "us": host_us(step, 100), "times": 1})
         with torch.autograd.set_multithreading_enabled(False):
             found.append({"part": f"layer, {name}, one thread", "us": host_us(step, 100), "times": 1})
+        eight = host_us(step_of(8, x, grad), 30) / 8
+        found.append({"part": f"layer, {name}, one of eight", "us": eight, "times": 1})
     write("host_floor", {"benchmark": "host_floor", "dtype": "bf16", "rows": found}, args.out)
 
 

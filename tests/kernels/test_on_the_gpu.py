@@ -181,12 +181,13 @@ def test_the_kernels_are_what_auto_chooses_here(monkeypatch: pytest.MonkeyPatch)
 def test_large_scores_do_not_overflow(size: float) -> None:
     from batchformer.kernels.run import batch_attention as by_kernels
 
-    for batch in (24, 300):
-        qkv = torch.randn(batch, 2, 3 * 64, device="cuda")
-        qkv[..., :128] *= size**0.5
-        out, grad = results(lambda t: by_kernels(t, 1), nn.Module(), qkv)
-        assert out.isfinite().all()
-        assert grad.isfinite().all()
+    for batch in (24, 32, 300, 512):  # one tile and several, full or not
+        for dtype in (torch.float32, torch.bfloat16):
+            qkv = torch.randn(batch, 2, 3 * 64, device="cuda", dtype=dtype)
+            qkv[..., :128] *= size**0.5
+            out, grad = results(lambda t: by_kernels(t, 1), nn.Module(), qkv)
+            assert out.isfinite().all()
+            assert grad.isfinite().all()
 
 
 def test_the_papers_layer_and_ours_are_one_function() -> None:

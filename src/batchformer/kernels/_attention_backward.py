@@ -36,12 +36,12 @@ def attend_backward_tile(
     grad = load_rows(grad_out + position.to(tl.int64) * width + head * D, start + row, positions.to(tl.int64) * width,
                      inside, D, BD, EVEN)  # fmt: skip
 
-    score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+    score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     score = hide(score, valid, row, row, inside, start, position, positions, HAS_VALID, EVEN)
     peak = tl.max(score, 1)
     if HAS_VALID:  # rows beyond the group may see nothing
         peak = tl.where(peak == -float("inf"), 0.0, peak)
-    weight = tl.exp2(score - peak[:, None])
+    weight = tl.exp2((score - peak[:, None]) * scale_log2)  # in this order: see the forward
     total = tl.sum(weight, 1)
     if HAS_VALID:
         total = tl.where(total == 0.0, 1.0, total)
@@ -100,9 +100,9 @@ def attend_backward_queries(
         key_inside = key < length
         k = load_rows(base + width, start + key, stride, key_inside, D, BD, EVEN)
         v = load_rows(base + 2 * width, start + key, stride, key_inside, D, BD, EVEN)
-        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         score = hide(score, valid, query, key, key_inside, start, position, positions, HAS_VALID, EVEN)
-        weight = tl.exp2(score - log_total[:, None])
+        weight = tl.exp2((score - log_total[:, None]) * scale_log2)
         grad_weight = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
         if BITS > 0:
             keep = keep_narrow_tile(word, 0, problem, start + query, first, threshold, BN, BITS)
@@ -152,9 +152,9 @@ def attend_backward_keys(
         grad = load_rows(grad_base, start + query, grad_stride, query_inside, D, BD, EVEN)
         log_total = tl.load(lse + saved + query, mask=query_inside, other=0.0)
         mean = tl.load(means + saved + query, mask=query_inside, other=0.0)
-        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         score = hide(score, valid, query, key, key_inside, start, position, positions, HAS_VALID, EVEN)
-        weight = tl.exp2(score - log_total[:, None])
+        weight = tl.exp2((score - log_total[:, None]) * scale_log2)
         grad_weight = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
         kept = weight
         if BITS > 0:

@@ -93,17 +93,19 @@ def attend_forward(
         key_inside = key < length
         k = load_rows(base + width, start + key, stride, key_inside, D, BD, EVEN)
         v = load_rows(base + 2 * width, start + key, stride, key_inside, D, BD, EVEN)
-        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         score = hide(score, valid, query, key, key_inside, start, position, positions, HAS_VALID, EVEN)
         new_peak = tl.maximum(peak, tl.max(score, 1))
         shift = new_peak
         if HAS_VALID:  # a whole block of keys may be hidden
             shift = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-        weight = tl.exp2(score - shift[:, None])
+        # First the difference: a product that the compiler joins with it is not rounded as the one in the peak was, and
+        # of scores far beyond those of any training a weight of infinity would be left.
+        weight = tl.exp2((score - shift[:, None]) * scale_log2)
         if SINGLE:
             total = tl.sum(weight, 1)
         else:
-            shrink = tl.exp2(peak - shift)
+            shrink = tl.exp2((peak - shift) * scale_log2)
             total = total * shrink + tl.sum(weight, 1)
             mixed = mixed * shrink[:, None]
         if BITS > 0:
@@ -118,4 +120,4 @@ def attend_forward(
                EVEN)  # fmt: skip
     if not SINGLE:  # the backward of a single tile sums again
         at = (position * heads + head).to(tl.int64) * batch + start + query
-        tl.store(lse + at, peak + tl.log2(safe), mask=query_inside)
+        tl.store(lse + at, peak + tl.log2(safe) / scale_log2, mask=query_inside)

@@ -66,7 +66,8 @@ def forward(
     problem: Problem, qkv: Float[Tensor, "batch position 3*dim"], valid: Bool[Tensor, "batch position"] | None,
     seed: Int[Tensor, " 1"] | None,
 ) -> tuple[Float[Tensor, "batch position dim"], Float[Tensor, " ..."] | None]:  # fmt: skip
-    """The mixed values, and log2 of the sums of the softmax, None where the backward can do without."""
+    """The mixed values, and the logarithms of the sums of the softmax, None where the backward can do without. They are
+    measured as scores are before they are scaled."""
     it, tiles = problem, problem.plan.forward
     out = torch.empty((it.batch, it.positions, it.heads * it.head), dtype=qkv.dtype, device=qkv.device)
     lse = None
