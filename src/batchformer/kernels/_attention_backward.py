@@ -126,7 +126,9 @@ def attend_backward_keys(
     """Gradients of a block of keys and values: every block of queries of the group passes by.
 
     Scores stand as in the other passes, queries by keys: turned round, each thread would have to draw the bits of many
-    queries instead of two.
+    queries instead of two. What stands turned are the gradients, until the end: so scores are the second factor of the
+    products, out of shared memory. As the first factor, turned, they would come out of registers, and every product
+    would wait for the one before.
     """
     block, head, position, part = find_problem(tl.program_id(0), blocks, positions, heads)
     start = part * group
@@ -142,8 +144,8 @@ def attend_backward_keys(
     key_inside = key < length
     k = load_rows(base + width, start + key, stride, key_inside, D, BD, EVEN)
     v = load_rows(base + 2 * width, start + key, stride, key_inside, D, BD, EVEN)
-    grad_k = tl.zeros((BN, BD), tl.float32)
-    grad_v = tl.zeros((BN, BD), tl.float32)
+    grad_k = tl.zeros((BD, BN), tl.float32)
+    grad_v = tl.zeros((BD, BN), tl.float32)
     for first in range(0, length, BM):
         query = first + tl.arange(0, BM)
         query_inside = query < length
@@ -160,10 +162,10 @@ def attend_backward_keys(
         if BITS > 0:
             ones = ones_narrow_tile(word, 0, problem, start + query, block * BN, threshold, BN, BITS)
             grad_weight, kept = zero_dropped(grad_weight, ones), zero_dropped(weight, ones)
-        grad_v = tl.dot(tl.trans(kept.to(grad.dtype)), grad, grad_v, input_precision=PRECISION)
+        grad_v = tl.dot(tl.trans(grad), kept.to(grad.dtype), grad_v, input_precision=PRECISION)
         grad_score = weight * (grad_weight - mean[:, None])
-        grad_k = tl.dot(tl.trans(grad_score.to(q.dtype)), q, grad_k, input_precision=PRECISION)
-    grad_v = grad_v * keep_scale
+        grad_k = tl.dot(tl.trans(q), grad_score.to(q.dtype), grad_k, input_precision=PRECISION)
+    grad_v, grad_k = tl.trans(grad_v) * keep_scale, tl.trans(grad_k)
     to = grad_qkv + position.to(tl.int64) * 3 * width + head * D
     store_rows(to + width, start + key, stride, key_inside, grad_k * (scale * keep_scale), D, BD, EVEN)
     store_rows(to + 2 * width, start + key, stride, key_inside, grad_v, D, BD, EVEN)

@@ -66,7 +66,7 @@ def plan(samples: int, head: int, element_size: int) -> Plan:
     if head <= 64:
         return Plan(head, False, Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2))
     if head <= 128:
-        return Plan(head, False, Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(64, 64, 8, 2))
+        return Plan(head, False, Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(64, 64, 4, 2))
     if head <= 256:
         return Plan(head, False, Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1))
     return Plan(head, False, Tiles(16, 64, 8, 1), Tiles(16, 16, 4, 1), Tiles(16, 64, 8, 1))

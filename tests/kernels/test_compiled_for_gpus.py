@@ -1,0 +1,100 @@
+"""The kernels of a layer compile for GPUs that are not here: all that a forward and a backward start, as they would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from batchformer.kernels import run  # noqa: E402
+from batchformer.kernels.functions import LayerSettings, LayerWeights  # noqa: E402
+from batchformer.kernels.launch import Kernel  # noqa: E402
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64",
+            torch.bool: "*i1"}  # fmt: skip
+HOPPER, DESK = 90, 86  # cards of data centres, and for desks
+SHARED = {HOPPER: 232_448, DESK: 101_376}  # bytes a program may have
+
+
+def launches(
+    monkeypatch: pytest.MonkeyPatch, batch: int, dim: int, heads: int, dtype: torch.dtype, masked: bool
+) -> list[tuple[Any, ...]]:
+    """What a layer starts, forward and backward; nothing of it runs."""
+    seen: list[tuple[Any, ...]] = []
+
+    def note(self: Kernel, programs: int, tensors: Any, numbers: Any, constants: Any, warps=4, stages=1) -> None:
+        kinds = tuple(None if t is None else POINTERS[t.dtype] for t in tensors)
+        numbers = tuple("fp32" if isinstance(n, float) else "i32" for n in numbers)
+        seen.append((self.jit, kinds, numbers, constants, warps, stages))
+
+    monkeypatch.setattr(Kernel, "__call__", note)
+    x = torch.randn(batch, 2, dim, dtype=dtype, requires_grad=True)
+    matrices = {"in_weight": 3 * dim, "out_weight": dim, "weight1": dim, "weight2": dim}
+    sizes = {name: (matrices[name], dim) if name in matrices else (3 * dim if name == "in_bias" else dim,)
+             for name in LayerWeights._fields}  # fmt: skip
+    weights = LayerWeights(**{name: torch.randn(size, dtype=dtype, requires_grad=True) for name, size in sizes.items()})
+    settings = LayerSettings(heads, None, 0.5, 1e-5, 1e-5, dtype, dtype)
+    valid = torch.ones(batch, 2, dtype=torch.bool) if masked else None
+    run.encoder_layer(x, weights, settings, valid).sum().backward()
+    return list(dict.fromkeys(seen))
+
+
+def compiled(launch: tuple[Any, ...], architecture: int) -> Any:
+    kernel, tensors, numbers, constants, warps, stages = launch
+    given = (*tensors, *numbers, *constants)
+    first_constant = len(tensors) + len(numbers)
+    names = kernel.arg_names
+    assert len(given) == len(names)
+    is_constant = [k >= first_constant or value is None for k, value in enumerate(given)]
+    signature = {name: "constexpr" if is_constant[k] else given[k] for k, name in enumerate(names)}
+    source = ASTSource(
+        kernel,
+        signature,
+        {(k,): given[k] for k, constant in enumerate(is_constant) if constant},
+        {(k,): [["tt.divisibility", 16]] for k, kind in enumerate(tensors) if kind is not None},
+    )
+    target = GPUTarget("cuda", architecture, 32)
+    return triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
+
+
+def complaints(ptx: str, folder: Path) -> list[str]:
+    """What the assembler says about lost speed: registers that spill, matrix products that wait for each other."""
+    (folder / "kernel.ptx").write_text(ptx)
+    said = subprocess.run([PTXAS, "-v", "--gpu-name=sm_90a", "kernel.ptx", "-o", "kernel.cubin"], cwd=folder,
+                          capture_output=True, text=True, check=True).stderr  # fmt: skip
+    spilt = [int(bytes_) for bytes_ in re.findall(r"(\d+) bytes spill stores", said)]
+    waits = [line for line in said.splitlines() if "serialized" in line]
+    return waits + ([f"{sum(spilt)} bytes spilt"] if sum(spilt) > 256 else [])
+
+
+@pytest.mark.parametrize(
+    ("batch", "dim", "heads"), [(24, 256, 4), (128, 384, 6), (1024, 192, 3), (300, 256, 2), (128, 2048, 4)]
+)
+def test_for_cards_of_data_centres_and_without_lost_speed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int, dim: int, heads: int
+) -> None:
+    found = launches(monkeypatch, batch, dim, heads, torch.bfloat16, masked=False)
+    assert len(found) >= 7
+    for launch in found:
+        kernel = compiled(launch, HOPPER)
+        assert kernel.metadata.shared <= SHARED[HOPPER], launch
+        assert not complaints(kernel.asm["ptx"], tmp_path), launch
+
+
+@pytest.mark.parametrize(("batch", "dim", "heads", "dtype"), [(300, 64, 1, torch.float16), (37, 96, 2, torch.float32)])
+def test_for_cards_for_desks(
+    monkeypatch: pytest.MonkeyPatch, batch: int, dim: int, heads: int, dtype: torch.dtype
+) -> None:
+    for launch in launches(monkeypatch, batch, dim, heads, dtype, masked=True):
+        assert compiled(launch, DESK).metadata.shared <= SHARED[DESK], launch
