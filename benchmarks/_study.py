@@ -1,14 +1,16 @@
 """A study: one recipe, several variants of it, several seeds, trained side by side; what every study script shares.
 
 Each run is `batchformer fit` in a process of its own, `--jobs` at a time: small networks leave a large card idle. With
-NVIDIA's MPS they run side by side. Finished runs are kept, stopped ones go on. The result files are copied to
-`results/<name>-<variant>/`, and the table of paired differences to the baseline is printed.
+NVIDIA's MPS they run side by side, with one thread each unless OMP_NUM_THREADS is set. Finished runs are kept, stopped
+ones go on. The result files are copied to `results/<name>-<variant>/`, and the table of paired differences to the
+baseline is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from batchformer.report.statistics import paired_difference, summarise
+
+
+def environment(jobs: int) -> dict[str, str]:
+    """For a process of several side by side: one thread each, unless the caller says otherwise.
+
+    torch starts as many threads as there are cores in every process, and those of all of them would fight for these.
+    """
+    return {**({"OMP_NUM_THREADS": "1"} if jobs > 1 else {}), **os.environ}
 
 
 @dataclass
@@ -68,7 +78,7 @@ class Study:
         command += [*self.common, *self.variants[variant], *args.extra]
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out.parent / f"seed{seed}.log", "w") as log:
-            code = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT)
+            code = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT, env=environment(args.jobs))
         print(f"{variant} seed {seed}: {'done' if code == 0 else f'failed, see {log.name}'}", flush=True)
         return code
 

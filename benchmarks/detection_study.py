@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import RESULTS, write
+from _study import environment
 
 DETECTORS = ("detr", "conditional-detr", "smca-detr", "deformable-detr", "deformable-detr-refine")
 VARIANTS = {
@@ -35,14 +35,6 @@ VARIANTS = {
 SINGLE = ("detr", "deformable-detr")  # the failure of one stream is shown by these: V2's Table 11 has the second
 SHOWN = ("ap", "ap50", "ap75", "ap_batch", "ap50_batch")
 VAL = "val.json"
-
-
-def environment(jobs: int) -> dict[str, str]:
-    """For a process of several side by side: one thread each, unless the caller says otherwise.
-
-    torch starts as many threads as there are cores in every process, and those of all of them would fight for these.
-    """
-    return {**({"OMP_NUM_THREADS": "1"} if jobs > 1 else {}), **os.environ}
 
 
 def name_of(detector: str, variant: str) -> str:

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from detection_study import environment
+from _study import environment
 
 METHODS = ("baseline", "batchformer")
 BOXES, HEAD = "coco128-panoptic-boxes", "coco128-panoptic"

@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from batchformer.kernels import run  # noqa: E402
+from batchformer.kernels import blocks, run  # noqa: E402
 from batchformer.kernels.functions import LayerSettings, LayerWeights  # noqa: E402
 from batchformer.kernels.launch import Kernel  # noqa: E402
 
@@ -28,8 +28,9 @@ SHARED = {HOPPER: 232_448, DESK: 101_376}  # bytes a program may have
 
 
 def launches(
-    monkeypatch: pytest.MonkeyPatch, batch: int, dim: int, heads: int, dtype: torch.dtype, masked: bool
-) -> list[tuple[Any, ...]]:
+    monkeypatch: pytest.MonkeyPatch, batch: int, dim: int, heads: int, dtype: torch.dtype, masked: bool,
+    is_lean: bool = False,
+) -> list[tuple[Any, ...]]:  # fmt: skip
     """What a layer starts, forward and backward; nothing of it runs."""
     seen: list[tuple[Any, ...]] = []
 
@@ -46,7 +47,7 @@ def launches(
     weights = LayerWeights(**{name: torch.randn(size, dtype=dtype, requires_grad=True) for name, size in sizes.items()})
     settings = LayerSettings(heads, None, 0.5, 1e-5, 1e-5, dtype, dtype)
     valid = torch.ones(batch, 2, dtype=torch.bool) if masked else None
-    run.encoder_layer(x, weights, settings, valid).sum().backward()
+    run.encoder_layer(x, weights, settings, valid, is_lean).sum().backward()
     return list(dict.fromkeys(seen))
 
 
@@ -90,6 +91,14 @@ def test_for_cards_of_data_centres_and_without_lost_speed(
         kernel = compiled(launch, HOPPER)
         assert kernel.metadata.shared <= SHARED[HOPPER], launch
         assert not complaints(kernel.asm["ptx"], tmp_path), launch
+
+
+def test_of_a_lean_layer_that_works_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(blocks, "LEAN_ELEMENTS", 24 * 256)  # one position
+    found = launches(monkeypatch, 24, 256, 4, torch.bfloat16, masked=False, is_lean=True)
+    assert "take_piece" in [launch[0].__name__ for launch in found]
+    for launch in found:
+        assert not complaints(compiled(launch, HOPPER).asm["ptx"], tmp_path), launch
 
 
 @pytest.mark.parametrize(("batch", "dim", "heads", "dtype"), [(300, 64, 1, torch.float16), (37, 96, 2, torch.float32)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import pytest
@@ -85,3 +87,16 @@ def test_interpreted_kernels_have_nothing_to_remember(x: torch.Tensor) -> None:
     for _ in range(2):
         kernel(1, (x,), (1,), ())
     assert kinds(jit) == ["jit", "jit"]
+
+
+def test_the_launcher_of_the_triton_installed_takes_what_it_is_given() -> None:
+    """A stand-in cannot tell when Triton changes its own: the first of what it takes, by name and order."""
+    driver = pytest.importorskip("triton.backends.nvidia.driver")
+    names = list(inspect.signature(driver.CudaLauncher.__call__).parameters)
+    assert names[1:6] == ["gridX", "gridY", "gridZ", "stream", "function"]
+    compiled = pytest.importorskip("triton.compiler").CompiledKernel
+    taken = inspect.getsource(compiled.__getitem__).replace("\n", " ")
+    assert re.search(
+        r"self\.run\(grid\[0\], grid\[1\], grid\[2\], stream, self\.function, self\.packed_metadata, launch_metadata,",
+        taken,
+    )

@@ -51,7 +51,7 @@ def ones_narrow_tile(seed, site: tl.constexpr, problem, row, first_column, thres
 @triton.jit
 def zero_dropped(value, ones):
     """What the mask leaves of `value`. For values that are rounded to half precision next, a comparison would be
-    taken behind the rounding, on half words, and its outcome packed to wait there: three times the instructions."""
+    taken behind the rounding, on half words, and its outcome packed to wait there: twice the instructions."""
     return (value.to(tl.int32, bitcast=True) & ones).to(tl.float32, bitcast=True)
 
 

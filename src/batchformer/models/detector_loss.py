@@ -109,13 +109,12 @@ def full(values: Any) -> Any:
 
 def softmax_matcher(config: Any) -> HungarianMatcher:
     """DETR's, which its losses match by."""
-    return HungarianMatcher(config.class_cost, config.bbox_cost, config.giou_cost)
+    return HungarianMatcher(*_costs(config))
 
 
 def _softmax_criterion(config: Any, logits: Tensor, losses: tuple[str, ...]) -> Any:
-    costs = (config.class_cost, config.bbox_cost, config.giou_cost)
     return _kept_softmax_criterion(
-        costs, config.num_labels, config.eos_coefficient, losses, logits.device, logits.dtype
+        _costs(config), config.num_labels, config.eos_coefficient, losses, logits.device, logits.dtype
     )
 
 
@@ -129,8 +128,12 @@ def _kept_softmax_criterion(
 
 
 def _focal_criterion(config: Any) -> Any:
-    matcher = DeformableDetrHungarianMatcher(config.class_cost, config.bbox_cost, config.giou_cost)
+    matcher = DeformableDetrHungarianMatcher(*_costs(config))
     return DeformableDetrImageLoss(matcher, config.num_labels, config.focal_alpha, ["labels", "boxes", "cardinality"])
+
+
+def _costs(config: Any) -> tuple[float, float, float]:
+    return config.class_cost, config.bbox_cost, config.giou_cost
 
 
 def _layers(config: Any, classes: Tensor | None, boxes: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
