@@ -6,7 +6,8 @@ Each row is the time of the host alone (nothing waits for the device), in micros
 that in a forward and a backward. "node" is an autograd node with as many inputs as the layer whose backward makes empty
 gradients: what autograd takes, its hop to the thread of the device and back included; "node, one thread" is the same
 without the hop, which a user can have by `torch.autograd.set_multithreading_enabled(False)`. "one of eight" is a layer
-in a chain of eight, as in a network: there the hop is shared.
+in a chain of eight, as in a network: there the hop is shared. Layers run as they do for a user, started by C++ where
+that could be built (`batchformer.kernels.host`), and beside it by Python; the parts are those of the latter.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from _common import write
 from torch import Tensor, nn
 
-from batchformer.kernels import rows
+from batchformer.kernels import host, rows
 from batchformer.kernels.bench import one_call
 from batchformer.kernels.random_bits import Drop, Site
 from batchformer.nn.encoder import BatchEncoderLayer
@@ -94,14 +95,19 @@ def main() -> None:
     args = parser.parse_args()
     found = [{"part": name, "us": host_us(call), "times": times} for name, (times, call) in parts().items()]
     found.append({"part": "sum of the parts", "us": sum(row["us"] * row["times"] for row in found), "times": 1})  # type: ignore[operator, misc]
+    starters: dict[str, Any] = {"Python": lambda *_: None}
+    if host.wait_until_built():
+        starters["C++"] = host.run_layer
     for name, shape in SHAPES.items():
         x, grad = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        step = step_of(1, x, grad)
-        found.append({"part": f"layer, {name}", "us": host_us(step, 100), "times": 1})
-        with torch.autograd.set_multithreading_enabled(False):
-            found.append({"part": f"layer, {name}, one thread", "us": host_us(step, 100), "times": 1})
-        eight = host_us(step_of(8, x, grad), 30) / 8
-        found.append({"part": f"layer, {name}, one of eight", "us": eight, "times": 1})
+        for starter, run_layer in starters.items():
+            host.run_layer = run_layer
+            step = step_of(1, x, grad)
+            found.append({"part": f"layer, {name}, by {starter}", "us": host_us(step, 100), "times": 1})
+            with torch.autograd.set_multithreading_enabled(False):
+                found.append({"part": f"layer, {name}, by {starter}, one thread", "us": host_us(step, 100), "times": 1})
+            eight = host_us(step_of(8, x, grad), 30) / 8
+            found.append({"part": f"layer, {name}, by {starter}, one of eight", "us": eight, "times": 1})
     write("host_floor", {"benchmark": "host_floor", "dtype": "bf16", "rows": found}, args.out)
 
 

@@ -34,10 +34,12 @@ def launches(
     """What a layer starts, forward and backward; nothing of it runs."""
     seen: list[tuple[Any, ...]] = []
 
-    def note(self: Kernel, programs: int, tensors: Any, numbers: Any, constants: Any, warps=4, stages=1) -> None:
+    def note(
+        self: Kernel, programs: int, tensors: Any, numbers: Any, constants: Any, warps=4, stages=1, registers=None
+    ) -> None:
         kinds = tuple(None if t is None else POINTERS[t.dtype] for t in tensors)
         numbers = tuple("fp32" if isinstance(n, float) else "i32" for n in numbers)
-        seen.append((self.jit, kinds, numbers, constants, warps, stages))
+        seen.append((self.jit, kinds, numbers, constants, warps, stages, registers))
 
     monkeypatch.setattr(Kernel, "__call__", note)
     x = torch.randn(batch, 2, dim, dtype=dtype, requires_grad=True)
@@ -52,7 +54,7 @@ def launches(
 
 
 def compiled(launch: tuple[Any, ...], architecture: int) -> Any:
-    kernel, tensors, numbers, constants, warps, stages = launch
+    kernel, tensors, numbers, constants, warps, stages, registers = launch
     given = (*tensors, *numbers, *constants)
     first_constant = len(tensors) + len(numbers)
     names = kernel.arg_names
@@ -66,7 +68,9 @@ def compiled(launch: tuple[Any, ...], architecture: int) -> Any:
         {(k,): [["tt.divisibility", 16]] for k, kind in enumerate(tensors) if kind is not None},
     )
     target = GPUTarget("cuda", architecture, 32)
-    return triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
+    return triton.compile(
+        source, target=target, options={"num_warps": warps, "num_stages": stages, "maxnreg": registers}
+    )
 
 
 def complaints(ptx: str, folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from batchformer.kernels import host
 from batchformer.kernels.random_bits import Drop, Site, keep_mask
 from batchformer.nn import batch_attention
 from batchformer.nn.encoder import BatchEncoderLayer
@@ -26,6 +27,12 @@ SHAPES = {
     "one": (1, 5, 64, 2),
     "wide heads": (300, 7, 512, 4),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> bool:
+    """Small layers run as they will: by C++ wherever that can be built."""
+    return host.wait_until_built()
 
 
 def results(function: Callable[[Tensor], Tensor], layer: nn.Module, x: Tensor) -> list[Tensor]:
@@ -197,3 +204,37 @@ def test_the_papers_layer_and_ours_are_one_function() -> None:
     x = torch.randn(24, 40, 256, device="cuda")
     expected = F.layer_norm(papers(x), (256,))
     torch.testing.assert_close(F.layer_norm(ours(x), (256,)), expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", ["deit-s", "detr", "batchformer", "odd", "one", "wide heads"])
+def test_cpp_does_what_python_does(
+    built: bool, monkeypatch: pytest.MonkeyPatch, name: str, autocast: bool, masked: bool
+) -> None:
+    if not built:
+        pytest.skip("the library could not be built here")
+    batch, positions, dim, heads = SHAPES[name]
+    layer = make(dim, heads, dropout=0.5).to(torch.float32 if autocast else torch.bfloat16)
+    x = torch.randn(batch, positions, dim, device="cuda", dtype=layer.linear1.weight.dtype)
+    valid = torch.rand(batch, positions, device="cuda") < 0.7 if masked else None
+    side = torch.cuda.Stream()
+
+    def by(way: str) -> list[Tensor]:
+        torch.manual_seed(3)
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            got = results(lambda t: layer(t, valid), layer, x)
+            if way == "c++":
+                assert "Fast" not in layer(x.requires_grad_(), valid).grad_fn.name()
+        return got
+
+    ours = by("c++")
+    with torch.cuda.stream(side):
+        side.wait_stream(torch.cuda.default_stream())
+        elsewhere = by("c++")
+    torch.cuda.synchronize()
+    monkeypatch.setattr(host, "run_layer", lambda *_: None)
+    for one, two, other in zip(ours, elsewhere, by("python"), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+        assert torch.equal(two, other)

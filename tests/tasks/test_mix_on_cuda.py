@@ -95,16 +95,18 @@ def trained(fast: bool, precision: str = "bf16-mixed", lr: float = 1e-3, sharpen
 
 
 def check(mix: MixOptions, tolerance: float = 3e-2, **arguments) -> None:
-    plain = trained(False, mix=mix, **arguments)
+    # Puzzle-Mix moves a block elsewhere for the last bit of a gradient, and then the picture is another: in bf16 eight
+    # steps of a network part for good, though both are right.
+    precision = "32-true" if mix.method == "puzzlemix" else "bf16-mixed"
+    plain = trained(False, precision, mix=mix, **arguments)
     before = counters["stats"]["unique_graphs"]
-    fast = trained(True, mix=mix, **arguments)
+    fast = trained(True, precision, mix=mix, **arguments)
     compiled = counters["stats"]["unique_graphs"] - before
     assert fast.captured
     assert all(torch.isfinite(value).all() for value in fast.state_dict().values())
     # one graph for the training step, one for the look of Puzzle-Mix; more: something is compiled anew at every step
     assert compiled <= (2 if mix.method == "puzzlemix" else 1)
-    # a block that is moved elsewhere for the last bit of a gradient changes the picture
-    assert fast.loss == pytest.approx(plain.loss, rel=0.15 if mix.method == "puzzlemix" else tolerance)
+    assert fast.loss == pytest.approx(plain.loss, rel=tolerance)
 
 
 @pytest.mark.parametrize("variant", ON_VIT)

@@ -98,13 +98,15 @@ def add_norm_backward(
         summed = tl.load(total + at, mask=mask, other=0.0).to(tl.float32)
         middle = tl.load(statistics + 2 * row, mask=inside, other=0.0)[:, None]
         inverse = tl.load(statistics + 2 * row + 1, mask=inside, other=0.0)[:, None]
-        # Rows that do not exist are zero throughout; columns that do not, wherever they enter a sum that is used.
-        normed = (summed - middle) * inverse
+        # Rows that do not exist are zero throughout; columns that do not, wherever they enter a sum that is used. What
+        # is the same for a row is multiplied once for the row: this kernel waits for arithmetic as much as for memory.
+        normed = summed * inverse - middle * inverse
         for_weight += arrived * normed
         for_shift += arrived
         inner = arrived * scale
-        along = tl.sum(inner * normed, 1)[:, None] / C
-        inner = (inner - tl.sum(inner, 1)[:, None] / C - normed * along) * inverse
+        along = tl.sum(inner * normed, 1)[:, None] * (inverse / C)
+        mean = tl.sum(inner, 1)[:, None] * (inverse / C)
+        inner = inner * inverse - (normed * along + mean)
         tl.store(grad_total + (at_whole if WHOLE_TOTAL else at), inner.to(grad_total.dtype.element_ty), mask=mask)
         if BITS > 0:
             keep = keep_tile(word, SITE, 0, counted, 0, threshold, BC, BITS)

@@ -78,7 +78,7 @@ def forward(
         it.groups * it.positions * it.heads * blocks, (qkv, out, lse, valid, seed),
         (it.batch, it.positions, it.heads, it.group, blocks, it.first_position, it.scale * math.log2(math.e),
          it.drop.threshold, it.drop.scale),
-        (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys, it.plan.single), tiles.warps, tiles.stages,
+        (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys, it.plan.single), *tiles[2:],
     )  # fmt: skip
     return out, lse
 
@@ -104,7 +104,7 @@ def backward(
         _TILE(
             each * it.heads, (qkv, grad_out, grad_qkv, query_sums, value_sums, valid, seed),
             (it.batch, it.positions, it.heads, it.group, it.first_position, *scales),
-            (*_constants(it, qkv, valid, tiles), tiles.queries), tiles.warps, tiles.stages,
+            (*_constants(it, qkv, valid, tiles), tiles.queries), *tiles[2:],
         )  # fmt: skip
     else:
         assert lse is not None
@@ -115,7 +115,7 @@ def backward(
         _QUERIES(
             each * it.heads * blocks, (qkv, out, grad_out, grad_qkv, lse, means, query_sums, valid, seed),
             (it.batch, it.positions, it.heads, it.group, blocks, it.first_position, *scales),
-            (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys), tiles.warps, tiles.stages,
+            (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys), *tiles[2:],
         )  # fmt: skip
         tiles = it.plan.backward_keys
         blocks = -(-it.group // tiles.keys)
@@ -123,7 +123,7 @@ def backward(
         _KEYS(
             each * it.heads * blocks, (qkv, grad_out, grad_qkv, lse, means, value_sums, valid, seed),
             (it.batch, it.positions, it.heads, it.group, blocks, it.first_position, *scales),
-            (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys), tiles.warps, tiles.stages,
+            (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys), *tiles[2:],
         )  # fmt: skip
     if query_sums is None or value_sums is None:
         return Gradients(grad_qkv, [])

@@ -67,7 +67,13 @@ def machine(device: torch.device) -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU", "versions": versions}
+    if device.type != "cuda":
+        return {"device": "CPU", "versions": versions}
+    from batchformer.kernels import host
+
+    # who starts the kernels of small layers
+    starter = "C++" if host.wait_until_built() else "Python"
+    return {"device": torch.cuda.get_device_name(device), "versions": versions, "host": starter}
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:

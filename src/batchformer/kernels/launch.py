@@ -8,12 +8,33 @@ Triton itself does in the end.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 _stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # not in a torch without CUDA
+
+
+class Launch(NamedTuple):
+    """One launch, as it was asked for; `compiled` is None where Triton looks for it at every launch."""
+
+    kernel: Kernel
+    programs: int
+    tensors: tuple[Tensor | None, ...]
+    numbers: tuple[float, ...]
+    constants: tuple[Any, ...]
+    compiled: Any
+
+
+_watcher: Callable[[Launch], None] | None = None
+
+
+def watch(watcher: Callable[[Launch], None] | None) -> None:
+    """Have every launch reported, after it; None: no longer."""
+    global _watcher
+    _watcher = watcher
 
 
 class Kernel:
@@ -28,10 +49,20 @@ class Kernel:
 
     def __call__(
         self, programs: int, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...],
-        constants: tuple[Any, ...], warps: int = 4, stages: int = 1,
+        constants: tuple[Any, ...], warps: int = 4, stages: int = 1, registers: int | None = None,
     ) -> None:  # fmt: skip
+        if _watcher is not None:
+            with _disable_current_modes():  # what Triton itself does with tensors is its own affair
+                compiled = self._start(programs, tensors, numbers, constants, warps, stages, registers)
+            _watcher(Launch(self, programs, tensors, numbers, constants, compiled))
+            return
+        self._start(programs, tensors, numbers, constants, warps, stages, registers)
+
+    def _start(self, programs: int, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...],
+               constants: tuple[Any, ...], warps: int, stages: int, registers: int | None) -> Any:  # fmt: skip
+        """What was compiled, where it is remembered."""
         device = tensors[0].get_device()  # type: ignore[union-attr]  # the first is always given
-        key = (device, constants, warps, stages, *[None if t is None else t.dtype for t in tensors])
+        key = (device, constants, warps, stages, registers, *[None if t is None else t.dtype for t in tensors])
         addresses = [None if t is None else t.data_ptr() for t in tensors]
         together = 0
         for address in addresses:
@@ -42,10 +73,13 @@ class Kernel:
             known = self._compiled.get(key)
             if known is not None:
                 known[1](programs, *addresses, *numbers, *constants)
-                return
-        compiled = self.jit[(programs,)](*tensors, *numbers, *constants, num_warps=warps, num_stages=stages)
+                return known[0]
+        limit = {} if registers is None else {"maxnreg": registers}
+        compiled = self.jit[(programs,)](*tensors, *numbers, *constants, num_warps=warps, num_stages=stages, **limit)
         if compiled is not None and not together & 15:  # the interpreter gives nothing back
             self._compiled[key] = compiled, _launcher(compiled, device)
+            return compiled
+        return None
 
     def compiled_last(self) -> Any:
         """What Triton gave for the latest kind of arguments; None when there is none."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from batchformer.kernels import operators
+from batchformer.kernels import host, operators
 from batchformer.kernels.functions import Attention, LayerSettings, LayerWeights
 from batchformer.kernels.layer import fast_layer
 from batchformer.kernels.lean import lean_layer
@@ -42,8 +42,12 @@ def encoder_layer(
     seed: Tensor | None = None,
 ) -> Float[Tensor, "batch position dim"]:
     """The post-norm layer of the papers, fused; the input may be of another type than the matrix products."""
-    seed = (draw_seed(x.device) if seed is None else seed) if settings.dropout > 0.0 else None
     valid = None if valid is None else valid.contiguous()
+    if seed is None and not is_lean and not torch.compiler.is_compiling():
+        made = host.run_layer(x, weights, settings, valid)
+        if made is not None:
+            return made
+    seed = (draw_seed(x.device) if seed is None else seed) if settings.dropout > 0.0 else None
     if torch.compiler.is_compiling():
         return operators.compiled_layer(x, weights, settings, valid, seed, is_lean)
     with _on(x):

@@ -15,6 +15,7 @@ class Tiles(NamedTuple):
     keys: int
     warps: int
     stages: int
+    registers: int | None = None  # a thread may have at most; fewer of them let more programs run side by side
 
 
 class Plan(NamedTuple):
@@ -43,12 +44,12 @@ def padded(size: int) -> int:
 
 @cache
 def row_tiles(width: int) -> RowTiles:
-    """Two loads of 16 bytes for each thread forward; one backward, which has its sums to keep in registers too, in many
-    small programs."""
+    """Narrow rows: four loads of 16 bytes for each thread forward; one backward, which has its sums to keep in
+    registers too, in many small programs."""
     columns = padded(width)
-    warps = 4 if columns <= 2048 else 8
     if columns <= 512:
-        return RowTiles(columns, 2048 // columns, warps, 512 // columns, 2, 12)
+        return RowTiles(columns, 2048 // columns, 2, 512 // columns, 2, 12)
+    warps = 4 if columns <= 2048 else 8
     return RowTiles(columns, max(1, 2048 // columns), warps, 1, warps, 6)
 
 

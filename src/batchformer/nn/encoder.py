@@ -92,35 +92,40 @@ class BatchEncoderLayer(nn.Module):
         return Choice("triton", choice.why if obstacle is None else f"attention alone: {obstacle}", obstacle is None)
 
     def _why_not_fused(self, x: Tensor) -> str | None:
-        if self.norm != "post" or self.scale1 is not None:
+        if self.norm != "post" or self._parameters["scale1"] is not None:
             return f"norm={self.norm!r}, or a layer scale, is not fused"
-        linear = (self.self_attn.out_proj, self.linear1, self.linear2)
-        if any(type(m) is not nn.Linear for m in linear) or any(type(m) is not nn.LayerNorm for m in self._norms()):
+        parts = self._parts()
+        if not all(type(part) is kind for part, kind in zip(parts, _KINDS, strict=True)):
             return "a part of the layer was replaced"
-        if x.dtype != self.linear1.weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != parts[1].weight.dtype and not torch.is_autocast_enabled(x.device.type):
             return "input and weights are of different types"
-        if any(_is_watched(m) for m in (self.self_attn, *linear, *self._norms())):
+        if any(map(_is_watched, parts)):
             return "hooks on parts of the layer want to see them run"
-        return why_not_fused(self.self_attn.dim, self.linear1.out_features)
+        return why_not_fused(parts[0].dim, parts[3].out_features)
 
-    def _norms(self) -> tuple[nn.Module, nn.Module]:
-        return self.norm1, self.norm2
+    def _parts(self) -> tuple[Any, ...]:
+        """Attention, its output projection, and the rest in the order of `_KINDS`; not by `__getattr__`, which is slow,
+        and would be asked some twenty times a call."""
+        parts = self._modules
+        attention: Any = parts["self_attn"]
+        out_proj = attention._modules["out_proj"]
+        return attention, out_proj, parts["norm1"], parts["linear1"], parts["linear2"], parts["norm2"]
 
     def _fused(self, x: Tensor, valid: Tensor | None) -> Tensor:
         from batchformer.kernels import run
         from batchformer.kernels.functions import LayerSettings, LayerWeights
 
-        attention, dropout = self.self_attn, self.dropout if self.training else 0.0
+        attention, out_proj, norm1, linear1, linear2, norm2 = self._parts()
+        dropout = self.dropout if self.training else 0.0
         autocast = torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
         # under autocast a LayerNorm gives single precision
         out_dtype = torch.float32 if autocast else x.dtype
-        settings = LayerSettings(
-            attention.heads, attention.group_size, dropout, self.norm1.eps, self.norm2.eps, dtype, out_dtype
-        )
-        modules = (attention.out_proj, self.norm1, self.linear1, self.linear2, self.norm2)
-        rest = (parameter for module in modules for parameter in (module.weight, module.bias))
-        weights = LayerWeights(attention.in_proj_weight, attention.in_proj_bias, *rest)
+        settings = LayerSettings(attention.heads, attention.group_size, dropout, norm1.eps, norm2.eps, dtype, out_dtype)
+        weights = LayerWeights(
+            attention.in_proj_weight, attention.in_proj_bias, out_proj.weight, out_proj.bias, norm1.weight, norm1.bias,
+            linear1.weight, linear1.bias, linear2.weight, linear2.bias, norm2.weight, norm2.bias,
+        )  # fmt: skip
         return run.encoder_layer(x, weights, settings, valid, self.memory == "lean")
 
     def _unfused(self, x: Tensor, valid: Tensor | None, across: Any = None) -> Tensor:
@@ -152,6 +157,9 @@ class BatchEncoderLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}, dropout={self.dropout}"
+
+
+_KINDS = (BatchAttention, nn.Linear, nn.LayerNorm, nn.Linear, nn.Linear, nn.LayerNorm)
 
 
 def _is_watched(module: nn.Module) -> bool:

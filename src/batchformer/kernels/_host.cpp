@@ -1,0 +1,243 @@
+// Does again what `record.py` wrote down: allocations, matrix products and launches of kernels, without Python.
+//
+// A small layer is over on the device long before Python has started all of it. A `Program` is the list of its steps
+// for inputs of one kind; slots hold its tensors. `layer` runs one program forward and one backward, as a node of
+// autograd. Built by `host.py`; needs torch and a compiler, no CUDA toolkit: the launcher is handed in as an address.
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+using Numbers = std::vector<int64_t>;
+
+constexpr int64_t kAlignment = 16;  // bytes: what the kernels were compiled for
+constexpr size_t kMostArguments = 40;
+constexpr int64_t kSeeds = int64_t(1) << 62;
+
+// cuLaunchKernel, or what stands for it in tests
+using Launcher = int (*)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
+                         void* stream, void** arguments, void** extra);
+
+// A tensor as part of what a slot holds. In Python: [slot, is_whole, offset, sizes..., strides...].
+struct View {
+  int64_t slot;
+  bool is_whole;
+  int64_t offset;
+  Numbers sizes, strides;
+
+  explicit View(const Numbers& n) : slot(n.at(0)), is_whole(n.at(1) != 0), offset(n.at(2)) {
+    const auto middle = n.begin() + 3 + (n.size() - 3) / 2;
+    sizes.assign(n.begin() + 3, middle);
+    strides.assign(middle, n.end());
+  }
+
+  Tensor of(const variable_list& slots) const {
+    const Tensor& held = slots[slot];
+    return is_whole ? held : held.as_strided(sizes, strides, held.storage_offset() + offset);
+  }
+};
+
+enum class Kind { empty, seed, mm, addmm, addmm_, add_, to, launch };
+
+Kind kind_of(const std::string& name) {
+  static const std::array<const char*, 8> names = {"empty",  "seed", "mm", "addmm",
+                                                   "addmm_", "add_", "to", "launch"};
+  for (size_t k = 0; k < names.size(); ++k)
+    if (name == names[k]) return static_cast<Kind>(k);
+  TORCH_CHECK(false, "batchformer: unknown step ", name);
+}
+
+struct Step {
+  Kind kind;
+  int64_t into;               // the slot it fills, -1: none
+  std::vector<View> operands;
+  at::ScalarType dtype;       // of what it makes
+  Numbers sizes;              // of an empty tensor
+  void* function;             // of a launch, and so on
+  unsigned programs, threads, shared;
+  Numbers slots, values;      // of each argument: the slot it points into (-1: none), and the offset in bytes or value
+  Numbers over;               // slots that nothing reads later
+};
+
+// How an input has to be for the program to fit it.
+struct InputKind {
+  Numbers sizes, strides;
+  at::ScalarType dtype;
+  c10::Device device;
+
+  bool fits(const Tensor& t) const {
+    return t.sizes() == sizes && t.strides() == strides && t.scalar_type() == dtype && t.device() == device &&
+           reinterpret_cast<int64_t>(t.const_data_ptr()) % kAlignment == 0;
+  }
+};
+
+struct Program : torch::CustomClassHolder {
+  explicit Program(int64_t launcher) : launcher(reinterpret_cast<Launcher>(launcher)) {}
+
+  void takes(const Tensor& t) {
+    inputs.push_back({t.sizes().vec(), t.strides().vec(), t.scalar_type(), t.device()});
+    slots = inputs.size();
+  }
+
+  // numbers: of "empty" the sizes; of "launch" function, programs, threads, shared bytes, then (slot, value) by turns.
+  void add(const std::string& name, int64_t into, const std::vector<Numbers>& operands, int64_t dtype,
+           const Numbers& numbers) {
+    Step step{kind_of(name), into, {}, static_cast<at::ScalarType>(dtype), {}, nullptr, 0, 0, 0, {}, {}, {}};
+    for (const auto& operand : operands) step.operands.emplace_back(operand);
+    if (step.kind == Kind::empty) step.sizes = numbers;
+    if (step.kind == Kind::launch) {
+      step.function = reinterpret_cast<void*>(numbers.at(0));
+      step.programs = numbers.at(1), step.threads = numbers.at(2), step.shared = numbers.at(3);
+      for (size_t k = 4; k + 1 < numbers.size(); k += 2) {
+        step.slots.push_back(numbers[k]);
+        step.values.push_back(numbers[k + 1]);
+      }
+      TORCH_CHECK(step.slots.size() <= kMostArguments, "batchformer: a kernel with too many arguments");
+    }
+    slots = std::max(slots, into + 1);
+    steps.push_back(std::move(step));
+  }
+
+  void gives(const std::vector<Numbers>& views) {
+    for (const auto& view : views) outputs.emplace_back(view);
+    let_go();
+  }
+
+  // Every slot is let go after the last step that reads it, unless it is given back.
+  void let_go() {
+    Numbers last(slots, -1);
+    for (size_t k = 0; k < steps.size(); ++k) {
+      if (steps[k].into >= 0) last[steps[k].into] = k;
+      for (const auto& operand : steps[k].operands) last[operand.slot] = k;
+      for (auto slot : steps[k].slots)
+        if (slot >= 0) last[slot] = k;
+    }
+    for (const auto& output : outputs) last[output.slot] = -1;
+    for (int64_t slot = 0; slot < slots; ++slot)
+      if (last[slot] >= 0) steps[last[slot]].over.push_back(slot);
+  }
+
+  bool fits(at::TensorList given) const {
+    if (given.size() != inputs.size()) return false;
+    for (size_t k = 0; k < inputs.size(); ++k)
+      if (!inputs[k].fits(given[k])) return false;
+    return true;
+  }
+
+  variable_list run(variable_list held) const {
+    const auto options = held.front().options().requires_grad(false);
+    const auto device = held.front().device();
+    c10::OptionalDeviceGuard on(device);
+    void* stream = nullptr;
+    if (device.is_cuda())
+      stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+    held.resize(slots);
+    for (const auto& step : steps) {
+      const auto operand = [&](size_t k) { return step.operands[k].of(held); };
+      switch (step.kind) {
+        case Kind::empty: held[step.into] = at::empty(step.sizes, options.dtype(step.dtype)); break;
+        case Kind::seed: held[step.into] = at::randint(kSeeds, {1}, options.dtype(at::kLong)); break;
+        case Kind::mm: held[step.into] = at::mm(operand(0), operand(1)); break;
+        case Kind::addmm: held[step.into] = at::addmm(operand(0), operand(1), operand(2)); break;
+        case Kind::addmm_: operand(0).addmm_(operand(1), operand(2)); break;
+        case Kind::add_: operand(0).add_(operand(1)); break;
+        case Kind::to: held[step.into] = operand(0).to(step.dtype); break;
+        case Kind::launch: launch(step, held, stream); break;
+      }
+      for (auto slot : step.over) held[slot].reset();
+    }
+    variable_list given;
+    given.reserve(outputs.size());
+    for (const auto& output : outputs) given.push_back(output.of(held));
+    return given;
+  }
+
+  void launch(const Step& step, const variable_list& held, void* stream) const {
+    std::array<int64_t, kMostArguments> values;
+    std::array<void*, kMostArguments> arguments;
+    for (size_t k = 0; k < step.slots.size(); ++k) {
+      values[k] = step.values[k];
+      if (step.slots[k] >= 0) values[k] += reinterpret_cast<int64_t>(held[step.slots[k]].data_ptr());
+      arguments[k] = &values[k];
+    }
+    const int code = launcher(step.function, step.programs, 1, 1, step.threads, 1, 1, step.shared, stream,
+                              arguments.data(), nullptr);
+    TORCH_CHECK(code == 0, "batchformer: a kernel could not be started (CUDA driver error ", code, ")");
+  }
+
+  Launcher launcher;
+  std::vector<InputKind> inputs;
+  std::vector<Step> steps;
+  std::vector<View> outputs;
+  int64_t slots = 0;
+};
+
+using ProgramPtr = c10::intrusive_ptr<Program>;
+
+// Forward gives the output and what the backward takes beside the gradient; backward one gradient for each input.
+struct Layer : torch::autograd::Function<Layer> {
+  static Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList inputs, const ProgramPtr& ahead,
+                        const ProgramPtr& back) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto given = ahead->run(inputs.vec());
+    ctx->saved_data["back"] = back;
+    ctx->save_for_backward({given.begin() + 1, given.end()});
+    return given.front();
+  }
+
+  static variable_list backward(torch::autograd::AutogradContext* ctx, variable_list arrived) {
+    const auto back = ctx->saved_data["back"].toCustomClass<Program>();
+    auto inputs = ctx->get_saved_variables();
+    const bool is_watched = at::GradMode::is_enabled() && arrived.front().requires_grad();
+    variable_list gradients;
+    {
+      at::AutoDispatchBelowADInplaceOrView below;
+      inputs.insert(inputs.begin(), arrived.front().contiguous());
+      for (size_t k = 0; k < inputs.size(); ++k) {
+        // a gradient that starts in the middle of something, or what a hook on saved tensors gave back
+        if (!back->inputs[k].fits(inputs[k])) inputs[k] = inputs[k].clone(at::MemoryFormat::Contiguous);
+        TORCH_CHECK(back->inputs[k].fits(inputs[k]), "batchformer: a saved tensor came back as another one");
+      }
+      gradients = back->run(std::move(inputs));
+    }
+    if (is_watched) {
+      for (auto& gradient : gradients) gradient = gradient.detach().requires_grad_();
+      const auto count = static_cast<int64_t>(gradients.size());
+      gradients = torch::autograd::DelayedError("second derivatives of the fused layer are not to be had", count)
+                      .apply(std::move(gradients));
+    }
+    gradients.resize(gradients.size() + 3);  // none for `valid` and the programs
+    return gradients;
+  }
+};
+
+// Nothing, where the inputs are of another kind, or not all that can have a gradient want one.
+variable_list layer(at::TensorList inputs, const ProgramPtr& ahead, const ProgramPtr& back) {
+  if (!ahead->fits(inputs)) return {};
+  for (const auto& input : inputs)
+    if (at::isFloatingType(input.scalar_type()) && !input.requires_grad()) return {};
+  return {Layer::apply(inputs, ahead, back)};
+}
+
+}  // namespace
+
+TORCH_LIBRARY(batchformer_host, m) {
+  m.class_<Program>("Program")
+      .def(torch::init<int64_t>())
+      .def("takes", &Program::takes)
+      .def("add", &Program::add)
+      .def("gives", &Program::gives);
+  m.def("layer", layer);
+}

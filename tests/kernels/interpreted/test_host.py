@@ -1,0 +1,251 @@
+"""The layer done again by C++, with interpreted kernels: bit for bit what Python does, and Python wherever it must be.
+
+The C++ library is built as it is on a machine with a GPU; where that would have the driver start a kernel, it calls
+back here, and the kernel is interpreted on the memory it was given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from batchformer.kernels import host, launch, record, run
+from batchformer.nn.encoder import BatchEncoderLayer
+
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_void_p,
+)  # fmt: skip
+EXTRA = 2  # arguments that Triton adds to those of a kernel
+
+
+class Driver:
+    """Stands for the driver: a function is the number of a launch that was recorded."""
+
+    def __init__(self) -> None:
+        self.launches: list[launch.Launch] = []
+        self.started = 0
+        self.callback = LAUNCH(self._start)
+        self.fails = False
+
+    @property
+    def address(self) -> int:
+        return ctypes.cast(self.callback, ctypes.c_void_p).value or 0
+
+    def start_of(self, launched: launch.Launch) -> tuple[int, int, int, int]:
+        self.launches.append(launched)
+        given = [*(t for t in launched.tensors if t is not None), *launched.numbers]
+        return len(self.launches), 128, 0, len(given) + EXTRA
+
+    def _start(self, function, programs, *rest) -> int:
+        self.started += 1
+        if self.fails:
+            return 700
+        asked, arguments = self.launches[function - 1], rest[7]
+        assert programs == asked.programs
+        words = iter(range(len(asked.tensors) + len(asked.numbers) + EXTRA))
+        tensors = [None if t is None else at(arguments[next(words)], t) for t in asked.tensors]
+        numbers = [type(n)(read(arguments[next(words)], type(n))) for n in asked.numbers]
+        with torch.no_grad():
+            asked.kernel.jit[(programs,)](*tensors, *numbers, *asked.constants)
+        assert [read(arguments[next(words)], int) for _ in range(EXTRA)] == [0, 0]
+        return 0
+
+
+def read(address: int, kind: type) -> float:
+    return (ctypes.c_float if kind is float else ctypes.c_int64).from_address(address).value
+
+
+def at(word: int, like: Tensor) -> Tensor:
+    """The tensor whose address stands in a word."""
+    address = read(word, int)
+    if not like.numel():
+        assert address == 0
+        return like
+    memory = (ctypes.c_byte * (like.numel() * like.element_size())).from_address(address)
+    return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
+
+
+@pytest.fixture(scope="module")
+def library():
+    problem = host.build()
+    assert problem is None, problem
+    assert host.is_ready()
+
+
+@pytest.fixture
+def driver(library, monkeypatch):
+    driver = Driver()
+    monkeypatch.setattr(host, "launcher", lambda: driver.address)
+    monkeypatch.setattr(record, "start_of", driver.start_of)
+    monkeypatch.setattr(host, "_recorded", {})
+    return driver
+
+
+def make(dim: int = 32, dropout: float = 0.5, **options) -> BatchEncoderLayer:
+    torch.manual_seed(0)
+    layer = BatchEncoderLayer(dim, 2, None, dropout, backend="triton", **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return layer
+
+
+def by(way: str, layer: BatchEncoderLayer, x: Tensor, valid: Tensor | None = None, **options) -> list[Tensor]:
+    """Output and gradients after the same seed: by C++, or by Python."""
+    torch.manual_seed(7)
+    x = x.detach().clone().requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "run_layer", host.replay if way == "c++" else lambda *_: None)
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.get("autocast", False)):
+            out = layer(x, valid)
+        assert out.grad_fn is not None
+        assert ("Layer" in out.grad_fn.name() and "Fast" not in out.grad_fn.name()) == (way == "c++"), out.grad_fn
+        after = torch.rand(1)  # the generator stands where it would
+        weight = torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out.dtype)
+        return [out, after, *torch.autograd.grad((out * weight).sum(), [x, *layer.parameters()])]
+
+
+def equal(layer: BatchEncoderLayer, x: Tensor, valid: Tensor | None = None, **options) -> None:
+    for one, other in zip(by("c++", layer, x, valid, **options), by("python", layer, x, valid, **options), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("batch", "options"),
+    [
+        (5, {}),
+        (5, {"dropout": 0.0}),
+        (40, {}),  # more than one tile
+        (7, {"group_size": 3, "dropout": 0.3}),
+        (37, {"dim": 48}),
+    ],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_same_bits_come_out(driver: Driver, batch: int, options: dict, masked: bool) -> None:
+    layer = make(**options)
+    x = torch.randn(batch, 3, layer.self_attn.dim)
+    valid = torch.rand(batch, 3) < 0.6 if masked else None
+    equal(layer, x, valid)
+    assert driver.started
+
+
+def test_other_inputs_and_other_weights_of_the_same_kind(driver: Driver) -> None:
+    equal(make(), torch.randn(6, 2, 32))
+    recorded = len(driver.launches)
+    other = make()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(-0.7)
+    equal(other, torch.randn(6, 2, 32))
+    assert len(driver.launches) == recorded, "what was written down serves all layers of a kind"
+
+
+def test_under_autocast_weights_of_single_precision_get_gradients_of_their_type(driver: Driver) -> None:
+    equal(make(), torch.randn(6, 2, 32), autocast=True)
+
+
+def test_a_gradient_that_is_expanded_or_starts_at_an_odd_place(driver: Driver) -> None:
+    layer, x = make(), torch.randn(6, 2, 32)
+
+    def gradient(way: str, odd: bool) -> Tensor:
+        torch.manual_seed(7)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(host, "run_layer", host.replay if way == "c++" else lambda *_: None)
+            leaf = x.clone().requires_grad_()
+            out = layer(leaf)
+            if odd:
+                out.backward(torch.arange(1.0, 1 + out.numel() + 1)[1:].view(out.shape))
+            else:
+                out.sum().backward()
+            assert leaf.grad is not None
+            return leaf.grad
+
+    for odd in (False, True):
+        assert torch.equal(gradient("c++", odd), gradient("python", odd))
+
+
+def test_backward_twice_and_through_a_checkpoint(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "run_layer", host.replay)
+    layer, x = make(dropout=0.0), torch.randn(6, 2, 32, requires_grad=True)
+    out = layer(x)
+    first = torch.autograd.grad(out.square().sum(), x, retain_graph=True)
+    assert torch.equal(first[0], torch.autograd.grad(out.square().sum(), x)[0])
+    for reentrant in (False, True):
+        x.grad = None
+        checkpoint(layer, x, use_reentrant=reentrant).square().sum().backward()
+        assert torch.equal(first[0], x.grad)
+
+
+def test_an_input_changed_before_the_backward_is_noticed(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "run_layer", host.replay)
+    layer, leaf = make(), torch.randn(6, 2, 32, requires_grad=True)
+    x = leaf * 1.0
+    out = layer(x)
+    with torch.no_grad():
+        x.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_second_derivatives_are_refused_when_they_are_asked_for(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "run_layer", host.replay)
+    x = torch.randn(6, 2, 32, requires_grad=True)
+    (gradient,) = torch.autograd.grad(make()(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        gradient.sum().backward()
+
+
+def test_a_kernel_that_does_not_start_is_an_error(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "run_layer", host.replay)
+    driver.fails = True
+    with pytest.raises(RuntimeError, match=r"could not be started .*700"):
+        make()(torch.randn(6, 2, 32, requires_grad=True))
+
+
+@pytest.mark.parametrize("what", ["frozen", "strided", "watched"])
+def test_python_does_what_does_not_fit(driver: Driver, what: str) -> None:
+    layer, x = make(), torch.randn(6, 2, 32, requires_grad=True)
+    weights_of: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "run_layer", lambda *given: weights_of.append(given))
+        layer(x)
+    x, weights, settings, valid = weights_of[0]
+    assert host.replay(x, weights, settings, valid) is not None
+    if what == "frozen":
+        assert host.replay(x, weights._replace(bias1=weights.bias1.detach()), settings, valid) is None
+    elif what == "strided":
+        assert host.replay(x.transpose(0, 1).contiguous().transpose(0, 1), weights, settings, valid) is None
+    else:
+        with FlopCounterMode(display=False):
+            assert host.replay(x, weights, settings, valid) is None
+
+
+def test_what_cannot_be_written_down_is_left_to_python(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(launched: launch.Launch) -> tuple[int, int, int, int]:
+        raise record.NotRecordable("not this one")
+
+    monkeypatch.setattr(record, "start_of", refuse)
+    monkeypatch.setattr(host, "run_layer", host.replay)
+    out = make()(torch.randn(6, 2, 32, requires_grad=True))
+    assert "Fast" in out.grad_fn.name()
+    assert launch._watcher is None
+
+
+def test_of_small_inputs_on_a_device_only(driver: Driver) -> None:
+    given: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "run_layer", lambda *these: given.append(these))
+        make()(torch.randn(6, 2, 32, requires_grad=True))
+    assert host.run_layer(*given[0]) is None  # on the CPU
+    assert run.host is host
