@@ -31,7 +31,7 @@ class Cost(NamedTuple):
 
 LONG = {
     "forward": [(128, 64, 4, 3), (64, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 2), (128, 64, 8, 3)],
-    "queries": [(64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 64, 8, 2), (128, 32, 4, 3)],
+    "queries": [(64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 3, 160), (64, 64, 4, 2, 128), (64, 64, 4, 3, 128)],
     "keys": [(64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 3), (128, 64, 8, 2), (128, 32, 4, 2)],
 }
 WIDE = {
@@ -41,7 +41,7 @@ WIDE = {
 }
 ONE_TILE_WARPS = {16: (1, 2), 32: (1, 2, 4), 64: (4, 8), 128: (4, 8)}
 ROWS_FORWARD = [(1024, 4), (2048, 4), (4096, 8), (2048, 2), (4096, 4)]  # elements of a program, warps
-ROWS_BACKWARD = [(1024, 4, 6), (1024, 4, 10), (2048, 4, 4), (2048, 8, 4), (512, 2, 12)]  # and programs
+ROWS_BACKWARD = [(1024, 4, 6), (2048, 4, 4), (2048, 8, 4), (512, 2, 12), (256, 1, 24), (256, 1, 32)]  # and programs
 
 
 def candidates(shape: Shape) -> list[Candidate]:
@@ -65,7 +65,7 @@ def _attention_candidates(shape: Shape) -> list[Candidate]:
             these = {Tiles(*size) for size in sizes} | (set() if now.single else {current})
             name = operation if operation != "forward" or not now.single else "forward, several blocks"
             found += [(name, tiles, current) for tiles in these]
-    order = sorted(found, key=lambda entry: (entry[0], entry[1]))
+    order = sorted(found, key=lambda entry: (entry[0], str(entry[1])))
     return [Candidate(operation, tiles, tiles == current) for operation, tiles, current in order]
 
 

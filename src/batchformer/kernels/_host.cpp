@@ -24,6 +24,7 @@ using Numbers = std::vector<int64_t>;
 
 constexpr int64_t kAlignment = 16;  // bytes: what the kernels were compiled for
 constexpr size_t kMostArguments = 40;
+constexpr int kNoContext = 201;  // CUDA_ERROR_INVALID_CONTEXT
 constexpr int64_t kSeeds = int64_t(1) << 62;
 
 // cuLaunchKernel, or what stands for it in tests
@@ -172,8 +173,15 @@ struct Program : torch::CustomClassHolder {
       if (step.slots[k] >= 0) values[k] += reinterpret_cast<int64_t>(held[step.slots[k]].data_ptr());
       arguments[k] = &values[k];
     }
-    const int code = launcher(step.function, step.programs, 1, 1, step.threads, 1, 1, step.shared, stream,
-                              arguments.data(), nullptr);
+    const auto start = [&] {
+      return launcher(step.function, step.programs, 1, 1, step.threads, 1, 1, step.shared, stream, arguments.data(),
+                      nullptr);
+    };
+    int code = start();
+    if (code == kNoContext) {  // the driver does not know this thread yet: autograd has its own
+      at::zeros({1}, held[step.slots[0]].options());
+      code = start();
+    }
     TORCH_CHECK(code == 0, "batchformer: a kernel could not be started (CUDA driver error ", code, ")");
   }
 

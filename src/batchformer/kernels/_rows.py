@@ -66,6 +66,13 @@ def add_norm_forward(
         tl.store(statistics + 2 * row + 1, inverse, mask=row < rows)
 
 
+@triton.jit
+def _places(row, rows, counted, column, C: tl.constexpr):
+    """Which elements there are of these rows, and where: in a piece, and in the whole of which it is one."""
+    mask = (row < rows)[:, None] & (column < C)[None, :]
+    return mask, row.to(tl.int64)[:, None] * C + column[None, :], counted.to(tl.int64)[:, None] * C + column[None, :]
+
+
 @triton.jit(do_not_specialize=SIZES)
 def add_norm_backward(
     grad, total, statistics, weight, grad_total, grad_branch, lines, seed, rows, period, row_stride, row_offset,
@@ -87,15 +94,21 @@ def add_norm_backward(
     for_weight = tl.zeros((BR, BC), tl.float32)
     for_shift = tl.zeros((BR, BC), tl.float32)
     for_bias = tl.zeros((BR, BC), tl.float32)
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    mask, at, at_whole = _places(row, rows, counted_row(row, period, row_stride, row_offset), column, C)
+    next_arrived = tl.load(grad + (at_whole if WHOLE_GRAD else at), mask=mask, other=0.0)
+    next_summed = tl.load(total + at, mask=mask, other=0.0)
     for first in range(tl.program_id(0) * BR, rows, programs * BR):
+        arrived, summed = next_arrived.to(tl.float32), next_summed.to(tl.float32)
+        # The rows of the next turn are on their way while these are worked on.
+        row = first + programs * BR + tl.arange(0, BR)
+        mask, at, at_whole = _places(row, rows, counted_row(row, period, row_stride, row_offset), column, C)
+        next_arrived = tl.load(grad + (at_whole if WHOLE_GRAD else at), mask=mask, other=0.0)
+        next_summed = tl.load(total + at, mask=mask, other=0.0)
         row = first + tl.arange(0, BR)
-        inside = row < rows
-        mask = inside[:, None] & real[None, :]
-        at = row.to(tl.int64)[:, None] * C + column[None, :]
         counted = counted_row(row, period, row_stride, row_offset)
-        at_whole = counted.to(tl.int64)[:, None] * C + column[None, :]
-        arrived = tl.load(grad + (at_whole if WHOLE_GRAD else at), mask=mask, other=0.0).to(tl.float32)
-        summed = tl.load(total + at, mask=mask, other=0.0).to(tl.float32)
+        mask, at, at_whole = _places(row, rows, counted, column, C)
+        inside = row < rows
         middle = tl.load(statistics + 2 * row, mask=inside, other=0.0)[:, None]
         inverse = tl.load(statistics + 2 * row + 1, mask=inside, other=0.0)[:, None]
         # Rows that do not exist are zero throughout; columns that do not, wherever they enter a sum that is used. What

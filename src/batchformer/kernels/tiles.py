@@ -48,7 +48,8 @@ def row_tiles(width: int) -> RowTiles:
     registers too, in many small programs."""
     columns = padded(width)
     if columns <= 512:
-        return RowTiles(columns, 2048 // columns, 2, 512 // columns, 2, 12)
+        warps = 1 if columns <= 256 else 2
+        return RowTiles(columns, 2048 // columns, 2, 256 * warps // columns, warps, 24 // warps)
     warps = 4 if columns <= 2048 else 8
     return RowTiles(columns, max(1, 2048 // columns), warps, 1, warps, 6)
 
@@ -65,12 +66,12 @@ def plan(samples: int, head: int, element_size: int) -> Plan:
         backward = 1 if size <= 1024 else 2 if size <= 2048 else 4 if tile < 128 else 8
         return _one(head, Tiles(tile, tile, forward, 1), Tiles(tile, tile, backward, 1))
     if head <= 64:
-        return Plan(head, False, Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2))
+        return Plan(head, False, Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3, 160))
     if head <= 128:
         return Plan(head, False, Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(64, 64, 4, 2))
     if head <= 256:
         return Plan(head, False, Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1))
-    return Plan(head, False, Tiles(16, 64, 8, 1), Tiles(16, 16, 4, 1), Tiles(16, 64, 8, 1))
+    return Plan(head, False, Tiles(16, 64, 8, 1), Tiles(32, 16, 8, 1), Tiles(16, 64, 8, 1))
 
 
 def _full_precision(tile: int, head: int) -> Plan:
