@@ -50,6 +50,19 @@ def test_the_resolved_recipe_trains_the_same_network_again(say, tiny_run, tmp_pa
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+def test_the_precision_of_matrix_products_is_a_choice_of_the_run(say, tmp_path):
+    before = torch.get_float32_matmul_precision()
+    try:
+        assert say("fit", "digits-lt", *TINY, "--out", tmp_path / "fast", "--run.matmul_precision", "high")[0] == 0
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    code, _, err = say("fit", "digits-lt", *TINY, "--out", tmp_path / "odd", "--run.matmul_precision", "low")
+    assert code != 0
+    assert "matmul_precision" in err
+    assert not (tmp_path / "odd").exists()
+
+
 def test_a_finished_run_has_nothing_to_resume(say, tiny_run):
     before = (tiny_run / "checkpoints/last.ckpt").stat().st_mtime_ns
     code, out, _ = say("fit", "digits-lt", *TINY, "--out", tiny_run, "--resume")

@@ -71,7 +71,7 @@ def plan(samples: int, head: int, element_size: int) -> Plan:
         return Plan(head, False, Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(64, 64, 4, 2))
     if head <= 256:
         return Plan(head, False, Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1))
-    return Plan(head, False, Tiles(16, 64, 8, 1), Tiles(32, 16, 8, 1), Tiles(16, 64, 8, 1))
+    return Plan(head, False, Tiles(16, 64, 8, 1), Tiles(16, 16, 4, 1), Tiles(16, 64, 8, 1))
 
 
 def _full_precision(tile: int, head: int) -> Plan:

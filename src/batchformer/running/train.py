@@ -57,6 +57,8 @@ def prepare(
     task.build(data.num_classes, list(data.class_counts))
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    if options.matmul_precision is not None:
+        torch.set_float32_matmul_precision(options.matmul_precision)
     step = read_checkpoint(folder.checkpoint)["global_step"] if goes_on else 0
     recorder = RunRecorder()
     trainer = make_trainer(folder, trainer_keywords, [recorder, LastCheckpoint(folder.checkpoint, options)], line, step)
