@@ -13,8 +13,8 @@ class RunOptions:
         checkpoint_every_epochs: Write a checkpoint after every so many epochs, and always after the last one.
         checkpoint_every_steps: Besides, write one after every so many training steps, also inside an epoch.
         threads: CPU threads for torch; null leaves the choice to torch. Tiny networks are fastest with one.
-        matmul_precision: Of float32 matrix products on a GPU: "highest", "high" (TensorFloat32) or "medium"; null leaves
-            the choice to torch, which is exact. No difference where ``trainer.precision`` is half.
+        matmul_precision: Of float32 matrix products on a GPU: "highest", "high" (TensorFloat32) or "medium"; null
+            leaves the choice to torch, which is exact. No difference where ``trainer.precision`` is half.
     """
 
     recipe: str = ""
