@@ -5,10 +5,12 @@
 // autograd. Built by `host.py`; needs torch and a compiler, no CUDA toolkit: the launcher is handed in as an address.
 
 #include <ATen/ATen.h>
+#include <ATen/SavedTensorHooks.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -50,11 +52,11 @@ struct View {
   }
 };
 
-enum class Kind { empty, seed, mm, addmm, addmm_, add_, to, launch };
+enum class Kind { empty, seed, mm, addmm, addmm_, baddbmm_, add_, cat, to, launch };
 
 Kind kind_of(const std::string& name) {
-  static const std::array<const char*, 8> names = {"empty",  "seed", "mm", "addmm",
-                                                   "addmm_", "add_", "to", "launch"};
+  static const std::array<const char*, 10> names = {"empty",    "seed", "mm",  "addmm", "addmm_",
+                                                    "baddbmm_", "add_", "cat", "to",    "launch"};
   for (size_t k = 0; k < names.size(); ++k)
     if (name == names[k]) return static_cast<Kind>(k);
   TORCH_CHECK(false, "batchformer: unknown step ", name);
@@ -153,7 +155,9 @@ struct Program : torch::CustomClassHolder {
         case Kind::mm: held[step.into] = at::mm(operand(0), operand(1)); break;
         case Kind::addmm: held[step.into] = at::addmm(operand(0), operand(1), operand(2)); break;
         case Kind::addmm_: operand(0).addmm_(operand(1), operand(2)); break;
+        case Kind::baddbmm_: operand(0).baddbmm_(operand(1), operand(2)); break;
         case Kind::add_: operand(0).add_(operand(1)); break;
+        case Kind::cat: held[step.into] = at::cat(all_of(step, held)); break;
         case Kind::to: held[step.into] = operand(0).to(step.dtype); break;
         case Kind::launch: launch(step, held, stream); break;
       }
@@ -163,6 +167,12 @@ struct Program : torch::CustomClassHolder {
     given.reserve(outputs.size());
     for (const auto& output : outputs) given.push_back(output.of(held));
     return given;
+  }
+
+  static variable_list all_of(const Step& step, const variable_list& held) {
+    variable_list operands;
+    for (const auto& operand : step.operands) operands.push_back(operand.of(held));
+    return operands;
   }
 
   void launch(const Step& step, const variable_list& held, void* stream) const {
@@ -194,25 +204,40 @@ struct Program : torch::CustomClassHolder {
 
 using ProgramPtr = c10::intrusive_ptr<Program>;
 
-// Forward gives the output and what the backward takes beside the gradient; backward one gradient for each input.
+// Forward gives the output and what the backward takes beside the gradient: some of the inputs first, then what it made
+// itself. Backward gives one gradient for each input that can have one.
 struct Layer : torch::autograd::Function<Layer> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList inputs, const ProgramPtr& ahead,
-                        const ProgramPtr& back) {
+                        const ProgramPtr& back, int64_t kept_inputs) {
     at::AutoDispatchBelowADInplaceOrView below;
     auto given = ahead->run(inputs.vec());
+    const auto made = given.begin() + 1 + kept_inputs;
     ctx->saved_data["back"] = back;
-    ctx->save_for_backward({given.begin() + 1, given.end()});
+    if (at::SavedTensorDefaultHooks::get_hooks()) {  // a checkpoint, or an offload, wants to see all that is kept
+      ctx->save_for_backward({given.begin() + 1, given.end()});
+    } else {
+      ctx->save_for_backward({given.begin() + 1, made});
+      ctx->saved_data["made"] = variable_list(made, given.end());
+    }
     return given.front();
   }
 
   static variable_list backward(torch::autograd::AutogradContext* ctx, variable_list arrived) {
     const auto back = ctx->saved_data["back"].toCustomClass<Program>();
-    auto inputs = ctx->get_saved_variables();
     const bool is_watched = at::GradMode::is_enabled() && arrived.front().requires_grad();
     variable_list gradients;
     {
       at::AutoDispatchBelowADInplaceOrView below;
-      inputs.insert(inputs.begin(), arrived.front().contiguous());
+      variable_list inputs = {arrived.front().contiguous()};
+      arrived.clear();
+      for (auto& saved : ctx->get_saved_variables()) inputs.push_back(std::move(saved));
+      const auto made = ctx->saved_data.find("made");
+      if (made != ctx->saved_data.end()) {
+        for (const auto& saved : made->second.toTensorVector()) inputs.push_back(saved);
+        // Unless somebody wants to go through here again, each is let go as soon as it was used.
+        if (!torch::autograd::get_current_graph_task_keep_graph()) ctx->saved_data.erase(made);
+      }
+      TORCH_CHECK(inputs.size() == back->inputs.size(), "batchformer: saved tensors are missing");
       for (size_t k = 0; k < inputs.size(); ++k) {
         // a gradient that starts in the middle of something, or what a hook on saved tensors gave back
         if (!back->inputs[k].fits(inputs[k])) inputs[k] = inputs[k].clone(at::MemoryFormat::Contiguous);
@@ -226,17 +251,17 @@ struct Layer : torch::autograd::Function<Layer> {
       gradients = torch::autograd::DelayedError("second derivatives of the fused layer are not to be had", count)
                       .apply(std::move(gradients));
     }
-    gradients.resize(gradients.size() + 3);  // none for `valid` and the programs
+    gradients.resize(gradients.size() + 4);  // none for `valid`, the programs and the number
     return gradients;
   }
 };
 
 // Nothing, where the inputs are of another kind, or not all that can have a gradient want one.
-variable_list layer(at::TensorList inputs, const ProgramPtr& ahead, const ProgramPtr& back) {
+variable_list layer(at::TensorList inputs, const ProgramPtr& ahead, const ProgramPtr& back, int64_t kept_inputs) {
   if (!ahead->fits(inputs)) return {};
   for (const auto& input : inputs)
     if (at::isFloatingType(input.scalar_type()) && !input.requires_grad()) return {};
-  return {Layer::apply(inputs, ahead, back)};
+  return {Layer::apply(inputs, ahead, back, kept_inputs)};
 }
 
 }  // namespace

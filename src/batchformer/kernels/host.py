@@ -1,4 +1,4 @@
-"""Small layers without Python in between: what a layer does is written down once and done again by `_host.cpp`.
+"""Layers without Python in between: what a layer does is written down once and done again by `_host.cpp`.
 
 The device is done with a small layer long before Python has started all of it. So when a compiler is here, `_host.cpp`
 is built, once for a version of torch, in the background; until then, and wherever it does not fit, Python does the
@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,43 +28,60 @@ from torch import Tensor
 from batchformer.kernels import record
 from batchformer.kernels.functions import LayerSettings, LayerWeights
 from batchformer.kernels.layer import fast_backward, fast_forward
+from batchformer.kernels.lean import lean_backward, lean_forward
 
 SOURCE = Path(__file__).with_name("_host.cpp")
-# Elements of an input beyond which the device is busy for longer than Python.
-MOST_ELEMENTS = 14 * 2**20
+# A kind of input is written down when it has been seen so often: not what comes once, as images of all sizes do.
+SEEN = 3
+# Kinds that are remembered.
+MOST_KINDS = 256
 
 
 class Programs(NamedTuple):
     ahead: Any
     back: Any
+    kept_inputs: int
 
 
-_recorded: dict[tuple[Any, ...], Programs | None] = {}
+_recorded: dict[tuple[Any, ...], Programs | int | None] = {}  # a number: so often seen; None: it cannot be done
 _recording = threading.Lock()
 
 
-def run_layer(x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None) -> Tensor | None:
-    """`layer.fast_layer` with a new seed; None where it has to be done by Python."""
-    if not (x.is_cuda and torch.is_grad_enabled() and 0 < x.numel() <= MOST_ELEMENTS and is_ready()):
+def run_layer(
+    x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, is_lean: bool = False
+) -> Tensor | None:
+    """`layer.fast_layer` or `lean.lean_layer` with a new seed; None where it has to be done by Python."""
+    if not (x.is_cuda and x.numel() and torch.is_grad_enabled() and is_ready()):
         return None
-    return replay(x, weights, settings, valid)
+    return replay(x, weights, settings, valid, is_lean)
 
 
-def replay(x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None) -> Tensor | None:
-    if torch._C._len_torch_dispatch_stack():  # somebody watches what is done
-        return None
+def replay(
+    x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, is_lean: bool = False
+) -> Tensor | None:
     exact = settings.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-    key = (x.shape, x.dtype, x.device, settings, valid is None, exact)
-    programs = _recorded.get(key, False)
-    if programs is False:
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            return None
-        programs = _recorded[key] = _record(x, weights, settings, valid)
-    if programs is None:
+    key = (x.shape, x.dtype, x.device, settings, valid is None, is_lean, exact)
+    programs = _recorded.get(key, 0)
+    if isinstance(programs, int):
+        programs = _seen_again(key, programs, lambda: _record(x, weights, settings, valid, is_lean))
+    if programs is None or torch._C._len_torch_dispatch_stack():  # the latter: somebody watches what is done
         return None
     inputs = [x, *weights] if valid is None else [x, *weights, valid]
     made = _layer()(inputs, *programs)
     return made[0] if made else None
+
+
+def _seen_again(key: tuple[Any, ...], times: int, write_down: Callable[[], Programs | None]) -> Programs | None:
+    is_busy = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    if is_busy or torch._C._len_torch_dispatch_stack():
+        return None
+    if times + 1 < SEEN:
+        _recorded[key] = times + 1
+        if len(_recorded) > MOST_KINDS:  # rather what was not written down
+            del _recorded[next((old for old, known in _recorded.items() if isinstance(known, int)), key)]
+        return None
+    programs = _recorded[key] = write_down()
+    return programs
 
 
 @cache
@@ -71,7 +89,9 @@ def _layer() -> Any:
     return torch.ops.batchformer_host.layer.default
 
 
-def _record(x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None) -> Programs | None:
+def _record(
+    x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, is_lean: bool
+) -> Programs | None:
     """Forward and backward once, on these very inputs; torch's generator is left alone."""
     x, weights = x.detach(), LayerWeights(*[w.detach() for w in weights])
     inputs = [x, *weights, *([] if valid is None else [valid])]
@@ -81,22 +101,38 @@ def _record(x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Te
         with _recording, torch.no_grad():
             ahead = record.Recorder(new(launcher()), inputs, record.start_of, seed)
             with ahead:
-                out, saved, facts = fast_forward(x, valid, seed, settings, weights)
-            places = [None if tensor is None else ahead.view(tensor) for tensor in saved]
-            # An input is kept as it is, not a view of it, so that torch sees when it is changed in between.
-            kept = dict.fromkeys(place[0] for place in places if place is not None)
-            ahead.program.gives([ahead.view(out), *(ahead.view(ahead.slots[slot]) for slot in kept)])
+                out, saved, backward = (_lean if is_lean else _fast)(x, weights, settings, valid, seed)
+            # Of the inputs themselves are kept, not views of them, so that torch sees when one is changed in between.
+            kept = {slot: inputs[slot] for slot, *_ in map(ahead.view, saved) if slot < len(inputs)}
+            made = [tensor for tensor in saved if ahead.view(tensor)[0] >= len(inputs)]
+            ahead.program.gives([ahead.view(tensor) for tensor in (out, *kept.values(), *made)])
             grad = torch.zeros_like(out)
-            back = record.Recorder(new(launcher()), [grad, *(ahead.slots[slot] for slot in kept)], record.start_of)
+            back = record.Recorder(new(launcher()), [grad, *kept.values(), *made], record.start_of)
+            del out, saved, made
             with back:
-                grad_x, gradients = fast_backward(grad, saved, facts)
-            given = [back.view(t) for t in (grad_x, *gradients) if t is not None]
-            if len(given) != 1 + len(weights):
+                grad_x, gradients = backward(grad)
+            if any(gradient is None for gradient in (grad_x, *gradients)):
                 raise record.NotRecordable("a gradient is missing")
-            back.program.gives(given)
+            back.program.gives([back.view(tensor) for tensor in (grad_x, *gradients)])  # type: ignore[arg-type]
     except record.NotRecordable:
         return None
-    return Programs(ahead.program, back.program)
+    return Programs(ahead.program, back.program, len(kept))
+
+
+Backward = Callable[[Tensor], tuple[Tensor | None, list[Tensor | None]]]
+
+
+def _fast(x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None,
+          seed: Tensor | None) -> tuple[Tensor, list[Tensor], Backward]:  # fmt: skip
+    out, saved, facts = fast_forward(x, valid, seed, settings, weights)
+    return out, [tensor for tensor in saved if tensor is not None], lambda grad: fast_backward(grad, saved, facts)
+
+
+def _lean(x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None,
+          seed: Tensor | None) -> tuple[Tensor, list[Tensor], Backward]:  # fmt: skip
+    out = lean_forward(x, weights, settings, valid, seed)
+    saved = [tensor for tensor in (x, valid, seed, *weights) if tensor is not None]
+    return out, saved, lambda grad: lean_backward(grad, x, weights, settings, valid, seed)
 
 
 @cache

@@ -11,7 +11,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from batchformer.kernels import launch
 
 aten = torch.ops.aten
-_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.t.default, aten.slice.Tensor, aten.detach.default,
-          aten.split_with_sizes.default, aten.alias.default}  # fmt: skip
+_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.t.default, aten.slice.Tensor, aten.expand.default,
+          aten.split_with_sizes.default, aten.detach.default, aten.alias.default}  # fmt: skip
 _MADE = {aten.empty.memory_format: "empty", aten.empty_like.default: "empty", aten._to_copy.default: "to",
-         aten.mm.default: "mm", aten.addmm.default: "addmm"}  # fmt: skip
-_CHANGED = {aten.addmm_.default: "addmm_", aten.add_.Tensor: "add_"}
+         aten.mm.default: "mm", aten.addmm.default: "addmm", aten.cat.default: "cat"}  # fmt: skip
+_CHANGED = {aten.addmm_.default: "addmm_", aten.baddbmm_.default: "baddbmm_", aten.add_.Tensor: "add_"}
 _NONE = torch.uint8  # the type of what a step makes that makes nothing
 
 Start = Callable[[launch.Launch], tuple[int, int, int, int]]
@@ -34,20 +34,27 @@ class NotRecordable(Exception):
     """The function does something that cannot be done again without Python."""
 
 
+class Slot(NamedTuple):
+    """Where a tensor lay when it was made."""
+
+    address: int
+    bytes: int
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
 class Recorder(TorchDispatchMode):
     """In here everything runs as usual, and is added to `program`. `start_of` gives for a launch the address of the
-    function, threads of a program, bytes of shared memory and the number of arguments it takes in all.
-
-    All tensors are kept until the end: no two of them can lie at the same place.
-    """
+    function, threads of a program, bytes of shared memory and the number of arguments it takes in all."""
 
     def __init__(self, program: Any, inputs: Sequence[Tensor], start_of: Start, seed: Tensor | None = None) -> None:
         super().__init__()
         self.program, self.start_of, self.thread = program, start_of, threading.get_ident()
-        self.slots: list[Tensor] = []
+        self.slots: list[Slot] = []
         for tensor in inputs:
             program.takes(tensor)
-            self.slots.append(tensor)
+            self._new(tensor)
         if seed is not None:
             self._add("seed", self._new(seed), [], seed.dtype, [])
 
@@ -63,9 +70,12 @@ class Recorder(TorchDispatchMode):
         result = operation(*arguments, **(keywords or {}))
         if operation in _VIEWS:
             return result
-        name = _MADE.get(operation)
-        if name is not None and result.is_contiguous():
-            operands = [] if name == "empty" else [self.view(t) for t in arguments if isinstance(t, Tensor)]
+        name, keywords = _MADE.get(operation), keywords or {}
+        is_plain = name == "empty" or (keywords.keys() <= {"dtype"} and (name != "cat" or len(arguments) == 1))
+        if name is not None and is_plain and result.is_contiguous():
+            given = {"empty": (), "cat": arguments[0]}.get(name, arguments)
+            operands = [self.view(t) for t in given if isinstance(t, Tensor) and t.numel()]
+            name = name if operands else "empty"
             numbers = list(result.shape) if name == "empty" else []
             self._add(name, self._new(result), operands, result.dtype, numbers)
         elif operation in _CHANGED and not keywords:
@@ -78,20 +88,21 @@ class Recorder(TorchDispatchMode):
         """Where a tensor lies."""
         slot, offset = self._place(tensor)
         held = self.slots[slot]
-        is_whole = offset == 0 and tensor.shape == held.shape and tensor.stride() == held.stride()
+        is_whole = offset == 0 and tensor.shape == held.shape and tensor.stride() == held.stride
         return [slot, int(is_whole), offset // tensor.element_size(), *tensor.shape, *tensor.stride()]
 
     def _place(self, tensor: Tensor) -> tuple[int, int]:
-        """The slot, and how many bytes behind its start."""
+        """The slot, and how many bytes behind its start. Where several tensors have lain the last one lies now."""
         address = tensor.data_ptr()
-        for slot, held in enumerate(self.slots):
-            offset = address - held.data_ptr()
-            if 0 <= offset < held.numel() * held.element_size() and held.dtype == tensor.dtype:
+        for slot, held in reversed(list(enumerate(self.slots))):
+            offset = address - held.address
+            if 0 <= offset < held.bytes and held.dtype == tensor.dtype:
                 return slot, offset
         raise NotRecordable("a tensor that came from elsewhere")
 
     def _new(self, tensor: Tensor) -> int:
-        self.slots.append(tensor)
+        size = tensor.numel() * tensor.element_size()
+        self.slots.append(Slot(tensor.data_ptr(), size, tensor.dtype, tensor.shape, tensor.stride()))
         return len(self.slots) - 1
 
     def _add(self, name: str, into: int, operands: list[list[int]], dtype: torch.dtype, numbers: list[int]) -> None:

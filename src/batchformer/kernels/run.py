@@ -43,8 +43,8 @@ def encoder_layer(
 ) -> Float[Tensor, "batch position dim"]:
     """The post-norm layer of the papers, fused; the input may be of another type than the matrix products."""
     valid = None if valid is None else valid.contiguous()
-    if seed is None and not is_lean and not torch.compiler.is_compiling():
-        made = host.run_layer(x, weights, settings, valid)
+    if seed is None and not torch.compiler.is_compiling():
+        made = host.run_layer(x, weights, settings, valid, is_lean)
         if made is not None:
             return made
     seed = (draw_seed(x.device) if seed is None else seed) if settings.dropout > 0.0 else None

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from batchformer.kernels import host, launch, record, run
+from batchformer.kernels import blocks, host, launch, record, run
 from batchformer.nn.encoder import BatchEncoderLayer
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
@@ -92,6 +92,7 @@ def driver(library, monkeypatch):
     monkeypatch.setattr(host, "launcher", lambda: driver.address)
     monkeypatch.setattr(record, "start_of", driver.start_of)
     monkeypatch.setattr(host, "_recorded", {})
+    monkeypatch.setattr(host, "SEEN", 1)
     return driver
 
 
@@ -112,11 +113,15 @@ def by(way: str, layer: BatchEncoderLayer, x: Tensor, valid: Tensor | None = Non
         patch.setattr(host, "run_layer", host.replay if way == "c++" else lambda *_: None)
         with torch.autocast("cpu", torch.bfloat16, enabled=options.get("autocast", False)):
             out = layer(x, valid)
-        assert out.grad_fn is not None
-        assert ("Layer" in out.grad_fn.name() and "Fast" not in out.grad_fn.name()) == (way == "c++"), out.grad_fn
+        assert is_of_python(out) == (way == "python"), out.grad_fn
         after = torch.rand(1)  # the generator stands where it would
         weight = torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out.dtype)
         return [out, after, *torch.autograd.grad((out * weight).sum(), [x, *layer.parameters()])]
+
+
+def is_of_python(out: Tensor) -> bool:
+    assert out.grad_fn is not None
+    return out.grad_fn.name() in ("FastLayerBackward", "LeanLayerBackward")
 
 
 def equal(layer: BatchEncoderLayer, x: Tensor, valid: Tensor | None = None, **options) -> None:
@@ -133,6 +138,8 @@ def equal(layer: BatchEncoderLayer, x: Tensor, valid: Tensor | None = None, **op
         (40, {}),  # more than one tile
         (7, {"group_size": 3, "dropout": 0.3}),
         (37, {"dim": 48}),
+        (5, {"memory": "lean"}),
+        (7, {"memory": "lean", "group_size": 3, "dropout": 0.3}),
     ],
 )
 @pytest.mark.parametrize("masked", [False, True])
@@ -142,6 +149,64 @@ def test_the_same_bits_come_out(driver: Driver, batch: int, options: dict, maske
     valid = torch.rand(batch, 3) < 0.6 if masked else None
     equal(layer, x, valid)
     assert driver.started
+
+
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_work_done_in_pieces(driver: Driver, monkeypatch: pytest.MonkeyPatch, memory: str) -> None:
+    monkeypatch.setattr(blocks, "FAST_ELEMENTS", 5 * 32 * 2)  # ten rows at once
+    monkeypatch.setattr(blocks, "LEAN_ELEMENTS", 5 * 32 * 2)  # two positions
+    equal(make(memory=memory), torch.randn(5, 5, 32))
+
+
+def test_what_is_kept_is_let_go_during_the_backward_or_kept_for_the_next(driver: Driver) -> None:
+    """As Python does it: the most that is held at a time in C++ is no more."""
+    layer, x = make(64, dropout=0.0), torch.randn(300, 2, 64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "run_layer", host.replay)
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf)
+        loss = out.square().sum()
+        (first,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+        (second,) = torch.autograd.grad(loss, leaf)
+        assert torch.equal(first, second)
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(loss, leaf)
+
+
+def test_hooks_on_saved_tensors_see_all_that_is_kept(driver: Driver) -> None:
+    layer, x = make(), torch.randn(6, 2, 32)
+
+    def run(way: str) -> tuple[int, list[Tensor]]:
+        packed: list[Tensor] = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            packed.append(tensor)
+            return tensor.clone()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            got = by(way, layer, x)
+        return sum(t.numel() for t in packed), got
+
+    (seen, ours), (expected, theirs) = run("c++"), run("python")
+    assert all(map(torch.equal, ours, theirs))
+    assert seen == expected
+
+
+def test_kinds_that_come_once_are_not_written_down_and_soon_forgotten(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "SEEN", 3)
+    monkeypatch.setattr(host, "MOST_KINDS", 4)
+    monkeypatch.setattr(host, "run_layer", host.replay)
+    layer = make()
+
+    def call(batch: int) -> bool:
+        return is_of_python(layer(torch.randn(batch, 1, 32, requires_grad=True)))
+
+    assert [call(2) for _ in range(4)] == [True, True, False, False]
+    assert all(call(batch) for batch in range(3, 12))
+    assert len(host._recorded) <= 4
+    assert not call(2), "what was written down stays"
 
 
 def test_other_inputs_and_other_weights_of_the_same_kind(driver: Driver) -> None:
@@ -226,7 +291,7 @@ def test_python_does_what_does_not_fit(driver: Driver, what: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "run_layer", lambda *given: weights_of.append(given))
         layer(x)
-    x, weights, settings, valid = weights_of[0]
+    x, weights, settings, valid, _ = weights_of[0]
     assert host.replay(x, weights, settings, valid) is not None
     if what == "frozen":
         assert host.replay(x, weights._replace(bias1=weights.bias1.detach()), settings, valid) is None
@@ -244,7 +309,7 @@ def test_what_cannot_be_written_down_is_left_to_python(driver: Driver, monkeypat
     monkeypatch.setattr(record, "start_of", refuse)
     monkeypatch.setattr(host, "run_layer", host.replay)
     out = make()(torch.randn(6, 2, 32, requires_grad=True))
-    assert "Fast" in out.grad_fn.name()
+    assert is_of_python(out)
     assert launch._watcher is None
 
 
