@@ -1,4 +1,4 @@
-"""The kernels, run on the CPU by Triton's interpreter, in a process of their own."""
+"""The kernels, run on the CPU by Triton's interpreter, in processes of their own."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+FOLDER = Path(__file__).parent / "interpreted"
 
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is such a process already")
-def test_kernels_hold_in_the_interpreter() -> None:
+def test_kernels_hold_in_the_interpreter(name: str) -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    for name in [name for name in environment if name.startswith("PYTEST_")]:
-        del environment[name]  # this process may be one of several that share the work; the new one is alone
-    folder = Path(__file__).parent / "interpreted"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(folder)]
+    for variable in [variable for variable in environment if variable.startswith("PYTEST_")]:
+        del environment[variable]  # this process may be one of several that share the work; the new one is alone
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / name)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
