@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -100,3 +102,18 @@ def test_the_launcher_of_the_triton_installed_takes_what_it_is_given() -> None:
         r"self\.run\(grid\[0\], grid\[1\], grid\[2\], stream, self\.function, self\.packed_metadata, launch_metadata,",
         taken,
     )
+
+
+def test_whether_products_are_exact_is_answered_by_both_ways_torch_has() -> None:
+    """In a process of its own: torch does not forget which way was used."""
+    code = """
+import torch
+from batchformer.kernels.attention import is_exact
+assert is_exact()
+torch.backends.cuda.matmul.allow_tf32 = True
+assert not is_exact()
+torch.backends.cuda.matmul.allow_tf32 = False
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+assert not is_exact()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,6 +15,8 @@
 #include <torch/library.h>
 
 #include <array>
+#include <deque>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -46,10 +48,11 @@ struct View {
     strides.assign(middle, n.end());
   }
 
-  Tensor of(const variable_list& slots) const {
-    const Tensor& held = slots[slot];
+  Tensor of(const Tensor& held) const {
     return is_whole ? held : held.as_strided(sizes, strides, held.storage_offset() + offset);
   }
+
+  Tensor of(const variable_list& slots) const { return of(slots[slot]); }
 };
 
 enum class Kind { empty, seed, mm, addmm, addmm_, baddbmm_, add_, cat, to, launch };
@@ -81,9 +84,13 @@ struct InputKind {
   c10::Device device;
 
   bool fits(const Tensor& t) const {
-    return t.sizes() == sizes && t.strides() == strides && t.scalar_type() == dtype && t.device() == device &&
-           reinterpret_cast<int64_t>(t.const_data_ptr()) % kAlignment == 0;
+    if (t.sizes() != sizes || t.scalar_type() != dtype || t.device() != device) return false;
+    for (size_t k = 0; k < sizes.size(); ++k)
+      if (sizes[k] != 1 && t.strides()[k] != strides[k]) return false;
+    return reinterpret_cast<int64_t>(t.const_data_ptr()) % kAlignment == 0;
   }
+
+  Tensor copy(const Tensor& t) const { return at::empty_strided(sizes, strides, t.options()).copy_(t); }
 };
 
 struct Program : torch::CustomClassHolder {
@@ -140,6 +147,8 @@ struct Program : torch::CustomClassHolder {
   }
 
   variable_list run(variable_list held) const {
+    // What was written down has its types already: autocast, which may be on or off by now, must not change them.
+    c10::impl::ExcludeDispatchKeyGuard as_they_are(c10::autocast_dispatch_keyset);
     const auto options = held.front().options().requires_grad(false);
     const auto device = held.front().device();
     c10::OptionalDeviceGuard on(device);
@@ -204,46 +213,59 @@ struct Program : torch::CustomClassHolder {
 
 using ProgramPtr = c10::intrusive_ptr<Program>;
 
-// Forward gives the output and what the backward takes beside the gradient: some of the inputs first, then what it made
-// itself. Backward gives one gradient for each input that can have one.
+// Programs for as long as the process lives, by number: a node of autograd may keep a number whatever looks at it.
+struct Pair {
+  ProgramPtr ahead, back;
+};
+
+std::mutex guard;
+std::deque<Pair> pairs;  // a deque: what is in there does not move when it grows
+
+int64_t keep(const ProgramPtr& ahead, const ProgramPtr& back) {
+  const std::lock_guard<std::mutex> lock(guard);
+  pairs.push_back({ahead, back});
+  return static_cast<int64_t>(pairs.size()) - 1;
+}
+
+const Pair& pair_of(int64_t number) {
+  const std::lock_guard<std::mutex> lock(guard);
+  return pairs.at(number);
+}
+
+// Forward gives the output and what the backward takes beside the gradient; backward one gradient for each input that
+// can have one.
 struct Layer : torch::autograd::Function<Layer> {
-  static Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList inputs, const ProgramPtr& ahead,
-                        const ProgramPtr& back, int64_t kept_inputs) {
+  static Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList inputs, int64_t number) {
     at::AutoDispatchBelowADInplaceOrView below;
-    auto given = ahead->run(inputs.vec());
-    const auto made = given.begin() + 1 + kept_inputs;
-    ctx->saved_data["back"] = back;
-    if (at::SavedTensorDefaultHooks::get_hooks()) {  // a checkpoint, or an offload, wants to see all that is kept
+    const auto& ahead = *pair_of(number).ahead;
+    auto given = ahead.run(inputs.vec());
+    ctx->saved_data["number"] = number;
+    if (at::SavedTensorDefaultHooks::get_hooks()) {
+      // A checkpoint, or an offload, sees what it would see of Python, in the same order.
       ctx->save_for_backward({given.begin() + 1, given.end()});
     } else {
-      ctx->save_for_backward({given.begin() + 1, made});
-      ctx->saved_data["made"] = variable_list(made, given.end());
+      // Of inputs the tensors themselves, not views, so that torch sees when one is changed in between.
+      variable_list kept, made;
+      for (size_t k = 1; k < given.size(); ++k) {
+        const auto slot = static_cast<size_t>(ahead.outputs[k].slot);
+        if (slot < inputs.size())
+          kept.push_back(inputs[slot]);
+        else
+          made.push_back(std::move(given[k]));
+      }
+      ctx->save_for_backward(std::move(kept));
+      ctx->saved_data["made"] = std::move(made);
     }
     return given.front();
   }
 
   static variable_list backward(torch::autograd::AutogradContext* ctx, variable_list arrived) {
-    const auto back = ctx->saved_data["back"].toCustomClass<Program>();
+    const auto& [ahead, back] = pair_of(ctx->saved_data["number"].toInt());
     const bool is_watched = at::GradMode::is_enabled() && arrived.front().requires_grad();
     variable_list gradients;
     {
       at::AutoDispatchBelowADInplaceOrView below;
-      variable_list inputs = {arrived.front().contiguous()};
-      arrived.clear();
-      for (auto& saved : ctx->get_saved_variables()) inputs.push_back(std::move(saved));
-      const auto made = ctx->saved_data.find("made");
-      if (made != ctx->saved_data.end()) {
-        for (const auto& saved : made->second.toTensorVector()) inputs.push_back(saved);
-        // Unless somebody wants to go through here again, each is let go as soon as it was used.
-        if (!torch::autograd::get_current_graph_task_keep_graph()) ctx->saved_data.erase(made);
-      }
-      TORCH_CHECK(inputs.size() == back->inputs.size(), "batchformer: saved tensors are missing");
-      for (size_t k = 0; k < inputs.size(); ++k) {
-        // a gradient that starts in the middle of something, or what a hook on saved tensors gave back
-        if (!back->inputs[k].fits(inputs[k])) inputs[k] = inputs[k].clone(at::MemoryFormat::Contiguous);
-        TORCH_CHECK(back->inputs[k].fits(inputs[k]), "batchformer: a saved tensor came back as another one");
-      }
-      gradients = back->run(std::move(inputs));
+      gradients = back->run(inputs_of(ctx, *ahead, *back, arrived.front().contiguous()));
     }
     if (is_watched) {
       for (auto& gradient : gradients) gradient = gradient.detach().requires_grad_();
@@ -251,26 +273,59 @@ struct Layer : torch::autograd::Function<Layer> {
       gradients = torch::autograd::DelayedError("second derivatives of the fused layer are not to be had", count)
                       .apply(std::move(gradients));
     }
-    gradients.resize(gradients.size() + 4);  // none for `valid`, the programs and the number
+    gradients.resize(gradients.size() + 2);  // none for `valid` and the number
     return gradients;
+  }
+
+  static variable_list inputs_of(torch::autograd::AutogradContext* ctx, const Program& ahead, const Program& back,
+                                 Tensor grad) {
+    variable_list inputs = {std::move(grad)};
+    auto saved = ctx->get_saved_variables();
+    const auto found = ctx->saved_data.find("made");
+    if (found == ctx->saved_data.end()) {
+      for (auto& tensor : saved) inputs.push_back(std::move(tensor));
+    } else {
+      auto made = found->second.toTensorVector();
+      size_t next_saved = 0, next_made = 0;
+      for (size_t k = 1; k < ahead.outputs.size(); ++k) {
+        const auto& view = ahead.outputs[k];
+        const bool is_input = static_cast<size_t>(view.slot) < ahead.inputs.size();
+        inputs.push_back(is_input ? view.of(saved.at(next_saved++)) : std::move(made.at(next_made++)));
+      }
+      // Unless somebody wants to go through here again, each is let go as soon as it was used.
+      if (!torch::autograd::get_current_graph_task_keep_graph()) ctx->saved_data.erase(found);
+    }
+    TORCH_CHECK(inputs.size() == back.inputs.size(), "batchformer: saved tensors are missing");
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      // a gradient that starts in the middle of something, or what a hook on saved tensors gave back
+      const auto& kind = back.inputs[k];
+      TORCH_CHECK(inputs[k].sizes() == kind.sizes && inputs[k].scalar_type() == kind.dtype,
+                  "batchformer: a saved tensor came back as another one");
+      if (!kind.fits(inputs[k])) inputs[k] = kind.copy(inputs[k]);
+    }
+    return inputs;
   }
 };
 
 // Nothing, where the inputs are of another kind, or not all that can have a gradient want one.
-variable_list layer(at::TensorList inputs, const ProgramPtr& ahead, const ProgramPtr& back, int64_t kept_inputs) {
-  if (!ahead->fits(inputs)) return {};
+variable_list layer(at::TensorList inputs, int64_t number) {
+  if (!pair_of(number).ahead->fits(inputs)) return {};
   for (const auto& input : inputs)
     if (at::isFloatingType(input.scalar_type()) && !input.requires_grad()) return {};
-  return {Layer::apply(inputs, ahead, back, kept_inputs)};
+  return {Layer::apply(inputs, number)};
 }
 
 }  // namespace
 
-TORCH_LIBRARY(batchformer_host, m) {
+// The name is given to the compiler, and unlike that of any other build, of which a process may have loaded one before.
+#define LIBRARY(name, m) TORCH_LIBRARY(name, m)
+
+LIBRARY(BATCHFORMER_LIBRARY, m) {
   m.class_<Program>("Program")
       .def(torch::init<int64_t>())
       .def("takes", &Program::takes)
       .def("add", &Program::add)
       .def("gives", &Program::gives);
+  m.def("keep", keep);
   m.def("layer", layer);
 }

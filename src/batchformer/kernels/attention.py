@@ -137,8 +137,17 @@ def _lines(problem: Problem, lines: int, wanted: bool, like: Tensor) -> Tensor |
 
 
 def _constants(problem: Problem, qkv: Tensor, valid: Tensor | None, tiles: Tiles) -> tuple[int | bool | str, ...]:
-    exact = qkv.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    exact = qkv.dtype == torch.float32 and is_exact()
     return (
         problem.head, problem.plan.head, valid is not None, problem.drop.bits, "ieee" if exact else "tf32",
         problem.is_even(tiles),
     )  # fmt: skip
+
+
+def is_exact() -> bool:
+    """Whether products of single precision are to be exact. torch has two ways to say so, and refuses to answer by the
+    first once somebody has used the second."""
+    try:
+        return not torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:
+        return torch.backends.cuda.matmul.fp32_precision != "tf32"

@@ -9,23 +9,25 @@ BATCHFORMER_HOST=python to leave all to Python.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from batchformer.kernels import record
+from batchformer.kernels import attention, record
 from batchformer.kernels.functions import LayerSettings, LayerWeights
 from batchformer.kernels.layer import fast_backward, fast_forward
 from batchformer.kernels.lean import lean_backward, lean_forward
@@ -37,14 +39,16 @@ SEEN = 3
 MOST_KINDS = 256
 
 
-class Programs(NamedTuple):
-    ahead: Any
-    back: Any
-    kept_inputs: int
-
-
-_recorded: dict[tuple[Any, ...], Programs | int | None] = {}  # a number: so often seen; None: it cannot be done
+_recorded: dict[tuple[Any, ...], Known] = {}
 _recording = threading.Lock()
+
+
+class Known(NamedTuple):
+    """What is known of a kind of input: how often it was seen, and then the number of its programs, or that there are
+    none."""
+
+    times: int
+    number: int | None = None
 
 
 def run_layer(
@@ -59,64 +63,87 @@ def run_layer(
 def replay(
     x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, is_lean: bool = False
 ) -> Tensor | None:
-    exact = settings.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-    key = (x.shape, x.dtype, x.device, settings, valid is None, is_lean, exact)
-    programs = _recorded.get(key, 0)
-    if isinstance(programs, int):
-        programs = _seen_again(key, programs, lambda: _record(x, weights, settings, valid, is_lean))
-    if programs is None or torch._C._len_torch_dispatch_stack():  # the latter: somebody watches what is done
+    if type(x) not in (Tensor, nn.Parameter) or not x.is_contiguous() or _is_watched():
+        return None
+    exact = settings.dtype == torch.float32 and attention.is_exact()
+    kind = (x.shape, x.dtype, x.device, weights.weight1.shape[0], weights.in_weight.dtype, settings, valid is None)
+    key = (*kind, is_lean, exact)
+    known = _recorded.get(key, Known(0))
+    if known.times < SEEN:
+        known = _seen_again(key, known, lambda: _record(x, weights, settings, valid, is_lean), (x, *weights))
+    if known.number is None:
         return None
     inputs = [x, *weights] if valid is None else [x, *weights, valid]
-    made = _layer()(inputs, *programs)
+    made = _operators().layer.default(inputs, known.number)
     return made[0] if made else None
 
 
-def _seen_again(key: tuple[Any, ...], times: int, write_down: Callable[[], Programs | None]) -> Programs | None:
-    is_busy = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    if is_busy or torch._C._len_torch_dispatch_stack():
-        return None
-    if times + 1 < SEEN:
-        _recorded[key] = times + 1
+def _is_watched() -> bool:
+    """Whether somebody wants to see what is done: a mode of torch, or a compiler of backward passes."""
+    compiler: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    return torch._C._len_torch_dispatch_stack() > 0 or (compiler is not None and compiler.compiled_autograd_enabled)
+
+
+def _seen_again(
+    key: tuple[Any, ...], known: Known, write_down: Callable[[], int | None], inputs: Sequence[Tensor]
+) -> Known:
+    """One more of this kind: the last time that is needed it is written down, if it can be just now."""
+    if known.times + 1 >= SEEN:
+        is_captured = inputs[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        if is_captured or not all(t.requires_grad for t in inputs) or _share_memory(inputs):
+            return known
+        known = _recorded[key] = Known(SEEN, write_down())
+        return known
+    with _recording:
+        _recorded[key] = Known(known.times + 1)
         if len(_recorded) > MOST_KINDS:  # rather what was not written down
-            del _recorded[next((old for old, known in _recorded.items() if isinstance(known, int)), key)]
-        return None
-    programs = _recorded[key] = write_down()
-    return programs
+            del _recorded[next((old for old, it in _recorded.items() if it.times < SEEN), key)]
+    return Known(0)
 
 
-@cache
-def _layer() -> Any:
-    return torch.ops.batchformer_host.layer.default
+def _share_memory(tensors: Sequence[Tensor]) -> bool:
+    """Tied weights: what is done with the one and what with the other could not be told apart."""
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in tensors)
+    return any(end > start for (_, end), (start, _) in pairwise(spans))
 
 
 def _record(
     x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, is_lean: bool
-) -> Programs | None:
-    """Forward and backward once, on these very inputs; torch's generator is left alone."""
+) -> int | None:
+    """Forward and backward once, on these very inputs; torch's generator is left alone. The number of the programs, or
+    None where that does not work: too little memory, say, or something that cannot be written down."""
     x, weights = x.detach(), LayerWeights(*[w.detach() for w in weights])
     inputs = [x, *weights, *([] if valid is None else [valid])]
     seed = torch.zeros(1, dtype=torch.int64, device=x.device) if settings.dropout > 0.0 else None
-    new = torch.classes.batchformer_host.Program
+    new = getattr(torch.classes, library_name()).Program
     try:
         with _recording, torch.no_grad():
             ahead = record.Recorder(new(launcher()), inputs, record.start_of, seed)
             with ahead:
                 out, saved, backward = (_lean if is_lean else _fast)(x, weights, settings, valid, seed)
-            # Of the inputs themselves are kept, not views of them, so that torch sees when one is changed in between.
-            kept = {slot: inputs[slot] for slot, *_ in map(ahead.view, saved) if slot < len(inputs)}
-            made = [tensor for tensor in saved if ahead.view(tensor)[0] >= len(inputs)]
-            ahead.program.gives([ahead.view(tensor) for tensor in (out, *kept.values(), *made)])
+            ahead.program.gives([ahead.view(tensor) for tensor in (out, *saved)])
             grad = torch.zeros_like(out)
-            back = record.Recorder(new(launcher()), [grad, *kept.values(), *made], record.start_of)
-            del out, saved, made
+            back = record.Recorder(new(launcher()), [grad, *saved], record.start_of)
+            del out, saved
             with back:
                 grad_x, gradients = backward(grad)
             if any(gradient is None for gradient in (grad_x, *gradients)):
                 raise record.NotRecordable("a gradient is missing")
             back.program.gives([back.view(tensor) for tensor in (grad_x, *gradients)])  # type: ignore[arg-type]
-    except record.NotRecordable:
+    except (record.NotRecordable, torch.OutOfMemoryError):
         return None
-    return Programs(ahead.program, back.program, len(kept))
+    except Exception as problem:  # of a version of Triton, say, that is not known here
+        warnings.warn(
+            f"Layers go on by Python, not C++: writing one down failed ({type(problem).__name__}: {problem}). "
+            "BATCHFORMER_HOST=python does without.", stacklevel=2,
+        )  # fmt: skip
+        return None
+    return int(_operators().keep.default(ahead.program, back.program))
+
+
+@cache
+def _operators() -> Any:
+    return getattr(torch.ops, library_name())
 
 
 Backward = Callable[[Tensor], tuple[Tensor | None, list[Tensor | None]]]
@@ -148,19 +175,29 @@ _ready: bool | None = None  # None: not known yet
 
 def is_ready() -> bool:
     """Whether the library is loaded. The first who asks has it built."""
-    global _builder, _ready
-    if _ready is not None:
-        return _ready
+    global _ready
+    if _ready is None:
+        try:
+            _ready = _find_out()
+        except (OSError, RuntimeError):  # no home, or one that may not be looked at
+            _ready = False
+    return bool(_ready)
+
+
+def _find_out() -> bool | None:
+    """None: it is being built."""
+    global _builder
     if os.environ.get("BATCHFORMER_HOST") == "python":
-        _ready = False
-    elif library().is_file():
-        _ready = _load()
-    elif _builder is None:
+        return False
+    if library().is_file():
+        return _load()
+    if _failed().is_file():
+        return False
+    if _builder is None:
         _builder = threading.Thread(target=build, name="batchformer: build of the host library", daemon=True)
         _builder.start()
-    elif not _builder.is_alive():  # it has failed, or made the file since it was looked for
-        _ready = library().is_file() and _load()
-    return bool(_ready)
+        return None
+    return None if _builder.is_alive() else library().is_file() and _load()
 
 
 def wait_until_built() -> bool:
@@ -179,15 +216,29 @@ def _load() -> bool:
 
 
 @cache
+def library_name() -> str:
+    """By what the library depends on."""
+    abi = str(torch._C._GLIBCXX_USE_CXX11_ABI)
+    parts = (SOURCE.read_bytes(), torch.__version__.encode(), platform.machine().encode(), abi.encode())
+    return f"batchformer_host_{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}"
+
+
+@cache
 def library() -> Path:
-    """Where it is, or will be: by what it depends on."""
+    """Where it is, or will be."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    parts = (SOURCE.read_bytes(), torch.__version__.encode(), platform.machine().encode())
-    return home / "batchformer" / f"host-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
+    return home / "batchformer" / f"{library_name()}.so"
+
+
+def _failed() -> Path:
+    """What the compiler said, where it could not build the library: it would say the same again."""
+    return library().with_suffix(".failed")
 
 
 def build() -> str | None:
     """Build the library, unless it is there or another process builds it: then wait for that one. What went wrong."""
+    import fcntl  # not on every system, and neither are the kernels
+
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return "there is no C++ compiler"
@@ -196,18 +247,20 @@ def build() -> str | None:
         place.parent.mkdir(parents=True, exist_ok=True)
         with open(place.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if place.is_file():
-                return None
+            if place.is_file() or _failed().is_file():
+                return None if place.is_file() else _failed().read_text()
             with tempfile.TemporaryDirectory(dir=place.parent) as folder:
                 made = Path(folder) / place.name
                 done = subprocess.run(
                     [*compiler.split(), "-O2", "-std=c++17", "-fPIC", "-shared", str(SOURCE), "-o", str(made),
+                     f"-DBATCHFORMER_LIBRARY={library_name()}",
                      f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", f"-I{inside / 'include'}",
                      f"-I{inside / 'include' / 'torch' / 'csrc' / 'api' / 'include'}", f"-L{inside / 'lib'}",
                      "-ltorch", "-ltorch_cpu", "-lc10"],
                     capture_output=True, text=True, check=False,
                 )  # fmt: skip
                 if done.returncode:
+                    _failed().write_text(done.stderr)
                     return done.stderr
                 made.replace(place)
     except OSError as problem:

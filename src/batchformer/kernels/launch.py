@@ -51,10 +51,11 @@ class Kernel:
         self, programs: int, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...],
         constants: tuple[Any, ...], warps: int = 4, stages: int = 1, registers: int | None = None,
     ) -> None:  # fmt: skip
-        if _watcher is not None:
+        watcher = _watcher  # read once: another thread may stop watching meanwhile
+        if watcher is not None:
             with _disable_current_modes():  # what Triton itself does with tensors is its own affair
                 compiled = self._start(programs, tensors, numbers, constants, warps, stages, registers)
-            _watcher(Launch(self, programs, tensors, numbers, constants, compiled))
+            watcher(Launch(self, programs, tensors, numbers, constants, compiled))
             return
         self._start(programs, tensors, numbers, constants, warps, stages, registers)
 

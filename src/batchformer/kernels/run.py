@@ -43,14 +43,14 @@ def encoder_layer(
 ) -> Float[Tensor, "batch position dim"]:
     """The post-norm layer of the papers, fused; the input may be of another type than the matrix products."""
     valid = None if valid is None else valid.contiguous()
-    if seed is None and not torch.compiler.is_compiling():
-        made = host.run_layer(x, weights, settings, valid, is_lean)
+    is_compiling = torch.compiler.is_compiling()
+    with nullcontext() if is_compiling else _on(x):
+        made = None if is_compiling or seed is not None else host.run_layer(x, weights, settings, valid, is_lean)
         if made is not None:
             return made
-    seed = (draw_seed(x.device) if seed is None else seed) if settings.dropout > 0.0 else None
-    if torch.compiler.is_compiling():
-        return operators.compiled_layer(x, weights, settings, valid, seed, is_lean)
-    with _on(x):
+        seed = (draw_seed(x.device) if seed is None else seed) if settings.dropout > 0.0 else None
+        if is_compiling:
+            return operators.compiled_layer(x, weights, settings, valid, seed, is_lean)
         return (lean_layer if is_lean else fast_layer)(x, weights, settings, valid, seed)
 
 

@@ -92,10 +92,12 @@ class BatchEncoderLayer(nn.Module):
         return Choice("triton", choice.why if obstacle is None else f"attention alone: {obstacle}", obstacle is None)
 
     def _why_not_fused(self, x: Tensor) -> str | None:
-        if self.norm != "post" or self._parameters["scale1"] is not None:
+        if self.norm != "post" or self.scale1 is not None:
             return f"norm={self.norm!r}, or a layer scale, is not fused"
+        if type(self._modules["self_attn"]) is not BatchAttention:  # wrapped, say
+            return "a part of the layer was replaced"
         parts = self._parts()
-        if not all(type(part) is kind for part, kind in zip(parts, _KINDS, strict=True)):
+        if not all(type(part) is kind and part.bias is not None for part, kind in zip(parts[1:], _KINDS, strict=True)):
             return "a part of the layer was replaced"
         if x.dtype != parts[1].weight.dtype and not torch.is_autocast_enabled(x.device.type):
             return "input and weights are of different types"
@@ -104,8 +106,8 @@ class BatchEncoderLayer(nn.Module):
         return why_not_fused(parts[0].dim, parts[3].out_features)
 
     def _parts(self) -> tuple[Any, ...]:
-        """Attention, its output projection, and the rest in the order of `_KINDS`; not by `__getattr__`, which is slow,
-        and would be asked some twenty times a call."""
+        """Attention, then its output projection and the rest in the order of `_KINDS`; not by `__getattr__`, which is
+        slow, and would be asked some twenty times a call."""
         parts = self._modules
         attention: Any = parts["self_attn"]
         out_proj = attention._modules["out_proj"]
@@ -159,7 +161,7 @@ class BatchEncoderLayer(nn.Module):
         return f"norm={self.norm!r}, dropout={self.dropout}"
 
 
-_KINDS = (BatchAttention, nn.Linear, nn.LayerNorm, nn.Linear, nn.Linear, nn.LayerNorm)
+_KINDS = (nn.Linear, nn.LayerNorm, nn.Linear, nn.Linear, nn.LayerNorm)
 
 
 def _is_watched(module: nn.Module) -> bool:

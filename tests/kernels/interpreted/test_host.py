@@ -6,6 +6,7 @@ back here, and the kernel is interpreted on the memory it was given.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import shutil
 import threading
@@ -13,6 +14,7 @@ import threading
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -158,8 +160,7 @@ def test_work_done_in_pieces(driver: Driver, monkeypatch: pytest.MonkeyPatch, me
     equal(make(memory=memory), torch.randn(5, 5, 32))
 
 
-def test_what_is_kept_is_let_go_during_the_backward_or_kept_for_the_next(driver: Driver) -> None:
-    """As Python does it: the most that is held at a time in C++ is no more."""
+def test_what_is_kept_serves_a_second_backward_only_where_that_was_asked_for(driver: Driver) -> None:
     layer, x = make(64, dropout=0.0), torch.randn(300, 2, 64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "run_layer", host.replay)
@@ -190,6 +191,108 @@ def test_hooks_on_saved_tensors_see_all_that_is_kept(driver: Driver) -> None:
     (seen, ours), (expected, theirs) = run("c++"), run("python")
     assert all(map(torch.equal, ours, theirs))
     assert seen == expected
+
+
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+@pytest.mark.parametrize("ways", [("python", "c++"), ("c++", "python")])
+def test_a_checkpoint_may_go_forward_by_one_and_again_by_the_other(
+    driver: Driver, ways: tuple[str, str], memory: str
+) -> None:
+    layer, x = make(memory=memory), torch.randn(6, 2, 32)
+
+    def gradients(ways: tuple[str, str]) -> tuple[Tensor, ...]:
+        turn = iter(ways)
+        leaf = x.clone().requires_grad_()
+
+        def once(*given) -> Tensor | None:
+            return host.replay(*given) if next(turn) == "c++" else None
+
+        torch.manual_seed(7)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(host, "run_layer", once)
+            loss = checkpoint(layer, leaf, use_reentrant=False).square().sum()
+            return torch.autograd.grad(loss, [leaf, *layer.parameters()])
+
+    assert all(map(torch.equal, gradients(ways), gradients(("python", "python"))))
+
+
+def test_a_backward_under_autocast_keeps_the_types_of_its_forward(driver: Driver) -> None:
+    layer, x = make(dropout=0.0), torch.randn(6, 2, 32)
+    expected = by("python", layer, x)[2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "run_layer", host.replay)
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf)
+        weight = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
+        with torch.autocast("cpu", torch.bfloat16):
+            (gradient,) = torch.autograd.grad((out * weight).sum(), leaf)
+    assert torch.equal(gradient, expected)
+
+
+def test_tied_weights_are_left_to_python_and_do_not_mislead_layers_after_them(driver: Driver) -> None:
+    tied = make()
+    tied.norm2 = tied.norm1
+    x = torch.randn(6, 2, 32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "run_layer", host.replay)
+        assert is_of_python(tied(x.clone().requires_grad_()))
+    equal(make(), x)
+
+
+def test_strides_of_a_single_position_do_not_matter(driver: Driver) -> None:
+    layer = make(dropout=0.0)
+    x = torch.randn(1, 6, 32).transpose(0, 1)
+    assert x.is_contiguous()
+    assert x.stride() == (32, 192, 1)
+
+    def unpack(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "run_layer", host.replay)
+        leaf = x.detach().requires_grad_()
+        out = layer(leaf)
+        assert not is_of_python(out)
+        (gradient,) = torch.autograd.grad(out.square().sum(), leaf)
+    (expected,) = torch.autograd.grad(make(dropout=0.0)(leaf).square().sum(), leaf)
+    assert torch.equal(gradient, expected)
+
+
+@pytest.mark.parametrize("problem", [torch.OutOfMemoryError("full"), KeyError("ptx")])
+def test_what_goes_wrong_while_it_is_written_down_does_not_stop_the_training(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    def refuse(launched: launch.Launch) -> tuple[int, int, int, int]:
+        raise problem
+
+    monkeypatch.setattr(record, "start_of", refuse)
+    monkeypatch.setattr(host, "run_layer", host.replay)
+    unexpected = isinstance(problem, KeyError)
+    with pytest.warns(UserWarning, match="go on by Python") if unexpected else contextlib.nullcontext():
+        assert is_of_python(make()(torch.randn(6, 2, 32, requires_grad=True)))
+    assert is_of_python(make()(torch.randn(6, 2, 32, requires_grad=True)))
+
+
+def test_without_a_home_all_is_left_to_python(library, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(host, "library", nowhere)
+    monkeypatch.setattr(host, "_ready", None)
+    assert not host.is_ready()
+
+
+def test_a_build_that_failed_is_not_tried_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = tmp_path / "calls"
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\necho once >> {calls}\necho no such thing >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(host, "library", lambda: tmp_path / "cache" / "library.so")
+    assert [host.build(), host.build()] == ["no such thing\n"] * 2
+    assert calls.read_text() == "once\n"
+    monkeypatch.setattr(host, "_ready", None)
+    assert not host.is_ready()
 
 
 def test_kinds_that_come_once_are_not_written_down_and_soon_forgotten(
@@ -299,6 +402,8 @@ def test_python_does_what_does_not_fit(driver: Driver, what: str) -> None:
         assert host.replay(x.transpose(0, 1).contiguous().transpose(0, 1), weights, settings, valid) is None
     else:
         with FlopCounterMode(display=False):
+            assert host.replay(x, weights, settings, valid) is None
+        with compiled_autograd._enable(lambda graph: graph):
             assert host.replay(x, weights, settings, valid) is None
 
 

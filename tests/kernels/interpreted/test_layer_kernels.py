@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
 from batchformer.kernels import blocks, random_bits, run
@@ -174,6 +175,19 @@ def test_a_part_that_is_watched_or_replaced_is_called() -> None:
     assert layer.backend_used(x).fused
     layer.linear1 = nn.Sequential(layer.linear1)
     assert not layer.backend_used(x).fused
+
+
+def test_a_wrapped_attention_and_parts_without_a_bias_are_not_fused() -> None:
+    x = torch.randn(5, 2, 32)
+    wrapped = make(dropout=0.0)
+    expected = wrapped(x)
+    wrapped.self_attn = checkpoint_wrapper(wrapped.self_attn)
+    torch.testing.assert_close(wrapped(x), expected)
+    for part, other in (("linear2", nn.Linear(32, 32, bias=False)), ("norm1", nn.LayerNorm(32, bias=False))):
+        layer = make()
+        setattr(layer, part, other)
+        assert not layer.backend_used(x).fused
+        layer(x.clone().requires_grad_()).sum().backward()
 
 
 def test_operators_declare_what_they_do() -> None:
