@@ -22,7 +22,7 @@ import torch
 from _common import write
 from torch import Tensor, nn
 
-from batchformer.kernels import host, rows
+from batchformer.kernels import host, host_library, rows
 from batchformer.kernels.bench import one_call
 from batchformer.kernels.random_bits import Drop, Site
 from batchformer.nn.encoder import BatchEncoderLayer
@@ -96,7 +96,7 @@ def main() -> None:
     found = [{"part": name, "us": host_us(call), "times": times} for name, (times, call) in parts().items()]
     found.append({"part": "sum of the parts", "us": sum(row["us"] * row["times"] for row in found), "times": 1})  # type: ignore[operator, misc]
     starters: dict[str, Any] = {"Python": lambda *_: None}
-    if host.wait_until_built():
+    if host_library.wait_until_built():
         starters["C++"] = host.run_layer
     for name, shape in SHAPES.items():
         x, grad = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from batchformer.kernels import host
+from batchformer.kernels import host, host_library
 from batchformer.kernels.random_bits import Drop, Site, keep_mask
 from batchformer.nn import batch_attention
 from batchformer.nn.encoder import BatchEncoderLayer
@@ -32,7 +32,7 @@ SHAPES = {
 @pytest.fixture(scope="module", autouse=True)
 def built() -> bool:
     """Small layers run as they will: by C++ wherever that can be built."""
-    return host.wait_until_built()
+    return host_library.wait_until_built()
 
 
 def results(function: Callable[[Tensor], Tensor], layer: nn.Module, x: Tensor) -> list[Tensor]:

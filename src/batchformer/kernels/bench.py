@@ -69,10 +69,10 @@ def machine(device: torch.device) -> dict[str, Any]:
             continue
     if device.type != "cuda":
         return {"device": "CPU", "versions": versions}
-    from batchformer.kernels import host
+    from batchformer.kernels import host_library
 
     # who starts the kernels of small layers
-    starter = "C++" if host.wait_until_built() else "Python"
+    starter = "C++" if host_library.wait_until_built() else "Python"
     return {"device": torch.cuda.get_device_name(device), "versions": versions, "host": starter}
 
 

@@ -1,43 +1,33 @@
 """Layers without Python in between: what a layer does is written down once and done again by `_host.cpp`.
 
-The device is done with a small layer long before Python has started all of it. So when a compiler is here, `_host.cpp`
-is built, once for a version of torch, in the background; until then, and wherever it does not fit, Python does the
-same. Nothing differs but the time the host takes: the same products and kernels run in the same order. Set
-BATCHFORMER_HOST=python to leave all to Python.
+The device is done with a small layer long before Python has started all of it. Until the library is built
+(`host_library.py`), and wherever it does not fit, Python does the same. Nothing differs but the time the host takes:
+the same products and kernels run in the same order. Set BATCHFORMER_HOST=python to leave all to Python.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from batchformer.kernels import attention, record
+from batchformer.kernels import attention, host_library, record
 from batchformer.kernels.functions import LayerSettings, LayerWeights
 from batchformer.kernels.layer import fast_backward, fast_forward
 from batchformer.kernels.lean import lean_backward, lean_forward
 
-SOURCE = Path(__file__).with_name("_host.cpp")
 # A kind of input is written down when it has been seen so often: not what comes once, as images of all sizes do.
 SEEN = 3
 # Kinds that are remembered.
 MOST_KINDS = 256
-
 
 _recorded: dict[tuple[Any, ...], Known] = {}
 _recording = threading.Lock()
@@ -55,7 +45,7 @@ def run_layer(
     x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, is_lean: bool = False
 ) -> Tensor | None:
     """`layer.fast_layer` or `lean.lean_layer` with a new seed; None where it has to be done by Python."""
-    if not (x.is_cuda and x.numel() and torch.is_grad_enabled() and is_ready()):
+    if not (x.is_cuda and x.numel() and torch.is_grad_enabled() and host_library.is_ready()):
         return None
     return replay(x, weights, settings, valid, is_lean)
 
@@ -115,7 +105,7 @@ def _record(
     x, weights = x.detach(), LayerWeights(*[w.detach() for w in weights])
     inputs = [x, *weights, *([] if valid is None else [valid])]
     seed = torch.zeros(1, dtype=torch.int64, device=x.device) if settings.dropout > 0.0 else None
-    new = getattr(torch.classes, library_name()).Program
+    new = getattr(torch.classes, host_library.name()).Program
     try:
         with _recording, torch.no_grad():
             ahead = record.Recorder(new(launcher()), inputs, record.start_of, seed)
@@ -143,7 +133,7 @@ def _record(
 
 @cache
 def _operators() -> Any:
-    return getattr(torch.ops, library_name())
+    return getattr(torch.ops, host_library.name())
 
 
 Backward = Callable[[Tensor], tuple[Tensor | None, list[Tensor | None]]]
@@ -167,102 +157,3 @@ def launcher() -> int:
     """The address of the driver's function that starts a kernel."""
     start = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
     return ctypes.cast(start, ctypes.c_void_p).value or 0
-
-
-_builder: threading.Thread | None = None
-_ready: bool | None = None  # None: not known yet
-
-
-def is_ready() -> bool:
-    """Whether the library is loaded. The first who asks has it built."""
-    global _ready
-    if _ready is None:
-        try:
-            _ready = _find_out()
-        except (OSError, RuntimeError):  # no home, or one that may not be looked at
-            _ready = False
-    return bool(_ready)
-
-
-def _find_out() -> bool | None:
-    """None: it is being built."""
-    global _builder
-    if os.environ.get("BATCHFORMER_HOST") == "python":
-        return False
-    if library().is_file():
-        return _load()
-    if _failed().is_file():
-        return False
-    if _builder is None:
-        _builder = threading.Thread(target=build, name="batchformer: build of the host library", daemon=True)
-        _builder.start()
-        return None
-    return None if _builder.is_alive() else library().is_file() and _load()
-
-
-def wait_until_built() -> bool:
-    """For benchmarks: whether small layers run without Python, after what it takes to know."""
-    if not is_ready() and _builder is not None:
-        _builder.join()
-    return is_ready()
-
-
-def _load() -> bool:
-    try:
-        torch.ops.load_library(str(library()))
-    except OSError:
-        return False
-    return True
-
-
-@cache
-def library_name() -> str:
-    """By what the library depends on."""
-    abi = str(torch._C._GLIBCXX_USE_CXX11_ABI)
-    parts = (SOURCE.read_bytes(), torch.__version__.encode(), platform.machine().encode(), abi.encode())
-    return f"batchformer_host_{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}"
-
-
-@cache
-def library() -> Path:
-    """Where it is, or will be."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "batchformer" / f"{library_name()}.so"
-
-
-def _failed() -> Path:
-    """What the compiler said, where it could not build the library: it would say the same again."""
-    return library().with_suffix(".failed")
-
-
-def build() -> str | None:
-    """Build the library, unless it is there or another process builds it: then wait for that one. What went wrong."""
-    import fcntl  # not on every system, and neither are the kernels
-
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        return "there is no C++ compiler"
-    place, inside = library(), Path(torch.__file__).parent
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with open(place.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if place.is_file() or _failed().is_file():
-                return None if place.is_file() else _failed().read_text()
-            with tempfile.TemporaryDirectory(dir=place.parent) as folder:
-                made = Path(folder) / place.name
-                done = subprocess.run(
-                    [*compiler.split(), "-O2", "-std=c++17", "-fPIC", "-shared", str(SOURCE), "-o", str(made),
-                     f"-DBATCHFORMER_LIBRARY={library_name()}",
-                     f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", f"-I{inside / 'include'}",
-                     f"-I{inside / 'include' / 'torch' / 'csrc' / 'api' / 'include'}", f"-L{inside / 'lib'}",
-                     "-ltorch", "-ltorch_cpu", "-lc10"],
-                    capture_output=True, text=True, check=False,
-                )  # fmt: skip
-                if done.returncode:
-                    _failed().write_text(done.stderr)
-                    return done.stderr
-                made.replace(place)
-    except OSError as problem:
-        return str(problem)
-    return None

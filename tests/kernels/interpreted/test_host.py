@@ -18,7 +18,7 @@ from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from batchformer.kernels import blocks, host, launch, record, run
+from batchformer.kernels import blocks, host, host_library, launch, record, run
 from batchformer.nn.encoder import BatchEncoderLayer
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
@@ -83,9 +83,9 @@ def at(word: int, like: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def library():
-    problem = host.build()
+    problem = host_library.build()
     assert problem is None, problem
-    assert host.is_ready()
+    assert host_library.is_ready()
 
 
 @pytest.fixture
@@ -277,9 +277,9 @@ def test_without_a_home_all_is_left_to_python(library, monkeypatch: pytest.Monke
     def nowhere() -> None:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(host, "library", nowhere)
-    monkeypatch.setattr(host, "_ready", None)
-    assert not host.is_ready()
+    monkeypatch.setattr(host_library, "path", nowhere)
+    monkeypatch.setattr(host_library, "_ready", None)
+    assert not host_library.is_ready()
 
 
 def test_a_build_that_failed_is_not_tried_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,11 +288,11 @@ def test_a_build_that_failed_is_not_tried_again(tmp_path, monkeypatch: pytest.Mo
     compiler.write_text(f"#!/bin/sh\necho once >> {calls}\necho no such thing >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setattr(host, "library", lambda: tmp_path / "cache" / "library.so")
-    assert [host.build(), host.build()] == ["no such thing\n"] * 2
+    monkeypatch.setattr(host_library, "path", lambda: tmp_path / "cache" / "library.so")
+    assert [host_library.build(), host_library.build()] == ["no such thing\n"] * 2
     assert calls.read_text() == "once\n"
-    monkeypatch.setattr(host, "_ready", None)
-    assert not host.is_ready()
+    monkeypatch.setattr(host_library, "_ready", None)
+    assert not host_library.is_ready()
 
 
 def test_kinds_that_come_once_are_not_written_down_and_soon_forgotten(
