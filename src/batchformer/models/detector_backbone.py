@@ -57,6 +57,8 @@ def restore_activations(backbone: nn.Module, name: str) -> None:
     import timm
     from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
 
+    from batchformer.models.frozen_norm import RememberingFrozenBatchNormAct2d
+
     with torch.random.fork_rng(devices=[]):
         whole = timm.create_model(name, features_only=True)
     for path, module in whole.named_modules():
@@ -68,7 +70,7 @@ def restore_activations(backbone: nn.Module, name: str) -> None:
             continue
         if isinstance(lost, FrozenBatchNormAct2d):
             continue
-        frozen = FrozenBatchNormAct2d(module.num_features, eps=module.eps)
+        frozen = RememberingFrozenBatchNormAct2d(module.num_features, eps=module.eps)
         frozen.drop, frozen.act = module.drop, module.act
         frozen.load_state_dict(lost.state_dict())
         backbone.set_submodule(path, frozen)
