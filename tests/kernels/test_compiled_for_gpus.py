@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from batchformer.kernels import blocks, run  # noqa: E402
+from batchformer.kernels import blocks, record, run  # noqa: E402
 from batchformer.kernels.functions import LayerSettings, LayerWeights  # noqa: E402
-from batchformer.kernels.launch import Kernel  # noqa: E402
+from batchformer.kernels.launch import Kernel, Launch  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
@@ -95,6 +96,18 @@ def test_for_cards_of_data_centres_and_without_lost_speed(
         kernel = compiled(launch, HOPPER)
         assert kernel.metadata.shared <= SHARED[HOPPER], launch
         assert not complaints(kernel.asm["ptx"], tmp_path), launch
+
+
+def test_what_cpp_needs_to_start_them_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the address, which a kernel gets when it is loaded: threads, shared memory, and arguments."""
+    for launch in launches(monkeypatch, 24, 256, 4, torch.bfloat16, masked=True):
+        kernel = compiled(launch, HOPPER)
+        loaded = SimpleNamespace(metadata=kernel.metadata, src=kernel.src, asm=kernel.asm, function=7)
+        tensors, numbers, warps = launch[1], launch[2], launch[4]
+        given = len([kind for kind in tensors if kind is not None]) + len(numbers)
+        function, threads, shared, arguments = record.start_of(Launch(launch[0], 1, (), (), (), loaded))
+        assert (function, threads, shared) == (7, 32 * warps, kernel.metadata.shared)
+        assert given <= arguments <= given + 2, launch  # Triton adds two addresses of scratch memory
 
 
 def test_of_a_lean_layer_that_works_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from timm.layers import FrozenBatchNormAct2d
@@ -51,6 +52,16 @@ def test_other_buffers_are_noticed(pair):
         module.running_var.mul_(2.0)
     agree(*pair)
     agree(ours.double(), theirs.double())
+
+
+def test_a_buffer_in_the_place_of_another_is_noticed(pair):
+    """Also where memory and version are those of the one before: as when memory was let go and comes again."""
+    memory = np.ones(5, dtype=np.float32)
+    for value in (1.0, 2.0):
+        memory[:] = value
+        for module in pair:
+            module.weight = torch.from_numpy(memory)
+        agree(*pair)
 
 
 def test_copies_and_inference_go_their_own_ways(pair):

@@ -2,7 +2,8 @@
 //
 // A small layer is over on the device long before Python has started all of it. A `Program` is the list of its steps
 // for inputs of one kind; slots hold its tensors. `layer` runs one program forward and one backward, as a node of
-// autograd. Built by `host_library.py`; needs torch and a compiler, no CUDA toolkit: the launcher is handed in as an address.
+// autograd. Built by `host_library.py`; needs torch and a compiler, no CUDA toolkit: the launcher is handed in as an
+// address.
 
 #include <ATen/ATen.h>
 #include <ATen/SavedTensorHooks.h>

@@ -14,7 +14,8 @@ class RememberingFrozenBatchNormAct2d(FrozenBatchNormAct2d):
     """The same numbers to the bit. Scale and shift of a channel follow from four buffers; computing them takes five
     small kernels in every forward of every layer, which for a small detector is much of what a step starts."""
 
-    _remembered: tuple[Any, Tensor, Tensor] | None = None
+    # what it is of, the buffers (kept, so that no other tensor can be taken for one of them), scale and shift
+    _remembered: tuple[Any, Any, Tensor, Tensor] | None = None
 
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
         scale, shift = self._scale_and_shift()
@@ -24,10 +25,10 @@ class RememberingFrozenBatchNormAct2d(FrozenBatchNormAct2d):
         if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return self._compute()  # a compiler fuses it; what is made in inference mode is of no use to training
         buffers: tuple[Any, ...] = (self.weight, self.bias, self.running_mean, self.running_var)
-        of = tuple((buffer.data_ptr(), buffer._version, buffer.dtype, buffer.device) for buffer in buffers)
+        of = tuple((id(buffer), buffer._version, buffer.data_ptr()) for buffer in buffers)
         if self._remembered is None or self._remembered[0] != of:
-            self._remembered = (of, *self._compute())
-        return self._remembered[1:]
+            self._remembered = (of, buffers, *self._compute())
+        return self._remembered[2:]
 
     def _compute(self) -> tuple[Tensor, Tensor]:
         """In timm's order."""

@@ -10,11 +10,13 @@ import contextlib
 import ctypes
 import shutil
 import threading
+from itertools import accumulate
 
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo import compiled_autograd
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -172,6 +174,29 @@ def test_what_is_kept_serves_a_second_backward_only_where_that_was_asked_for(dri
         assert torch.equal(first, second)
         with pytest.raises(RuntimeError, match="second time"):
             torch.autograd.grad(loss, leaf)
+
+
+def test_what_is_kept_is_let_go_during_the_backward(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most memory that forward and backward take: less where what was kept need not serve another one."""
+    monkeypatch.setattr(host, "run_layer", host.replay)
+    # kernels that do nothing: those of the interpreter take memory of their own
+    nothing = LAUNCH(lambda *_: 0)
+    monkeypatch.setattr(host, "launcher", lambda: ctypes.cast(nothing, ctypes.c_void_p).value)
+    layer, x = make(64, dropout=0.0), torch.randn(300, 2, 64)
+    activation = x.numel() * x.element_size()
+
+    def most(keeps: bool) -> int:
+        leaf, grad = x.clone().requires_grad_(), torch.ones_like(x)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            out = layer(leaf)
+            out.backward(grad, retain_graph=keeps)
+        assert not is_of_python(out)
+        changes = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+        changes.sort(key=lambda event: event.start_ns())
+        return max(accumulate(event.nbytes() for event in changes))
+
+    most(True)  # the first is written down, too
+    assert most(False) <= most(True) - 2 * activation
 
 
 def test_hooks_on_saved_tensors_see_all_that_is_kept(driver: Driver) -> None:
