@@ -49,13 +49,14 @@ def run(args: list[str]) -> int:
         settings = settings._replace(rounds=3, seconds=0.02, passes=("fwd+bwd",), compile=False)
     folder = Path(given.value("out", "benchmarks/results") or "")
     failed = 0
-    if is_all or not (given.flag("growth") or given.flag("end-to-end")):
-        failed |= write_rows(folder / f"{given.value('name', 'layer')}.json", shapes, settings, device)
-    if is_all or given.flag("growth"):
-        sweep = (growth.QUICK if is_quick else growth.Sweep())._replace(dtype=dtype, dropout=dropout)
-        failed |= write_growth(folder / "growth.json", sweep, device)
-    if is_all or given.flag("end-to-end"):
-        failed |= write_steps(folder / "end_to_end.json", bench_steps.BATCHES, device, 0.1 if is_quick else 0.3)
+    with bench.on_this_thread():
+        if is_all or not (given.flag("growth") or given.flag("end-to-end")):
+            failed |= write_rows(folder / f"{given.value('name', 'layer')}.json", shapes, settings, device)
+        if is_all or given.flag("growth"):
+            sweep = (growth.QUICK if is_quick else growth.Sweep())._replace(dtype=dtype, dropout=dropout)
+            failed |= write_growth(folder / "growth.json", sweep, device)
+        if is_all or given.flag("end-to-end"):
+            failed |= write_steps(folder / "end_to_end.json", bench_steps.BATCHES, device, 0.1 if is_quick else 0.3)
     return failed
 
 
@@ -124,7 +125,7 @@ def _tell(what: str) -> None:
 
 
 _COLUMNS = ("shape", "heads", "pass", "memory", "ours_ms", "papers_ms", "compiled_ms", "graph_ms", "floor_ms",
-            "ours_gib", "papers_gib")  # fmt: skip
+            "ours_gib", "papers_gib", "ours_threads_ms", "papers_threads_ms")  # fmt: skip
 _GROWTH_COLUMNS = ("shape", "fast_ms", "lean_ms", "attention_ms", "products_ms", "fast_gib", "lean_gib")
 _STEP_COLUMNS = ("model", "batch", "plain_ms", "ours_ms", "papers_ms", "plain_gib", "ours_gib", "papers_gib")
 

@@ -56,11 +56,11 @@ struct View {
   Tensor of(const variable_list& slots) const { return of(slots[slot]); }
 };
 
-enum class Kind { empty, seed, mm, addmm, addmm_, baddbmm_, add_, cat, to, launch };
+enum class Kind { empty, seed, mm, addmm, addmm_, baddbmm_, add_, cat, to, clone, launch };
 
 Kind kind_of(const std::string& name) {
-  static const std::array<const char*, 10> names = {"empty",    "seed", "mm",  "addmm", "addmm_",
-                                                    "baddbmm_", "add_", "cat", "to",    "launch"};
+  static const std::array<const char*, 11> names = {"empty", "seed", "mm", "addmm", "addmm_",  "baddbmm_",
+                                                    "add_",  "cat",  "to", "clone", "launch"};
   for (size_t k = 0; k < names.size(); ++k)
     if (name == names[k]) return static_cast<Kind>(k);
   TORCH_CHECK(false, "batchformer: unknown step ", name);
@@ -169,6 +169,7 @@ struct Program : torch::CustomClassHolder {
         case Kind::add_: operand(0).add_(operand(1)); break;
         case Kind::cat: held[step.into] = at::cat(all_of(step, held)); break;
         case Kind::to: held[step.into] = operand(0).to(step.dtype); break;
+        case Kind::clone: held[step.into] = operand(0).clone(at::MemoryFormat::Contiguous); break;
         case Kind::launch: launch(step, held, stream); break;
       }
       for (auto slot : step.over) held[slot].reset();

@@ -5,6 +5,9 @@ gradients of the input and of every weight. Memory is the peak of the call above
 incoming gradient and weights are not counted, the output and the gradients are. The floor is the arithmetic of the
 layer at the rate of a large matrix product of this device, or input and output moved once at the rate of a copy,
 whichever is longer: neither can be beaten.
+
+All layers go backward on the thread that calls (`on_this_thread`), as in `batchformer fit`; `*_threads_ms` is the same
+by autograd's thread of the device, torch's default, where the host pays for waking one thread and then the other.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from importlib import metadata
 from typing import Any, Literal, NamedTuple
 
@@ -73,7 +77,15 @@ def machine(device: torch.device) -> dict[str, Any]:
 
     # who starts the kernels of small layers
     starter = "C++" if host_library.wait_until_built() else "Python"
-    return {"device": torch.cuda.get_device_name(device), "versions": versions, "host": starter}
+    thread = "the device's" if torch._C._is_multithreading_enabled() else "the caller's"
+    return {
+        "device": torch.cuda.get_device_name(device), "versions": versions, "host": starter, "backward_thread": thread,
+    }  # fmt: skip
+
+
+def on_this_thread(one: bool = True) -> AbstractContextManager[Any]:
+    """In here backward passes run on the thread that calls them; or, with False, as torch does by default."""
+    return torch.autograd.set_multithreading_enabled(not one)
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
@@ -181,6 +193,7 @@ def rows(
                     "dropout": settings.dropout, "memory": memory, "ours_ms": ours["ms"], "papers_ms": papers["ms"],
                     "compiled_ms": papers["compiled"], "graph_ms": ours["graph"], "ours_gib": ours["gib"],
                     "papers_gib": papers["gib"], "floor_ms": floor_ms(shape, kind, dtype, rates),
+                    "ours_threads_ms": ours["threads"], "papers_threads_ms": papers["threads"],
                 }  # fmt: skip
 
 
@@ -206,9 +219,18 @@ def _ours(
     cuda = device.type == "cuda"
     return {
         "ms": guarded(f"{label} ours_ms", lambda: median_ms(step, *timed), problems),
+        "threads": guarded(f"{label} ours_threads_ms", lambda: _by_threads(step, kind, timed), problems),
         "gib": guarded(f"{label} ours_gib", lambda: peak_gib(step, device), problems) if cuda else None,
         "graph": guarded(f"{label} graph_ms", lambda: median_ms(graph_of(step), *timed), problems) if cuda else None,
     }
+
+
+def _by_threads(step: Callable[[], Any], kind: Pass, timed: tuple[torch.device, int, float]) -> float | None:
+    """What has a backward, that on autograd's own thread."""
+    if kind == "fwd":
+        return None
+    with on_this_thread(False):
+        return median_ms(step, *timed)
 
 
 class _Papers:
@@ -228,12 +250,13 @@ class _Papers:
         timed = (self.device, self.settings.rounds, self.settings.seconds)
         step = one_call(self.module, self.module, *self.inputs, kind)
 
-        def of(what: str, measure: Callable[[], float]) -> float | None:
+        def of(what: str, measure: Callable[[], float | None]) -> float | None:
             return guarded(f"{self.name} {kind} {what}", measure, self.problems)
 
         found: dict[str, float | None] = {"ms": of("papers_ms", lambda: median_ms(step, *timed)), "gib": None}
         if self.device.type == "cuda":
             found["gib"] = of("papers_gib", lambda: peak_gib(step, self.device))
+        found["threads"] = of("papers_threads_ms", lambda: _by_threads(step, kind, timed))
         found["compiled"] = None
         if self.compiled is not None:
             fast = one_call(self.compiled, self.module, *self.inputs, kind)
@@ -241,7 +264,7 @@ class _Papers:
         return found
 
 
-def guarded(label: str, measure: Callable[[], float], problems: list[str]) -> float | None:
+def guarded(label: str, measure: Callable[[], float | None], problems: list[str]) -> float | None:
     """The measurement, or None and a line about what went wrong: one failure must not lose the others."""
     try:
         return measure()

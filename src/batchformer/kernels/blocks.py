@@ -31,9 +31,14 @@ class Normed(NamedTuple):
     statistics: Float[Tensor, "rows 2"] | None
 
 
-def piece_length(count: int, elements: int, at_once: int) -> int:
+# Rows of which a piece of rows has a multiple: then all that belongs to it starts at a multiple of 16 bytes.
+ALIGNED_ROWS = 8
+
+
+def piece_length(count: int, elements: int, at_once: int, multiple: int = 1) -> int:
     """Into how long pieces to cut `count` things of so many elements each."""
-    return -(-count // -(-count * elements // at_once)) if count else 1
+    length = -(-count // -(-count * elements // at_once)) if count else 1
+    return min(-(-length // multiple) * multiple, max(count, 1))
 
 
 class NormSettings(NamedTuple):
@@ -155,7 +160,7 @@ def mlp_norm_gradients(
     lines1: Tensor | None = None
     lines2: Tensor | None = None
     count = rows.shape[0]
-    at_once = piece_length(count, rows.shape[1], FAST_ELEMENTS) if piece.stride == 0 else count
+    at_once = piece_length(count, rows.shape[1], FAST_ELEMENTS, ALIGNED_ROWS) if piece.stride == 0 else count
     for start in range(0, count, at_once):
         of = (grad, rows, hidden, total, statistics, into)
         if at_once < count:

@@ -23,7 +23,8 @@ aten = torch.ops.aten
 _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.t.default, aten.slice.Tensor, aten.expand.default,
           aten.split_with_sizes.default, aten.detach.default, aten.alias.default}  # fmt: skip
 _MADE = {aten.empty.memory_format: "empty", aten.empty_like.default: "empty", aten._to_copy.default: "to",
-         aten.mm.default: "mm", aten.addmm.default: "addmm", aten.cat.default: "cat"}  # fmt: skip
+         aten.mm.default: "mm", aten.addmm.default: "addmm", aten.cat.default: "cat",
+         aten.clone.default: "clone"}  # fmt: skip
 _CHANGED = {aten.addmm_.default: "addmm_", aten.baddbmm_.default: "baddbmm_", aten.add_.Tensor: "add_"}
 _NONE = torch.uint8  # the type of what a step makes that makes nothing
 
@@ -71,7 +72,7 @@ class Recorder(TorchDispatchMode):
         if operation in _VIEWS:
             return result
         name, keywords = _MADE.get(operation), keywords or {}
-        is_plain = name == "empty" or (keywords.keys() <= {"dtype"} and (name != "cat" or len(arguments) == 1))
+        is_plain = name in ("empty", "clone") or (keywords.keys() <= {"dtype"} and (name != "cat" or len(arguments) == 1))
         if name is not None and is_plain and result.is_contiguous():
             given = {"empty": (), "cat": arguments[0]}.get(name, arguments)
             operands = [self.view(t) for t in given if isinstance(t, Tensor) and t.numel()]

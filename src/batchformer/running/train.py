@@ -92,7 +92,9 @@ def train(run: Prepared, config: dict[str, Any], checkpoint: Path | None, analys
     # With max_steps Lightning would go through the end of the checkpoint's epoch a second time, and count it twice.
     trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
     try:
-        trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
+        with torch.autograd.set_multithreading_enabled(False):
+            # A process has one device, and the way to autograd's own thread for it and back costs more than it gives.
+            trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
     except SystemExit:  # what Lightning makes of Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
         raise KeyboardInterrupt from None
