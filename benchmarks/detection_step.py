@@ -2,7 +2,8 @@
 
     python benchmarks/detection_step.py [--batches 4 8] [--size 800 1066] [--layer 0] [--backend auto] [--out DIR]
 
-bf16 autocast, AdamW, ten objects an image, matching and auxiliary losses included. Time of a step is the median over
+bf16 autocast, AdamW, ten objects an image, matching and auxiliary losses included, backward on the calling thread as in
+`batchformer fit`. The file is written after each batch size. Time of a step is the median over
 rounds in turns, peak memory what a step needs above the weights. The share of the module is the time of its own forward
 and backward, measured by itself on as many tokens in the same dtype, over that of the step; the rest of what the second
 stream costs is the encoder and decoder on twice the rows.
@@ -11,6 +12,7 @@ stream costs is the encoder and decoder on twice the rows.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import nn
 
 import batchformer as bf
 from batchformer._cli.bench_steps import PapersLayer
+from batchformer.kernels.bench import on_this_thread
 from batchformer.models import create_detector
 
 HEADS, DROPOUT = 4, 0.5
@@ -87,6 +90,7 @@ def count_tokens(model: nn.Module, inputs: dict[str, Any]) -> int:
 def measure(batch: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     inputs, steps, memory, alone = images_and_boxes(batch, tuple(args.size)), {}, {}, {}
     for kind in ("plain", "ours", "papers layer"):
+        print(f"... batch {batch}, {kind}", file=sys.stderr, flush=True)
         model = build(kind, args)
         optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-6, fused=True)
 
@@ -136,10 +140,14 @@ def main() -> None:
     parser.add_argument("--memory", default="fast")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
-    rows = [row for batch in args.batches for row in measure(batch, args)]
+    rows: list[dict[str, Any]] = []
     settings = {"model": "deformable-detr, resnet50", "size": args.size, "layer": args.layer, "dtype": "bf16",
                 "backend": args.backend, "memory": args.memory}  # fmt: skip
-    write("detection_step", {"benchmark": "detection_step", **settings, "rows": rows}, args.out)
+    for batch in args.batches:
+        with on_this_thread():
+            rows += measure(batch, args)
+        content = {"benchmark": "detection_step", **settings, "rows": rows}
+        write("detection_step", content, args.out, show=batch == args.batches[-1])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from batchformer.kernels import bench, growth
 from batchformer.kernels.bench import Rates, Settings, Shape, floor_ms
 
 KEYS = {"shape", "heads", "dtype", "pass", "dropout", "memory", "ours_ms", "papers_ms", "compiled_ms", "graph_ms",
-        "ours_gib", "papers_gib", "floor_ms", "ours_threads_ms", "papers_threads_ms"}  # fmt: skip
+        "ours_gib", "papers_gib", "floor_ms", "ours_threads_ms", "papers_threads_ms", "ours_median_ms",
+        "papers_median_ms"}  # fmt: skip
 TINY = {"tiny": Shape(3, 2, 16, 2)}
 FAST = Settings("fp32", 0.5, rounds=1, seconds=0.001)
 CPU = torch.device("cpu")
@@ -32,6 +33,8 @@ def test_a_file_has_a_row_for_each_pass_and_memory(tmp_path: Path, capsys: pytes
         assert row["shape"] == [3, 2, 16]
         assert row["ours_ms"] > 0
         assert row["papers_ms"] > 0
+        assert row["ours_median_ms"] >= row["ours_ms"]
+        assert row["papers_median_ms"] >= row["papers_ms"]
         assert (row["ours_threads_ms"] is None) == (row["papers_threads_ms"] is None) == (row["pass"] == "fwd")
     assert set(result) == {"device", "versions", "rows"}
     assert capsys.readouterr().out.count("3 x 2 x 16") == 4

@@ -22,7 +22,6 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_capability", lambda device: (9, 0))
     monkeypatch.setattr(room, "_HAS_TRITON", True)
     monkeypatch.setattr(room, "_INTERPRETED", False)
-    monkeypatch.setattr(room, "_MEASURED", True)
 
 
 @pytest.mark.usefixtures("hopper")
@@ -34,12 +33,11 @@ def test_auto_takes_the_kernels_on_a_gpu_and_torchs_elsewhere() -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-def test_auto_leaves_kernels_alone_that_nobody_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_MEASURED", False)
-    choice = choose("auto", CUDA, torch.bfloat16, 256, 4)
+def test_auto_leaves_kernels_alone_that_are_not_known_to_be_faster() -> None:
+    choice = choose("auto", CUDA, torch.float32, 256, 4)
     assert choice.backend == "sdpa"
-    assert "measured" in choice.why
-    assert choose("triton", CUDA, torch.bfloat16, 256, 4).backend == "triton"
+    assert "single precision" in choice.why
+    assert choose("triton", CUDA, torch.float32, 256, 4).backend == "triton"
 
 
 @pytest.mark.usefixtures("hopper")

@@ -65,6 +65,11 @@ def test_outputs_and_gradients_agree_with_single_precision(name: str, dtype: tor
             pytest.skip("heads as wide as these are for half precision")
         positions = min(positions, 300)
     layer = make(dim, heads, memory=memory).to(dtype)
+    if dtype == torch.float32:
+        # Hidden units that are clearly on or off: of millions some lie so near to zero that one order of summing has
+        # them on and another off, which changes gradients by up to 1e-3, in torch too.
+        with torch.no_grad():
+            layer.linear1.bias.copy_(torch.tensor([8.0, -8.0]).repeat(layer.linear1.bias.numel() // 2))
     x = torch.randn(batch, min(positions, 4000), dim, device="cuda").to(dtype)
     assert layer.backend_used(x).fused
     ours = results(layer, layer, x)
@@ -174,11 +179,10 @@ def test_a_cuda_graph_draws_new_masks_at_every_replay_and_the_right_ones_backwar
     assert all(o.isfinite().all() and g.abs().sum() > 0 for o, g in replayed)
 
 
-def test_the_kernels_are_what_auto_chooses_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchformer.kernels.choose._MEASURED", True)
+def test_the_kernels_are_what_auto_chooses_here() -> None:
     layer = BatchEncoderLayer(256, 4).cuda()
     x = torch.randn(8, 5, 256, device="cuda")
-    assert layer.backend_used(x).fused
+    assert layer.backend_used(x).backend == "sdpa"
     with torch.autocast("cuda", torch.bfloat16):
         assert layer.backend_used(x).fused
     assert layer.double().backend_used(x.double()).backend == "sdpa"

@@ -19,8 +19,8 @@ _ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
 _NARROWEST_HEAD, _WIDE_HEAD, _WIDEST_HEAD, _WIDEST_ROW = 16, 256, 512, 8192
 
 
-# To be set when benchmarks/results/ holds their speed and their tests on a GPU: until then "auto" leaves them alone.
-_MEASURED = False
+# Types whose speed is in benchmarks/results/: "auto" takes the kernels for no other.
+_MEASURED = (torch.bfloat16, torch.float16)
 # Looked up once: the questions below are also asked while `torch.compile` traces a module.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 # Triton runs its kernels on the CPU, element by element, when this was set before its first import.
@@ -42,8 +42,10 @@ def choose(backend: Backend, device: torch.device, dtype: torch.dtype, dim: int,
     obstacle = why_not_triton(device, dtype, dim, heads)
     if obstacle is None and device.type == "cpu" and backend == "auto":
         obstacle = "Triton's interpreter is for tests; it runs only where backend='triton' asks for it"
-    if obstacle is None and backend == "auto" and not _MEASURED:
-        obstacle = "the kernels have not been measured on a GPU yet; they run only where backend='triton' asks for them"
+    if obstacle is None and backend == "auto" and dtype not in _MEASURED:
+        obstacle = (
+            "in single precision the kernels are not known to be faster; they run where backend='triton' asks for them"
+        )
     if obstacle is None:
         return Choice("triton", "the device, the type and the width of the heads allow it")
     return Choice("sdpa", obstacle)

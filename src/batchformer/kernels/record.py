@@ -72,7 +72,9 @@ class Recorder(TorchDispatchMode):
         if operation in _VIEWS:
             return result
         name, keywords = _MADE.get(operation), keywords or {}
-        is_plain = name in ("empty", "clone") or (keywords.keys() <= {"dtype"} and (name != "cat" or len(arguments) == 1))
+        is_plain = name in ("empty", "clone") or (
+            keywords.keys() <= {"dtype"} and (name != "cat" or len(arguments) == 1)
+        )
         if name is not None and is_plain and result.is_contiguous():
             given = {"empty": (), "cat": arguments[0]}.get(name, arguments)
             operands = [self.view(t) for t in given if isinstance(t, Tensor) and t.numel()]
