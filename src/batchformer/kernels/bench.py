@@ -60,8 +60,8 @@ class Rates(NamedTuple):
 class Settings(NamedTuple):
     dtype: str = "bf16"
     dropout: float = 0.5
-    rounds: int = 15
-    seconds: float = 0.04  # of one round
+    rounds: int = 9
+    seconds: float = 0.08  # of one round
     compile: bool = False
     passes: tuple[Pass, ...] = ("fwd+bwd", "fwd")
     memories: tuple[Memory, ...] = MEMORIES
