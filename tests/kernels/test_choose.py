@@ -7,10 +7,11 @@ import sys
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from batchformer.errors import UserError
 from batchformer.kernels import choose as room
-from batchformer.kernels.choose import choose
+from batchformer.kernels.choose import Choice, choose
 from batchformer.nn.attention import BatchAttention, reference_batch_attention
 from batchformer.nn.encoder import BatchEncoderLayer
 
@@ -130,3 +131,30 @@ def test_import_brings_no_triton() -> None:
         "assert not [m for m in sys.modules if m.startswith('batchformer.kernels.') and not m.endswith('choose')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_auto_leaves_alone_what_wants_to_see_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transforms, forward-mode derivatives and subclasses of tensors go by torch, which knows them all."""
+    monkeypatch.setattr("batchformer.nn.attention.choose", lambda *_: Choice("triton", "say"))
+    attention, x, whys = BatchAttention(32, 2), torch.randn(4, 3, 32), []
+
+    def ask(x: torch.Tensor) -> torch.Tensor:
+        whys.append(attention.backend_used(x))
+        return x.sum()
+
+    ask(x)
+    torch.func.grad(ask)(x)
+    with forward_ad.dual_level():
+        ask(forward_ad.make_dual(x, x))
+    ask(x.as_subclass(Special))
+    assert [why.backend for why in whys] == ["triton", "sdpa", "sdpa", "sdpa"]
+    assert all(
+        word in why.why for word, why in zip(("say", "torch.func", "forward-mode", "Special"), whys, strict=True)
+    )
+    attention.backend = "triton"  # whoever asks for them gets them, and torch's own words where that fails
+    ask(x.as_subclass(Special))
+    assert whys[-1].backend == "triton"
+
+
+class Special(torch.Tensor):
+    pass

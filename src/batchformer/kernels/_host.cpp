@@ -272,7 +272,7 @@ struct Layer : torch::autograd::Function<Layer> {
     if (is_watched) {
       for (auto& gradient : gradients) gradient = gradient.detach().requires_grad_();
       const auto count = static_cast<int64_t>(gradients.size());
-      gradients = torch::autograd::DelayedError("second derivatives of the fused layer are not to be had", count)
+      gradients = torch::autograd::DelayedError("second derivatives of the fused layer: use backend='sdpa'", count)
                       .apply(std::move(gradients));
     }
     gradients.resize(gradients.size() + 2);  // none for `valid` and the number

@@ -272,7 +272,15 @@ class _Papers:
         if self.compiled is not None:
             fast = one_call(self.compiled, self.module, *self.inputs, kind)
             found["compiled"] = guarded(f"{label} compiled_ms", lambda: times_ms(fast, *timed).fastest, self.problems)
+            _end_compilers()
         return found
+
+
+def _end_compilers() -> None:
+    """The processes that compiled for torch stay: what is measured next is to have the host for itself."""
+    from torch._inductor import async_compile
+
+    async_compile.shutdown_compile_workers()
 
 
 Measured = TypeVar("Measured")

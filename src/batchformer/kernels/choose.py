@@ -8,6 +8,8 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 Backend = Literal["auto", "reference", "sdpa", "triton"]
 BACKENDS: tuple[Backend, ...] = ("auto", "reference", "sdpa", "triton")
@@ -67,6 +69,19 @@ def why_not_triton(device: torch.device, dtype: torch.dtype, dim: int, heads: in
         return f"heads of width {dim // heads} lie outside of {_NARROWEST_HEAD} to {_WIDEST_HEAD}"
     if dim // heads > _WIDE_HEAD and (dtype == torch.float32 or not _roomy(device)):
         return f"heads of width {dim // heads} need half precision and a device with more shared memory"
+    return None
+
+
+def why_not_seen(x: Tensor) -> str | None:
+    """What wants to see every step of a computation, which kernels do not show; None when nothing does."""
+    if torch.compiler.is_compiling():  # which the kernels take part in, as operators
+        return None
+    if type(x) is not Tensor and type(x) is not nn.Parameter:
+        return f"the input is a {type(x).__name__}, and the kernels take plain tensors"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func is at work"
+    if forward_ad._current_level >= 0:
+        return "forward-mode derivatives are at work"
     return None
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
-from batchformer.kernels.choose import BACKENDS, Backend, Choice, choose
+from batchformer.kernels.choose import BACKENDS, Backend, Choice, choose, why_not_seen
 
 # Fused SDPA puts sequences on a grid axis of at most 65,535 blocks.
 _SEQUENCES_PER_CALL = 65_535
@@ -171,6 +171,8 @@ class BatchAttention(nn.Module):
         choice = choose(self.backend, x.device, dtype, self.dim, self.heads)
         if choice.backend == "triton" and not x.numel():
             return Choice("sdpa", "the input is empty")
+        if choice.backend == "triton" and self.backend == "auto" and (obstacle := why_not_seen(x)) is not None:
+            return Choice("sdpa", obstacle)
         if self.backend == "triton" and choice.backend != "triton":
             raise UserError(
                 f'backend="triton" cannot run here: {choice.why}. With backend="auto" torch\'s kernels would.'
