@@ -21,7 +21,8 @@ _ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
 _NARROWEST_HEAD, _WIDE_HEAD, _WIDEST_HEAD, _WIDEST_ROW = 16, 256, 512, 8192
 
 
-# Types whose speed is in benchmarks/results/: "auto" takes the kernels for no other.
+# Types "auto" takes the kernels for: bfloat16 is measured in benchmarks/results/layer.json, float16 runs on the same
+# units at the same rate.
 _MEASURED = (torch.bfloat16, torch.float16)
 # Looked up once: the questions below are also asked while `torch.compile` traces a module.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None

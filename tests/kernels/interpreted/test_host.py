@@ -165,11 +165,13 @@ def test_work_done_in_pieces(driver: Driver, monkeypatch: pytest.MonkeyPatch, me
 
 @pytest.mark.parametrize("count", [0, 1, 7, 25, 201_728])
 def test_pieces_of_rows_start_where_kernels_read_fastest(count: int) -> None:
-    """At multiples of 16 bytes, also of what has 8 bytes in a row: DeiT-Ti's 201,728 rows in three equal pieces do
-    not."""
-    length = blocks.piece_length(count, 192, 3 * 10 * 192 if count < 100 else blocks.FAST_ELEMENTS, blocks.ALIGNED_ROWS)
+    """At multiples of 16 bytes, also of what has 8 bytes in a row: equal pieces of 25 rows (nine), or of DeiT-Ti's
+    201,728 (67,243), do not."""
+    at_once = 10 * 192 if count < 100 else blocks.FAST_ELEMENTS
+    length = blocks.piece_length(count, 192, at_once, blocks.ALIGNED_ROWS)
     assert 1 <= length <= max(count, 1)
     assert length >= count or length * 8 % 16 == 0
+    assert (length < count) == (count * 192 > at_once)  # cut where there is too much for one go, and only there
 
 
 def test_what_is_kept_serves_a_second_backward_only_where_that_was_asked_for(driver: Driver) -> None:
