@@ -6,9 +6,10 @@
 Each run is a recipe `coco128-*` in a process of its own, `--jobs` side by side on a card (then with one thread each,
 unless OMP_NUM_THREADS is set), stopped after `--minutes` of training; finished ones are kept. "single" is V2's Table
 11, the failure of ports of the method: all rows go through the module, there is no plain stream, and the detector is
-tested without the module (and, beside it, with it). Every run is evaluated on its 32 training images and on the
-validation images. Result files go to `results/coco128-<detector>*/`, the table of both evaluations to
-`benchmarks/results/detection_study.json`.
+tested without the module (and, beside it, with it). "all" and "single-all" have a module after each encoder layer, not
+the first alone. Every run is evaluated on its 32 training images and on the validation images. Result files go to
+`results/coco128-<detector>*/`, the table of both evaluations to `benchmarks/results/detection_study.json`: it has every
+finished run of this seed in `--runs`, those of earlier calls too.
 """
 
 from __future__ import annotations
@@ -32,13 +33,19 @@ VARIANTS = {
     "batchformer": [],
     "single": ["--model.batchformer.streams", "single", "--model.evaluate_with_batch", "true"],
 }
+EACH_LAYER = ["--model.batchformer.encoder_layers", "[0, 1, 2]"]  # the recipes' detectors have three
+VARIANTS |= {
+    "all": [*EACH_LAYER, "--model.evaluate_with_batch", "true"],
+    "single-all": [*EACH_LAYER, *VARIANTS["single"]],
+}
+ALL_DETECTORS = ("baseline", "batchformer")
 SINGLE = ("detr", "deformable-detr")  # the failure of one stream is shown by these: V2's Table 11 has the second
 SHOWN = ("ap", "ap50", "ap75", "ap_batch", "ap50_batch")
 VAL = "val.json"
 
 
 def name_of(detector: str, variant: str) -> str:
-    return f"coco128-{detector}" + ("-single" if variant == "single" else "")
+    return f"coco128-{detector}" + ("" if variant in ALL_DETECTORS else f"-{variant}")
 
 
 def fit(detector: str, variant: str, args: argparse.Namespace) -> int:
@@ -106,13 +113,26 @@ def row(detector: str, variant: str, args: argparse.Namespace) -> dict[str, Any]
     return {
         "detector": detector,
         "variant": variant,
-        "train_images": {name: metrics[name] for name in SHOWN if metrics.get(name) is not None},
-        "val_images": {"images": val["images"], **{name: val[name] for name in SHOWN if name in val}},
+        **{f"train_{name}": metrics.get(name) for name in SHOWN},
+        "val_images": val["images"],
+        **{f"val_{name}": val.get(name) for name in SHOWN if not name.endswith("_batch")},
         "loss": result["history"][-1].get("train_loss"),
         "epochs": result["epochs"],
         "steps": result["steps"],
         "wall_s": result["wall_s"],
+        "device": result["device"],
+        "versions": result["versions"],
     }
+
+
+def trained_on(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The machine of the runs, which need not be the one that makes the table: moved out of the rows if one for all."""
+    machines = [{name: row[name] for name in ("device", "versions")} for row in rows]
+    if not machines or any(found != machines[0] for found in machines):
+        return {}
+    for row in rows:
+        del row["device"], row["versions"]
+    return machines[0]
 
 
 def main() -> int:
@@ -135,19 +155,18 @@ def main() -> int:
         return 0
     if args.weights is None:
         parser.error("--weights: a file with the ImageNet weights of MobileNetV2")
-    pairs = [(d, v) for v in args.variants for d in args.detectors if v != "single" or d in SINGLE]
+    everything = [(d, v) for v in VARIANTS for d in DETECTORS if v in ALL_DETECTORS or d in SINGLE]
+    pairs = [(d, v) for d, v in everything if d in args.detectors and v in args.variants]
     with ThreadPoolExecutor(args.jobs) as pool:
         failed = sum(code != 0 for code in pool.map(lambda pair: fit(*pair, args), pairs))
-    rows = [made for pair in pairs if (made := row(*pair, args)) is not None]
+    rows = [made for pair in everything if (made := row(*pair, args)) is not None]
     for made in rows:
-        train, val = made["train_images"], made["val_images"]
-        line = f"{made['detector']:24} {made['variant']:12} training: AP {train['ap']:5.1f} AP50 {train['ap50']:5.1f}"
-        line += f"   validation: AP {val['ap']:5.1f} AP50 {val['ap50']:5.1f}   {made['wall_s']:.0f} s"
-        print(
-            line + (f"   with the module: AP50 {train['ap50_batch']:.1f}" if "ap50_batch" in train else ""), flush=True
-        )
-    settings = {"benchmark": "detection_study", "minutes": args.minutes, "jobs": args.jobs, "seed": args.seed}
-    write("detection_study", {**settings, "rows": rows}, args.out, show=False)
+        line = f"{made['detector']:24} {made['variant']:12} training: AP {made['train_ap']:5.1f} "
+        line += f"AP50 {made['train_ap50']:5.1f}   validation: AP {made['val_ap']:5.1f} AP50 {made['val_ap50']:5.1f}"
+        with_module = made["train_ap50_batch"]
+        line += "" if with_module is None else f"   training, with the module: AP50 {with_module:.1f}"
+        print(f"{line}   {made['wall_s']:.0f} s", flush=True)
+    write("detection_study", {**trained_on(rows), "seed": args.seed, "rows": rows}, args.out, show=False)
     return 1 if failed else 0
 
 

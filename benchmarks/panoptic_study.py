@@ -6,13 +6,13 @@ For each method, with and without BatchFormerV2: the recipe `coco128-panoptic-bo
 then `coco128-panoptic` (the mask head on it, frozen), each `batchformer fit` in a process of its own, `--jobs` methods
 at a time (then with one thread each, unless OMP_NUM_THREADS is set). Finished runs are kept, stopped ones go on. PQ and
 its parts on the images trained on and, as it is too little to learn from, for comparison on the validation images;
-goal: PQ above 40 on the former. Writes the result files to `results/`, `panoptic_study.json` beside them, and pictures
-into the run folder of the head.
+goal: PQ above 40 on the former. Writes the result files to `results/`, `benchmarks/results/panoptic_study.json`, and
+pictures into the run folder of the head.
 
 After `--`: more overrides for every run, such as `--trainer.precision bf16-mixed`. A quick look on a CPU:
 
     python benchmarks/panoptic_study.py --data-root DIR --backbone-weights FILE --images 4 --size 160 \\
-        --box-epochs 60 --head-epochs 20 --results look --runs look/runs -- --data.batch_size 4 --data.workers 0
+        --box-epochs 60 --head-epochs 20 --results look --out look --runs look/runs -- --data.batch_size 4 --data.workers 0
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from _common import RESULTS, write
 from _study import environment
 
 METHODS = ("baseline", "batchformer")
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--backbone-weights", required=True, help="ImageNet weights of MobileNetV2, a local file")
     parser.add_argument("--runs", type=Path, default=Path("runs") / HEAD)
     parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
@@ -56,9 +58,13 @@ def main() -> int:
     for method, found in numbers.items():
         for part, metrics in found.items():
             print(f"{method:12} {part:6}" + "".join(f"  {name} {metrics[name]:5.1f}" for name in SHOWN), flush=True)
-    args.results.mkdir(parents=True, exist_ok=True)
-    content = {"goal": GOAL, "images": args.images, "size": args.size, "seed": args.seed, "methods": numbers}
-    (args.results / "panoptic_study.json").write_text(json.dumps(content, indent=1) + "\n")
+    rows = [
+        {"method": method, "evaluated_on": part, **{name: value for name, value in metrics.items() if name != "all"}}
+        for method, found in numbers.items()
+        for part, metrics in found.items()
+    ]
+    content = {"goal_pq": GOAL, "train_images": args.images, "size": args.size, "seed": args.seed, "rows": rows}
+    write("panoptic_study", content, args.out, show=False)
     draw(args)
     reached = all(worked.values()) and all(found["train"]["pq"] > GOAL for found in numbers.values())
     print(f"PQ above {GOAL:g} on the {args.images} images trained on: {'yes' if reached else 'no'}", flush=True)

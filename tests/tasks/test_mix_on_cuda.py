@@ -4,11 +4,15 @@ Miniatures of the networks of `benchmarks/mix_study.py` under its options. What 
 ones too. Alone, before a long study: `pytest tests/tasks/test_mix_on_cuda.py -m gpu`.
 """
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from torch._dynamo.utils import counters
 
+from batchformer.mix import PuzzleMix
 from batchformer.tasks import AdamWOptions, Classification, CosineOptions, InsertionOptions, MixOptions
 
 from .conftest import TinyData, make_trainer
@@ -73,9 +77,11 @@ class Watching(Classification):
         super().on_train_epoch_end()
 
 
-def trained(fast: bool, precision: str = "bf16-mixed", lr: float = 1e-3, sharpen: float = 1.0, **arguments) -> Watching:
+def trained(
+    fast: bool, precision: str = "bf16-mixed", lr: float = 1e-3, sharpen: float = 1.0, kind=Watching, **arguments
+) -> Watching:
     """Eight steps: three before the capture, the others replayed. Not fast: neither compiled nor captured."""
-    task = Watching(
+    task = kind(
         optimizer=AdamWOptions(lr=lr, lr_per=None),
         schedule=CosineOptions(warmup_epochs=0),
         compile=fast,
@@ -95,12 +101,12 @@ def trained(fast: bool, precision: str = "bf16-mixed", lr: float = 1e-3, sharpen
 
 
 def check(mix: MixOptions, tolerance: float = 3e-2, **arguments) -> None:
-    # Puzzle-Mix moves a block elsewhere for the last bit of a gradient, and then the picture is another: in bf16 eight
-    # steps of a network part for good, though both are right.
-    precision = "32-true" if mix.method == "puzzlemix" else "bf16-mixed"
-    plain = trained(False, precision, mix=mix, **arguments)
+    # Puzzle-Mix moves a block elsewhere for the last bits of a gradient, and then the picture is another: networks that
+    # learn from it part for good within eight steps, though both are right. So they stand still here.
+    how = {"precision": "32-true", "lr": 0.0} if mix.method == "puzzlemix" else {}
+    plain = trained(False, mix=mix, **how, **arguments)
     before = counters["stats"]["unique_graphs"]
-    fast = trained(True, precision, mix=mix, **arguments)
+    fast = trained(True, mix=mix, **how, **arguments)
     compiled = counters["stats"]["unique_graphs"] - before
     assert fast.captured
     assert all(torch.isfinite(value).all() for value in fast.state_dict().values())
@@ -121,6 +127,42 @@ def test_resnet(variant, extractor):
     options = {"mixup": 0.0, "cutmix": 1.0, **ON_RESNET[variant]}
     given = extractor if variant == "attentive-cutmix" else {}
     check(MixOptions(**options, **given), tolerance=6e-2, **RESNET)
+
+
+class LooksTwice(Watching):
+    """After every step: how far what Puzzle-Mix sees in the batch is from what it sees in a copy of the network."""
+
+    def __init__(self, **arguments) -> None:
+        super().__init__(**arguments)
+        self.parted, self.changed = [], []
+
+    def on_train_batch_end(self, outputs, batch, batch_idx) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        images, labels = batch[0], F.one_hot(batch[1], Data.num_classes).float()
+        puzzle = next(method for method in self._mixing.mix.mixes if isinstance(method, PuzzleMix))
+        seen = puzzle.saliency(images, labels)
+        own, puzzle.model = puzzle.model, copy.deepcopy(puzzle.model)
+        with torch.compiler.set_stance("force_eager"):
+            expected = puzzle.saliency(images, labels)
+        if batch_idx == 0:  # the first batch comes back after four steps
+            self.before = getattr(self, "before", expected)
+            self.changed.append(distance(expected, self.before))
+        puzzle.model = own
+        self.parted.append(distance(seen, expected))
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return ((one - other).norm() / other.norm()).item()
+
+
+@pytest.mark.parametrize("network", [VIT, RESNET])
+def test_puzzle_mix_looks_through_the_weights_of_this_step(network):
+    mix = MixOptions("puzzlemix", mixup=0.0, cutmix=1.0, transport_size=4)
+    task = trained(True, "32-true", lr=1e-2, kind=LooksTwice, mix=mix, **network)
+    assert task.captured
+    assert len(task.parted) == 8
+    assert max(task.parted) < 0.05
+    assert task.changed[-1] > 0.2  # so that old weights would be seen
 
 
 @pytest.mark.parametrize("block", [None, "rollout"])

@@ -174,7 +174,7 @@ def _benchmark_section(folder: Path) -> str:
                 parts += [f"![{picture.stem}](../benchmarks/results/{picture.name})\n" for picture in pictures]
             elif rows:
                 parts.append(("" if key == "rows" else f"{key}:\n\n") + _measurements(rows) + "\n")
-    return "\n".join(["## Speed\n", "From the files in `benchmarks/results/`.\n", *parts]) if parts else ""
+    return "\n".join(["## Benchmarks\n", "From the files in `benchmarks/results/`.\n", *parts]) if parts else ""
 
 
 def _measurements(rows: list[Any]) -> str:
