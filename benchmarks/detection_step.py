@@ -141,8 +141,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    settings = {"model": "deformable-detr, resnet50", "size": " x ".join(map(str, args.size)), "layer": args.layer, "dtype": "bf16",
-                "backend": args.backend, "memory": args.memory}  # fmt: skip
+    settings = {"model": "deformable-detr, resnet50", "size": " x ".join(map(str, args.size)), "layer": args.layer,
+                "dtype": "bf16", "backend": args.backend, "memory": args.memory}  # fmt: skip
     for batch in args.batches:
         with on_this_thread():
             rows += measure(batch, args)

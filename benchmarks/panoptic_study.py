@@ -12,7 +12,8 @@ pictures into the run folder of the head.
 After `--`: more overrides for every run, such as `--trainer.precision bf16-mixed`. A quick look on a CPU:
 
     python benchmarks/panoptic_study.py --data-root DIR --backbone-weights FILE --images 4 --size 160 \\
-        --box-epochs 60 --head-epochs 20 --results look --out look --runs look/runs -- --data.batch_size 4 --data.workers 0
+        --box-epochs 60 --head-epochs 20 --results look --out look --runs look/runs \\
+        -- --data.batch_size 4 --data.workers 0
 """
 
 from __future__ import annotations
