@@ -2,10 +2,13 @@
 //
 // A small layer is over on the device long before Python has started all of it. A `Program` is the list of its steps
 // for inputs of one kind; slots hold its tensors. `layer` runs one program forward and one backward, as a node of
-// autograd. Built by `host_library.py`; needs torch and a compiler, no CUDA toolkit: the launcher is handed in as an
-// address.
+// autograd. Built by `host_library.py`; needs torch and a compiler, no CUDA toolkit: functions of CUDA are handed in as
+// addresses.
+
+#include "_host_products.h"
 
 #include <ATen/ATen.h>
+#include <ATen/NativeFunctions.h>
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -24,6 +27,9 @@
 namespace {
 
 using at::Tensor;
+using batchformer::Blas;
+using batchformer::Layout;
+using batchformer::Product;
 using torch::autograd::variable_list;
 using Numbers = std::vector<int64_t>;
 
@@ -50,10 +56,19 @@ struct View {
   }
 
   Tensor of(const Tensor& held) const {
-    return is_whole ? held : held.as_strided(sizes, strides, held.storage_offset() + offset);
+    // the function behind as_strided: the way there takes longer
+    return is_whole ? held : at::native::as_strided_tensorimpl(held, sizes, strides, held.storage_offset() + offset);
   }
 
   Tensor of(const variable_list& slots) const { return of(slots[slot]); }
+
+  // Where it begins.
+  void* start(const variable_list& slots) const {
+    const auto& held = slots[slot];
+    return static_cast<char*>(held.data_ptr()) + offset * static_cast<int64_t>(held.element_size());
+  }
+
+  std::optional<Layout> layout() const { return Layout::of(sizes, strides); }
 };
 
 enum class Kind { empty, seed, mm, addmm, addmm_, baddbmm_, add_, cat, to, clone, launch };
@@ -76,6 +91,7 @@ struct Step {
   unsigned programs, threads, shared;
   Numbers slots, values;      // of each argument: the slot it points into (-1: none), and the offset in bytes or value
   Numbers over;               // slots that nothing reads later
+  std::optional<Product> product;  // of mm and addmm_, where cuBLAS can take it as it lies
 };
 
 // How an input has to be for the program to fit it.
@@ -95,7 +111,7 @@ struct InputKind {
 };
 
 struct Program : torch::CustomClassHolder {
-  explicit Program(int64_t launcher) : launcher(reinterpret_cast<Launcher>(launcher)) {}
+  Program(int64_t launcher, const Numbers& blas) : launcher(reinterpret_cast<Launcher>(launcher)), blas(blas) {}
 
   void takes(const Tensor& t) {
     inputs.push_back({t.sizes().vec(), t.strides().vec(), t.scalar_type(), t.device()});
@@ -105,9 +121,10 @@ struct Program : torch::CustomClassHolder {
   // numbers: of "empty" the sizes; of "launch" function, programs, threads, shared bytes, then (slot, value) by turns.
   void add(const std::string& name, int64_t into, const std::vector<Numbers>& operands, int64_t dtype,
            const Numbers& numbers) {
-    Step step{kind_of(name), into, {}, static_cast<at::ScalarType>(dtype), {}, nullptr, 0, 0, 0, {}, {}, {}};
+    Step step{kind_of(name), into, {}, static_cast<at::ScalarType>(dtype), {}, nullptr, 0, 0, 0, {}, {}, {}, {}};
     for (const auto& operand : operands) step.operands.emplace_back(operand);
     if (step.kind == Kind::empty) step.sizes = numbers;
+    if (step.kind == Kind::mm || step.kind == Kind::addmm_) plan_product(step);
     if (step.kind == Kind::launch) {
       step.function = reinterpret_cast<void*>(numbers.at(0));
       step.programs = numbers.at(1), step.threads = numbers.at(2), step.shared = numbers.at(3);
@@ -119,6 +136,16 @@ struct Program : torch::CustomClassHolder {
     }
     slots = std::max(slots, into + 1);
     steps.push_back(std::move(step));
+  }
+
+  static void plan_product(Step& step) {
+    const auto count = step.operands.size();
+    const auto &left = step.operands.at(count - 2), &right = step.operands.at(count - 1);
+    if (left.sizes.size() != 2 || right.sizes.size() != 2) return;
+    const auto rows = left.sizes[0], inner = left.sizes[1], columns = right.sizes[1];
+    if (step.kind == Kind::mm) step.sizes = {rows, columns};
+    const auto into = step.kind == Kind::mm ? Layout::of({rows, columns}, {columns, 1}) : step.operands[0].layout();
+    step.product = Product::of(left.layout(), right.layout(), into, rows, columns, inner);
   }
 
   void gives(const std::vector<Numbers>& views) {
@@ -157,20 +184,17 @@ struct Program : torch::CustomClassHolder {
     if (device.is_cuda())
       stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
     held.resize(slots);
+    const bool has_blas = blas.is_on();
+    void* handle = nullptr;  // of cuBLAS
     for (const auto& step : steps) {
-      const auto operand = [&](size_t k) { return step.operands[k].of(held); };
-      switch (step.kind) {
-        case Kind::empty: held[step.into] = at::empty(step.sizes, options.dtype(step.dtype)); break;
-        case Kind::seed: held[step.into] = at::randint(kSeeds, {1}, options.dtype(at::kLong)); break;
-        case Kind::mm: held[step.into] = at::mm(operand(0), operand(1)); break;
-        case Kind::addmm: held[step.into] = at::addmm(operand(0), operand(1), operand(2)); break;
-        case Kind::addmm_: operand(0).addmm_(operand(1), operand(2)); break;
-        case Kind::baddbmm_: operand(0).baddbmm_(operand(1), operand(2)); break;
-        case Kind::add_: operand(0).add_(operand(1)); break;
-        case Kind::cat: held[step.into] = at::cat(all_of(step, held)); break;
-        case Kind::to: held[step.into] = operand(0).to(step.dtype); break;
-        case Kind::clone: held[step.into] = operand(0).clone(at::MemoryFormat::Contiguous); break;
-        case Kind::launch: launch(step, held, stream); break;
+      if (has_blas && step.product && is_of_bfloat16(step, held)) {
+        if (handle == nullptr) handle = blas.handle();
+        if (step.into >= 0) held[step.into] = at::empty(step.sizes, options.dtype(at::kBFloat16));
+        multiply(step, held, handle);
+      } else if (step.kind == Kind::launch) {
+        launch(step, held, stream);
+      } else {
+        by_torch(step, held, options);
       }
       for (auto slot : step.over) held[slot].reset();
     }
@@ -178,6 +202,37 @@ struct Program : torch::CustomClassHolder {
     given.reserve(outputs.size());
     for (const auto& output : outputs) given.push_back(output.of(held));
     return given;
+  }
+
+  static void by_torch(const Step& step, variable_list& held, const at::TensorOptions& options) {
+    const auto operand = [&](size_t k) { return step.operands[k].of(held); };
+    switch (step.kind) {
+      case Kind::empty: held[step.into] = at::empty(step.sizes, options.dtype(step.dtype)); break;
+      case Kind::seed: held[step.into] = at::randint(kSeeds, {1}, options.dtype(at::kLong)); break;
+      case Kind::mm: held[step.into] = at::mm(operand(0), operand(1)); break;
+      case Kind::addmm: held[step.into] = at::addmm(operand(0), operand(1), operand(2)); break;
+      case Kind::addmm_: operand(0).addmm_(operand(1), operand(2)); break;
+      case Kind::baddbmm_: operand(0).baddbmm_(operand(1), operand(2)); break;
+      case Kind::add_: operand(0).add_(operand(1)); break;
+      case Kind::cat: held[step.into] = at::cat(all_of(step, held)); break;
+      case Kind::to: held[step.into] = operand(0).to(step.dtype); break;
+      case Kind::clone: held[step.into] = operand(0).clone(at::MemoryFormat::Contiguous); break;
+      case Kind::launch: break;  // not torch's
+    }
+  }
+
+  static bool is_of_bfloat16(const Step& step, const variable_list& held) {
+    for (const auto& operand : step.operands)
+      if (held[operand.slot].scalar_type() != at::kBFloat16) return false;
+    return true;
+  }
+
+  void multiply(const Step& step, const variable_list& held, void* handle) const {
+    const auto count = step.operands.size();
+    const bool adds = step.kind == Kind::addmm_;
+    void* into = adds ? step.operands[0].start(held) : held[step.into].data_ptr();
+    blas.multiply(handle, *step.product, step.operands[count - 2].start(held), step.operands[count - 1].start(held),
+                  into, adds ? 1.0f : 0.0f);
   }
 
   static variable_list all_of(const Step& step, const variable_list& held) {
@@ -207,6 +262,7 @@ struct Program : torch::CustomClassHolder {
   }
 
   Launcher launcher;
+  Blas blas;
   std::vector<InputKind> inputs;
   std::vector<Step> steps;
   std::vector<View> outputs;
@@ -324,7 +380,7 @@ variable_list layer(at::TensorList inputs, int64_t number) {
 
 LIBRARY(BATCHFORMER_LIBRARY, m) {
   m.class_<Program>("Program")
-      .def(torch::init<int64_t>())
+      .def(torch::init<int64_t, Numbers>())
       .def("takes", &Program::takes)
       .def("add", &Program::add)
       .def("gives", &Program::gives);

@@ -108,12 +108,12 @@ def _record(
     new = getattr(torch.classes, host_library.name()).Program
     try:
         with _recording, torch.no_grad():
-            ahead = record.Recorder(new(launcher()), inputs, record.start_of, seed)
+            ahead = record.Recorder(new(launcher(), blas()), inputs, record.start_of, seed)
             with ahead:
                 out, saved, backward = (_lean if is_lean else _fast)(x, weights, settings, valid, seed)
             ahead.program.gives([ahead.view(tensor) for tensor in (out, *saved)])
             grad = torch.zeros_like(out)
-            back = record.Recorder(new(launcher()), [grad, *saved], record.start_of)
+            back = record.Recorder(new(launcher(), blas()), [grad, *saved], record.start_of)
             del out, saved
             with back:
                 grad_x, gradients = backward(grad)
@@ -157,3 +157,20 @@ def launcher() -> int:
     """The address of the driver's function that starts a kernel."""
     start = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
     return ctypes.cast(start, ctypes.c_void_p).value or 0
+
+
+# torch's function for the handle of cuBLAS, as C++ spells it: without an argument, and with one
+_HANDLES = ("_ZN2at4cuda24getCurrentCUDABlasHandleEv", "_ZN2at4cuda24getCurrentCUDABlasHandleEb")
+
+
+@cache
+def blas() -> list[int]:
+    """The addresses of torch's function for its handle of cuBLAS, and of cuBLAS' functions for the mode and a product;
+    none where they are not found: torch does all products then."""
+    try:
+        library = ctypes.CDLL("libtorch_cuda.so")
+        handle_of = next(getattr(library, name) for name in _HANDLES if hasattr(library, name))
+        functions = [handle_of, library.cublasSetMathMode, library.cublasGemmEx]
+    except (OSError, AttributeError, StopIteration):
+        return []
+    return [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("_host.cpp")
+SOURCE, HEADER = (Path(__file__).with_name(name) for name in ("_host.cpp", "_host_products.h"))
 
 _builder: threading.Thread | None = None
 _ready: bool | None = None  # None: not known yet
@@ -66,7 +66,8 @@ def _load() -> bool:
 def name() -> str:
     """By what the library depends on."""
     abi = str(torch._C._GLIBCXX_USE_CXX11_ABI)
-    parts = (SOURCE.read_bytes(), torch.__version__.encode(), platform.machine().encode(), abi.encode())
+    about = (torch.__version__, platform.machine(), abi)
+    parts = (SOURCE.read_bytes(), HEADER.read_bytes(), *map(str.encode, about))
     return f"batchformer_host_{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}"
 
 

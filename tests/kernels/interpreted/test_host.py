@@ -28,6 +28,13 @@ LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p),
     ctypes.c_void_p,
 )  # fmt: skip
+HANDLE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_bool)
+SET_MATH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+GEMM = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, *[ctypes.c_int] * 5, ctypes.POINTER(ctypes.c_float),
+    *[ctypes.c_void_p, ctypes.c_int, ctypes.c_int] * 2, ctypes.POINTER(ctypes.c_float),
+    ctypes.c_void_p, *[ctypes.c_int] * 4,
+)  # fmt: skip
 NO_CONTEXT = 201
 EXTRA = 2  # arguments that Triton adds to those of a kernel
 
@@ -69,6 +76,47 @@ class Driver:
         return 0
 
 
+class Blas:
+    """Stands for cuBLAS: matrices lie column after column, the types are bfloat16 and sums float32."""
+
+    HANDLE, TRANSPOSED, BFLOAT16, IN_FLOAT32, TENSOR_CORES = 77, 1, 14, 68, 99
+
+    def __init__(self) -> None:
+        self.handles, self.products, self.status = 0, [], 0
+        self.callbacks = HANDLE(self._handle), SET_MATH(self._set_math), GEMM(self._gemm)
+
+    @property
+    def addresses(self) -> list[int]:
+        return [ctypes.cast(callback, ctypes.c_void_p).value or 0 for callback in self.callbacks]
+
+    def _handle(self, sets_up: bool) -> int:
+        assert sets_up
+        self.handles += 1
+        return self.HANDLE
+
+    def _set_math(self, handle: int, mode: int) -> int:
+        return 0 if (handle, mode) == (self.HANDLE, 0) else 7
+
+    def _gemm(self, handle, op_a, op_b, m, n, k, alpha, a, a_type, lda, b, b_type, ldb, beta, c, c_type, ldc, *how):
+        assert (handle, *how) == (self.HANDLE, self.IN_FLOAT32, self.TENSOR_CORES)
+        assert (a_type, b_type, c_type) == (self.BFLOAT16,) * 3
+        assert alpha[0] == 1.0
+        # as torch has it: transposed, and so in the other order
+        left, right = self._matrix(b, op_b, k, n, ldb).t(), self._matrix(a, op_a, m, k, lda).t()
+        into = self._matrix(c, 0, m, n, ldc).t()
+        into.copy_(left @ right) if beta[0] == 0.0 else into.addmm_(left, right)
+        self.products.append((n, m, k))
+        return self.status
+
+    def _matrix(self, address: int, operation: int, rows: int, columns: int, leading: int) -> Tensor:
+        if operation == self.TRANSPOSED:
+            return self._matrix(address, 0, columns, rows, leading).t()
+        assert leading >= rows
+        count = leading * (columns - 1) + rows
+        memory = torch.frombuffer((ctypes.c_byte * (2 * count)).from_address(address), dtype=torch.bfloat16)
+        return memory.as_strided((rows, columns), (1, leading))
+
+
 def read(address: int, kind: type) -> float:
     return (ctypes.c_float if kind is float else ctypes.c_int64).from_address(address).value
 
@@ -91,8 +139,14 @@ def library():
 
 
 @pytest.fixture
-def driver(library, monkeypatch):
+def blas():
+    return Blas()
+
+
+@pytest.fixture
+def driver(library, blas, monkeypatch):
     driver = Driver()
+    monkeypatch.setattr(host, "blas", lambda: blas.addresses)
     monkeypatch.setattr(host, "launcher", lambda: driver.address)
     monkeypatch.setattr(record, "start_of", driver.start_of)
     monkeypatch.setattr(host, "_recorded", {})
@@ -161,6 +215,55 @@ def test_work_done_in_pieces(driver: Driver, monkeypatch: pytest.MonkeyPatch, me
     monkeypatch.setattr(blocks, "FAST_ELEMENTS", 5 * 32 * 2)  # ten rows at once, in fact sixteen
     monkeypatch.setattr(blocks, "LEAN_ELEMENTS", 5 * 32 * 2)  # two positions
     equal(make(memory=memory), torch.randn(5, 5, 32), torch.rand(5, 5) < 0.6 if masked else None)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_products_in_bfloat16_go_to_cublas_as_they_lie(driver: Driver, blas: Blas, memory: str, autocast: bool) -> None:
+    layer = make(memory=memory)
+    x = torch.randn(6, 3, 32)
+    if not autocast:
+        layer, x = layer.bfloat16(), x.bfloat16()
+    equal(layer, x, autocast=autocast)
+    assert blas.handles == 2  # one for all products of a pass
+    assert len(blas.products) > 6
+    assert {(18, 32, 32), (32, 32, 18)} <= set(blas.products)  # of rows and weights; of gradients
+
+
+def test_products_in_pieces_go_to_cublas_too(driver: Driver, blas: Blas, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "FAST_ELEMENTS", 5 * 32 * 2)  # ten rows at once, in fact sixteen
+    equal(make().bfloat16(), torch.randn(5, 5, 32).bfloat16())
+    assert {(16, 32, 32), (9, 32, 32)} <= set(blas.products)
+
+
+def test_products_of_vectors_are_left_to_torch(driver: Driver, blas: Blas) -> None:
+    equal(make(dropout=0.0).bfloat16(), torch.randn(1, 1, 32).bfloat16())
+    assert not blas.products
+
+
+def test_products_are_left_to_torch_where_it_would_do_them_in_another_way(driver: Driver, blas: Blas) -> None:
+    before = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    try:
+        equal(make().bfloat16(), torch.randn(6, 3, 32).bfloat16())
+    finally:
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = before
+    assert not blas.products
+    equal(make(), torch.randn(6, 3, 32))  # in single precision
+    assert not blas.products
+
+
+def test_a_product_that_does_not_start_is_an_error(driver: Driver, blas: Blas, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "run_layer", host.replay)
+    blas.status = 13
+    with pytest.raises(RuntimeError, match=r"product could not be started .*13"):
+        make().bfloat16()(torch.randn(6, 2, 32, dtype=torch.bfloat16, requires_grad=True))
+
+
+def test_without_cublas_all_products_are_torchs(driver: Driver, blas: Blas, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "blas", list)
+    equal(make().bfloat16(), torch.randn(6, 3, 32).bfloat16())
+    assert not blas.products
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 25, 201_728])
