@@ -97,7 +97,7 @@ class BatchEncoderLayer(nn.Module):
         if type(self._modules["self_attn"]) is not BatchAttention:  # wrapped, say
             return "a part of the layer was replaced"
         parts = self._parts()
-        if not all(type(part) is kind and part.bias is not None for part, kind in zip(parts[1:], _KINDS, strict=True)):
+        if tuple(map(type, parts[1:])) != _KINDS or any(_own(part, "bias") is None for part in parts[1:]):
             return "a part of the layer was replaced"
         if x.dtype != parts[1].weight.dtype and not torch.is_autocast_enabled(x.device.type):
             return "input and weights are of different types"
@@ -125,8 +125,8 @@ class BatchEncoderLayer(nn.Module):
         out_dtype = torch.float32 if autocast else x.dtype
         settings = LayerSettings(attention.heads, attention.group_size, dropout, norm1.eps, norm2.eps, dtype, out_dtype)
         weights = LayerWeights(
-            attention.in_proj_weight, attention.in_proj_bias, out_proj.weight, out_proj.bias, norm1.weight, norm1.bias,
-            linear1.weight, linear1.bias, linear2.weight, linear2.bias, norm2.weight, norm2.bias,
+            _own(attention, "in_proj_weight"), _own(attention, "in_proj_bias"),
+            *[_own(part, name) for part in (out_proj, norm1, linear1, linear2, norm2) for name in ("weight", "bias")],
         )  # fmt: skip
         return run.encoder_layer(x, weights, settings, valid, self.memory == "lean")
 
@@ -162,6 +162,12 @@ class BatchEncoderLayer(nn.Module):
 
 
 _KINDS = (nn.Linear, nn.LayerNorm, nn.Linear, nn.Linear, nn.LayerNorm)
+
+
+def _own(module: nn.Module, name: str) -> Any:
+    """What `getattr` gives, sooner where it is a parameter; FSDP, say, puts views in their place."""
+    found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found
 
 
 def _is_watched(module: nn.Module) -> bool:
