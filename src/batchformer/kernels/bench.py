@@ -76,10 +76,11 @@ def machine(device: torch.device) -> dict[str, Any]:
             continue
     if device.type != "cuda":
         return {"device": "CPU", "versions": versions}
-    from batchformer.kernels import host_library
+    from batchformer.kernels import host, host_library
 
     # who starts the kernels of small layers
     starter = "C++" if host_library.wait_until_built() else "Python"
+    starter += " and cuBLAS" if starter == "C++" and host.blas() else ""
     thread = "the device's" if torch._C._is_multithreading_enabled() else "the caller's"
     return {
         "device": torch.cuda.get_device_name(device), "versions": versions, "host": starter, "backward_thread": thread,

@@ -8,6 +8,7 @@ the same products and kernels run in the same order. Set BATCHFORMER_HOST=python
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 import warnings
@@ -166,7 +167,9 @@ _HANDLES = ("_ZN2at4cuda24getCurrentCUDABlasHandleEv", "_ZN2at4cuda24getCurrentC
 @cache
 def blas() -> list[int]:
     """The addresses of torch's function for its handle of cuBLAS, and of cuBLAS' functions for the mode and a product;
-    none where they are not found: torch does all products then."""
+    none where they are not found, or not asked for: torch does all products then."""
+    if os.environ.get("BATCHFORMER_HOST") != "cublas":  # until this has run on a GPU
+        return []
     try:
         library = ctypes.CDLL("libtorch_cuda.so")
         handle_of = next(getattr(library, name) for name in _HANDLES if hasattr(library, name))

@@ -260,6 +260,20 @@ def test_a_product_that_does_not_start_is_an_error(driver: Driver, blas: Blas, m
         make().bfloat16()(torch.randn(6, 2, 32, dtype=torch.bfloat16, requires_grad=True))
 
 
+def test_cublas_is_found_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.version.cuda is None:
+        pytest.skip("a torch without CUDA")
+    found = {}
+    for way in ("", "cublas"):
+        monkeypatch.setenv("BATCHFORMER_HOST", way)
+        host.blas.cache_clear()
+        found[way] = host.blas()
+    host.blas.cache_clear()
+    assert found[""] == []
+    assert len(set(found["cublas"])) == 3
+    assert all(found["cublas"])
+
+
 def test_without_cublas_all_products_are_torchs(driver: Driver, blas: Blas, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "blas", list)
     equal(make().bfloat16(), torch.randn(6, 3, 32).bfloat16())
