@@ -216,18 +216,34 @@ def test_the_papers_layer_and_ours_are_one_function() -> None:
 def test_cpp_does_what_python_does(
     built: bool, monkeypatch: pytest.MonkeyPatch, name: str, autocast: bool, masked: bool, memory: str
 ) -> None:
+    check_cpp(built, monkeypatch, name, torch.bfloat16, autocast, masked, memory)
+
+
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+@pytest.mark.parametrize("name", ["detr", "odd"])
+@pytest.mark.parametrize(("dtype", "autocast"), [(torch.float32, False), (torch.float16, False), (torch.float16, True)])
+def test_cpp_does_what_python_does_in_other_types(
+    built: bool, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, autocast: bool, memory: str
+) -> None:
+    check_cpp(built, monkeypatch, name, dtype, autocast, True, memory)
+
+
+def check_cpp(
+    built: bool, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, autocast: bool, masked: bool,
+    memory: str,
+) -> None:  # fmt: skip
     if not built:
         pytest.skip("the library could not be built here")
     monkeypatch.setattr(host, "SEEN", 1)
     batch, positions, dim, heads = SHAPES[name]
-    layer = make(dim, heads, dropout=0.5, memory=memory).to(torch.float32 if autocast else torch.bfloat16)
+    layer = make(dim, heads, dropout=0.5, memory=memory).to(torch.float32 if autocast else dtype)
     x = torch.randn(batch, positions, dim, device="cuda", dtype=layer.linear1.weight.dtype)
     valid = torch.rand(batch, positions, device="cuda") < 0.7 if masked else None
     side = torch.cuda.Stream()
 
     def by(way: str) -> list[Tensor]:
         torch.manual_seed(3)
-        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        with torch.autocast("cuda", dtype, enabled=autocast):
             got = results(lambda t: layer(t, valid), layer, x)
             if way == "c++":
                 assert not layer(x.clone().requires_grad_(), valid).grad_fn.name().startswith(("Fast", "Lean"))
