@@ -15,52 +15,67 @@ from lightning.pytorch.callbacks import Callback
 
 
 class Busy(Callback):
-    """After `skip` steps of the second epoch: `steps` timed, `steps` profiled, and the bare step, where there is one.
+    """From the second epoch on: whole epochs timed for `seconds`, one profiled, and the bare step, where there is one.
 
-    The bare step is the replay of the task's CUDA graph on the batch it holds: no loader, no augmentation, no loop.
-    Profiling slows the host down, so the time of the loop is taken before it: the device idles for what is left of a
-    step when the union of its kernels' times is taken away.
+    Whole epochs, as a loader may prepare many batches at once, and an epoch has an end. The bare step is the replay of
+    the task's CUDA graph on the batch it holds: no loader, no augmentation, no loop. Profiling slows the host down, so
+    the time of the loop is taken before it: the device idles for what is left of a step when the union of its kernels'
+    times is taken away.
     """
 
-    def __init__(self, out: str, steps: int = 20, skip: int = 3) -> None:
-        self.out, self.steps, self.first = Path(out), steps, skip
-        self.seen = 0
+    def __init__(self, out: str, seconds: float = 3.0) -> None:
+        self.out, self.seconds = Path(out), seconds
         self.found: dict[str, Any] = {}
-        self._began = 0.0
+        self._began: float | None = None
+        self._first_step = 0
         self._profiler: Any = None
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.current_epoch == 0:
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 0 or trainer.should_stop:
             return
-        if self.seen == self.first:
-            self._began = self._now()
-        elif self.seen == self.first + self.steps:
-            self.found["ms"] = 1e3 * (self._now() - self._began) / self.steps
-            if torch.cuda.is_available():
-                self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-                self._profiler.__enter__()
-        elif self.seen == self.first + 2 * self.steps:
-            self._finish(pl_module, batch)
-        self.seen += 1
+        if self._began is None:
+            self._first_step, self._began = trainer.global_step, self._now()
+        elif "ms" not in self.found:
+            if time.perf_counter() - self._began > self.seconds:  # waits for the device only where it is the end
+                self._count("ms", self._began, trainer.global_step)
+                self._profile(trainer, pl_module)
+        else:
+            self._finish(trainer, pl_module)
 
-    def _finish(self, task: Any, batch: Any) -> None:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         images = batch["pixel_values"] if isinstance(batch, dict) else batch[0]
         self.found["images"] = len(images)
+
+    def _count(self, name: str, began: float, last_step: int) -> None:
+        self.found["steps"] = last_step - self._first_step
+        self.found[name] = 1e3 * (self._now() - began) / self.found["steps"]
+
+    def _profile(self, trainer: Any, task: Any) -> None:
+        self._first_step = trainer.global_step
+        if not torch.cuda.is_available():
+            self._finish(trainer, task)
+            return
+        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self._profiler.__enter__()
+
+    def _finish(self, trainer: Any, task: Any) -> None:
         if self._profiler is not None:
             torch.cuda.synchronize()
             self._profiler.__exit__(None, None, None)
+            steps = trainer.global_step - self._first_step
             kernels = [e for e in self._profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
             ranges = [(e.time_range.start, e.time_range.end) for e in kernels]
-            self.found["busy_ms"] = union(ranges) / 1e3 / self.steps
+            self.found["busy_ms"] = union(ranges) / 1e3 / steps
             by_name: Counter[str] = Counter()
             for event in kernels:
                 by_name[event.name] += event.time_range.end - event.time_range.start
-            self.found["kernels"] = len(kernels) / self.steps
-            self.found["longest"] = [[name[:100], us / 1e3 / self.steps] for name, us in by_name.most_common(12)]
+            self.found["kernels"] = len(kernels) / steps
+            self.found["longest"] = [[name[:100], us / 1e3 / steps] for name, us in by_name.most_common(12)]
         graph = getattr(getattr(task, "_graphed", None), "_graph", None)
         if graph is not None:
-            self.found["bare_ms"] = milliseconds(graph.replay, repeats=self.steps, rounds=3)
+            self.found["bare_ms"] = milliseconds(graph.replay, repeats=20, rounds=3)
         self.out.write_text(json.dumps(self.found))
+        trainer.should_stop = True
 
     @staticmethod
     def _now() -> float:

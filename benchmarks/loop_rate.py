@@ -2,8 +2,9 @@
 
     python benchmarks/loop_rate.py --data-root DIR [--only cifar100-lt-100 vit-cifar100-32] [--out DIR]
 
-Two epochs of each recipe, alone on the card, one after the other. `ms` is a step of the loop, `bare_ms` the replay of
-its CUDA graph alone, `busy_ms` the time the device works in a step of the loop (augmentation included): see `_busy.py`.
+A few epochs of each recipe without validation, alone on the card, one after the other. `ms` is a step of the loop, with
+its part of what an epoch's beginning and end take, `bare_ms` the replay of its CUDA graph alone, `busy_ms` the time the
+device works in a step of the loop (augmentation included): see `_busy.py`.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
     """Each recipe in a process of its own, with the callback in its trainer."""
     with tempfile.TemporaryDirectory() as scratch:
         found = Path(scratch) / "found.json"
-        callback = [{"class_path": "_busy.Busy", "init_args": {"out": str(found), "steps": args.steps}}]
+        callback = [{"class_path": "_busy.Busy", "init_args": {"out": str(found), "seconds": args.seconds}}]
         command = [sys.executable, "-m", "batchformer.cli", "fit", *RECIPES[name], "--data-root", args.data_root]
-        command += ["--out", f"{scratch}/run", "--no-analysis", "--trainer.max_epochs", "2"]
+        command += ["--out", f"{scratch}/run", "--no-analysis", "--trainer.max_epochs", "1000"]
+        command += ["--trainer.check_val_every_n_epoch", "1000"]
         command += ["--trainer.callbacks", json.dumps(callback), *args.extra]
         here = Path(__file__).parent
         done = subprocess.run(command, env=_environment(here), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -62,7 +64,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", default="data")
     parser.add_argument("--only", nargs="+", choices=list(RECIPES), default=list(RECIPES))
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of whole epochs, at least")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("extra", nargs="*", help="after --: more overrides for every run")
     args = parser.parse_args()

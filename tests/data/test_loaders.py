@@ -28,7 +28,12 @@ def host_loader(augment="autoaugment-cutout", batch_size=8, seed=0, **options):
     return HostLoader(samples, batch_size=batch_size, seed=seed, **options)
 
 
-BOTH = pytest.mark.parametrize("make", [device_loader, host_loader])
+def ahead_loader(**options):
+    """As on CUDA: chunks are made before they are asked for; several to an epoch."""
+    return device_loader(**{"chunk_bytes": 3 * 4 * 3 * SIZE * SIZE * 8, "ahead": True, **options})
+
+
+BOTH = pytest.mark.parametrize("make", [device_loader, ahead_loader, host_loader])
 
 
 def read(loader):
@@ -68,6 +73,36 @@ def test_augmentation_does_not_depend_on_the_chunk():
     whole, pieces = read(device_loader()), read(device_loader(chunk_bytes=1))
     assert whole[0] == pieces[0]
     assert same(whole[1], pieces[1])
+
+
+def test_chunks_made_ahead_are_the_same_and_made_once(monkeypatch):
+    made = []
+    chunk = DeviceLoader._chunk
+    monkeypatch.setattr(DeviceLoader, "_chunk", lambda self, place: (made.append(tuple(place)), chunk(self, place))[1])
+    loader = ahead_loader()
+    batches = iter(loader)
+    next(batches)
+    assert made == [(0, 0)]
+    next(batches)
+    assert made == [(0, 0), (0, 3)], "when half of a chunk is handed out"
+    list(batches)
+    assert made == [(0, 0), (0, 3), (1, 0)], "of the next epoch, too"
+    order, images = read(loader)
+    assert made[3:] == [(1, 3), (2, 0)]
+    plain = device_loader()
+    plain.set_epoch(1)
+    order_two, images_two = read(plain)
+    assert order == order_two
+    assert same(images, images_two)
+    loader.set_epoch(7)  # not what was expected
+    plain.set_epoch(7)
+    assert read(loader)[0] == read(plain)[0]
+
+
+def test_evaluation_makes_nothing_ahead():
+    loader = ahead_loader(training=False)
+    list(loader)
+    assert loader._prepared is None
 
 
 def test_augmentation_does_not_depend_on_workers():

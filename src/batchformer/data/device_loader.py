@@ -1,6 +1,7 @@
 """Batches of a data set that lies on the device as bytes, augmented there many batches at a time."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,13 +17,22 @@ from batchformer.data.order import batch_count, check_batches, epoch_order, eval
 _CHUNK_BYTES = {"cuda": 1 << 28, "cpu": 1 << 23}
 
 
+class Place(NamedTuple):
+    """Where a chunk begins."""
+
+    epoch: int
+    first: int  # batch
+
+
 class DeviceLoader(EpochLoader):
     """Yields `(images float32 normalised (B, 3, H, W), labels int64 (B,))`, slices of a chunk made at once.
 
     A 32 px image is worth about a microsecond of augmentation, a kernel launch more than that: so as many batches as
     fit in `chunk_bytes` of float32 images of the size trained at (on CUDA a whole epoch of CIFAR-100-LT, one batch at
     224 px) are augmented together. The random tables are made on the host and what follows from them is sent in one
-    copy; nothing is read back, so the host never waits for the device.
+    copy; nothing is read back, so the host never waits for the device. Starting the many small kernels of a chunk takes
+    the host longer than they run: so in training on CUDA (`ahead`) the next chunk, that of the next epoch too, is made
+    when half of this one has been handed out, while the device is busy with steps it was given before.
 
     What a sample looks like depends on (seed, epoch, index, repeat) only, not on the chunk or batch it falls in.
     When evaluating, images are brought to the augmentation's size and not augmented.
@@ -47,6 +57,7 @@ class DeviceLoader(EpochLoader):
         channels_last: bool = False,
         chunk_bytes: int | None = None,
         repeats: int = 1,
+        ahead: bool | None = None,
     ) -> None:
         super().__init__(epoch_source)
         if training:
@@ -72,6 +83,9 @@ class DeviceLoader(EpochLoader):
             chunk_bytes = _CHUNK_BYTES.get(self.device.type, _CHUNK_BYTES["cuda"])
         height, width = self.augmentation.output_size(self._height, self._width)
         self._chunk_batches = max(1, chunk_bytes // (4 * images.shape[1] * height * width * batch_size))
+        self._is_ahead = training and (self.device.type == "cuda" if ahead is None else ahead)
+        self._prepared: tuple[Place, Batch] | None = None
+        self._drawn: tuple[int, np.ndarray, dict[str, np.ndarray]] | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -84,18 +98,36 @@ class DeviceLoader(EpochLoader):
         return training_share(order, self.rank, self.world, self.drop_last)
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        order, size = self._order(epoch), self.batch_size
-        tables = {
-            purpose: draw_table(self._samples, self.seed, epoch, purpose, self._repeats)
-            for purpose in self.augmentation.purposes
-        }
+        size = self.batch_size
         for first in range(start, len(self), self._chunk_batches):
-            last = min(first + self._chunk_batches, len(self))
-            images, labels = self._chunk(order[first * size : last * size], tables)
-            for begin in range(0, len(labels), size):
+            images, labels = self._made(Place(epoch, first))
+            following = first + self._chunk_batches
+            upcoming = Place(epoch, following) if following < len(self) else Place(epoch + 1, 0)
+            begins = range(0, len(labels), size)
+            for number, begin in enumerate(begins):
+                if self._is_ahead and number == len(begins) // 2:
+                    self._prepared = upcoming, self._chunk(upcoming)
                 yield images[begin : begin + size], labels[begin : begin + size]
 
-    def _chunk(self, slots: np.ndarray, tables: dict[str, np.ndarray]) -> Batch:
+    def _made(self, place: Place) -> Batch:
+        """The chunk at this place: the one that was made ahead, unless something else was expected then."""
+        prepared, self._prepared = self._prepared, None
+        return prepared[1] if prepared is not None and prepared[0] == place else self._chunk(place)
+
+    def _draw(self, epoch: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Order and random numbers of an epoch; those of the latest are kept."""
+        if self._drawn is None or self._drawn[0] != epoch:
+            tables = {
+                purpose: draw_table(self._samples, self.seed, epoch, purpose, self._repeats)
+                for purpose in self.augmentation.purposes
+            }
+            self._drawn = epoch, self._order(epoch), tables
+        return self._drawn[1:]
+
+    def _chunk(self, place: Place) -> Batch:
+        order, tables = self._draw(place.epoch)
+        last = min(place.first + self._chunk_batches, len(self))
+        slots = order[place.first * self.batch_size : last * self.batch_size]
         draws = {purpose: table[slots] for purpose, table in tables.items()}
         plan = self.augmentation.plan(draws, self._height, self._width)
         sent = to_device({"index": slots.astype(np.int64) % self._samples, **plan}, self.device)
