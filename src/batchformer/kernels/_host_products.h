@@ -65,7 +65,7 @@ class Blas {
   bool is_on() const {
     auto& torch = at::globalContext();
     const auto backend = torch.blasPreferredBackend();
-    return gemm_ != nullptr && is_default(torch.allowBF16ReductionCuBLAS()) &&
+    return gemm_ != nullptr && is_default(torch.allowBF16ReductionCuBLAS()) && !torch.deterministicAlgorithms() &&
            (backend == at::BlasBackend::Default || backend == at::BlasBackend::Cublas);
   }
 

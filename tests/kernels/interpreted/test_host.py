@@ -241,15 +241,17 @@ def test_products_of_vectors_are_left_to_torch(driver: Driver, blas: Blas) -> No
     assert not blas.products
 
 
-def test_products_are_left_to_torch_where_it_would_do_them_in_another_way(driver: Driver, blas: Blas) -> None:
-    before = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+@pytest.mark.parametrize("why", ["exact sums", "deterministic", "single precision"])
+def test_products_are_left_to_torch_where_it_would_do_them_in_another_way(driver: Driver, blas: Blas, why: str) -> None:
+    dtype = torch.float32 if why == "single precision" else torch.bfloat16
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = why != "exact sums"
+    torch.use_deterministic_algorithms(why == "deterministic")
     try:
-        equal(make().bfloat16(), torch.randn(6, 3, 32).bfloat16())
+        equal(make().to(dtype), torch.randn(6, 3, 32, dtype=dtype))
     finally:
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = before
-    assert not blas.products
-    equal(make(), torch.randn(6, 3, 32))  # in single precision
+        matmul.allow_bf16_reduced_precision_reduction = True
+        torch.use_deterministic_algorithms(False)
     assert not blas.products
 
 
