@@ -57,10 +57,9 @@ def add_norm_forward(
     if C < BC:
         centred = tl.where(real[None, :], centred, 0.0)
     inverse = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
-    if out is not None:
-        scaled = centred * inverse[:, None] * tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None, :]
-        scaled += tl.load(shift + column, mask=real, other=0.0).to(tl.float32)[None, :]
-        tl.store(out + at, scaled.to(out.dtype.element_ty), mask=mask)
+    scaled = centred * inverse[:, None] * tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None, :]
+    scaled += tl.load(shift + column, mask=real, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + at, scaled.to(out.dtype.element_ty), mask=mask)
     if statistics is not None:
         tl.store(statistics + 2 * row, middle, mask=row < rows)
         tl.store(statistics + 2 * row + 1, inverse, mask=row < rows)
@@ -75,8 +74,8 @@ def _places(row, rows, counted, column, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=SIZES)
 def add_norm_backward(
-    grad, total, statistics, weight, grad_total, grad_branch, lines, seed, rows, period, row_stride, row_offset,
-    threshold, keep_scale, programs, adds,
+    grad, total, statistics, residual, bias, weight, grad_total, grad_branch, lines, seed,
+    rows, period, row_stride, row_offset, threshold, keep_scale, eps, programs, adds,
     C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BITS: tl.constexpr, SITE: tl.constexpr,
     WHOLE_GRAD: tl.constexpr, WHOLE_TOTAL: tl.constexpr,
 ):  # fmt: skip
@@ -84,7 +83,8 @@ def add_norm_backward(
     added to what stands there where `adds` is 1.
 
     `grad` may be `grad_total`: a row is read before it is written. With WHOLE_... that tensor is the whole one, and
-    the others are a piece of it.
+    the others are a piece of it. With `residual` and `bias`, `total` is the branch still, as the matrix product gave
+    it, and there are no statistics: both are found as in `add_norm_forward`, rounded as there, without being written.
     """
     column = tl.arange(0, BC)
     real = column < C
@@ -98,19 +98,39 @@ def add_norm_backward(
     mask, at, at_whole = _places(row, rows, counted_row(row, period, row_stride, row_offset), column, C)
     next_arrived = tl.load(grad + (at_whole if WHOLE_GRAD else at), mask=mask, other=0.0)
     next_summed = tl.load(total + at, mask=mask, other=0.0)
+    if residual is not None:
+        next_carried = tl.load(residual + at, mask=mask, other=0.0)
+        offset = tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
     for first in range(tl.program_id(0) * BR, rows, programs * BR):
         arrived, summed = next_arrived.to(tl.float32), next_summed.to(tl.float32)
+        if residual is not None:
+            carried = next_carried.to(tl.float32)
         # The rows of the next turn are on their way while these are worked on.
         row = first + programs * BR + tl.arange(0, BR)
         mask, at, at_whole = _places(row, rows, counted_row(row, period, row_stride, row_offset), column, C)
         next_arrived = tl.load(grad + (at_whole if WHOLE_GRAD else at), mask=mask, other=0.0)
         next_summed = tl.load(total + at, mask=mask, other=0.0)
+        if residual is not None:
+            next_carried = tl.load(residual + at, mask=mask, other=0.0)
         row = first + tl.arange(0, BR)
         counted = counted_row(row, period, row_stride, row_offset)
         mask, at, at_whole = _places(row, rows, counted, column, C)
-        inside = row < rows
-        middle = tl.load(statistics + 2 * row, mask=inside, other=0.0)[:, None]
-        inverse = tl.load(statistics + 2 * row + 1, mask=inside, other=0.0)[:, None]
+        if residual is not None:
+            summed += offset
+            if BITS > 0:
+                keep = keep_tile(word, SITE, 0, counted, 0, threshold, BC, BITS)
+                summed = tl.where(keep, summed * keep_scale, 0.0)
+            summed += carried
+            middle = (tl.sum(summed, 1) / C)[:, None]
+            centred = summed - middle
+            if C < BC:
+                centred = tl.where(real[None, :], centred, 0.0)
+            inverse = (1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps))[:, None]
+            summed = summed.to(total.dtype.element_ty).to(tl.float32)
+        else:
+            inside = row < rows
+            middle = tl.load(statistics + 2 * row, mask=inside, other=0.0)[:, None]
+            inverse = tl.load(statistics + 2 * row + 1, mask=inside, other=0.0)[:, None]
         # Rows that do not exist are zero throughout; columns that do not, wherever they enter a sum that is used. What
         # is the same for a row is multiplied once for the row: this kernel waits for arithmetic as much as for memory.
         normed = summed * inverse - middle * inverse
@@ -122,7 +142,8 @@ def add_norm_backward(
         inner = inner * inverse - (normed * along + mean)
         tl.store(grad_total + (at_whole if WHOLE_TOTAL else at), inner.to(grad_total.dtype.element_ty), mask=mask)
         if BITS > 0:
-            keep = keep_tile(word, SITE, 0, counted, 0, threshold, BC, BITS)
+            if residual is None:
+                keep = keep_tile(word, SITE, 0, counted, 0, threshold, BC, BITS)
             inner = tl.where(keep, inner * keep_scale, 0.0)
         if grad_branch is not None:
             tl.store(grad_branch + at, inner.to(grad_branch.dtype.element_ty), mask=mask)

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from batchformer.kernels.random_bits import Drop, Site
-from batchformer.kernels.rows import Piece, add_norm, add_norm_gradients, relu_, relu_gradient_
+from batchformer.kernels.rows import Added, Piece, add_norm, add_norm_gradients, relu_, relu_gradient_
 
 # Elements of an activation up to which a backward works in one go; beyond, in equal pieces, to keep its peak low. A
 # piece of a fast layer holds two activations beside what is stored, one of a lean layer twelve.
@@ -26,7 +26,7 @@ FAST_ELEMENTS, LEAN_ELEMENTS = 14 * 2**20, 28 * 2**20
 
 
 class Normed(NamedTuple):
-    out: Float[Tensor, "rows dim"] | None
+    out: Float[Tensor, "rows dim"]
     total: Float[Tensor, "rows dim"]  # what was normalised
     statistics: Float[Tensor, "rows 2"] | None
 
@@ -57,12 +57,12 @@ def project_norm(
     settings: NormSettings,
     seed: Int[Tensor, " 1"] | None,
     piece: Piece,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
     save: bool = True,
 ) -> Normed:
-    """LN(residual + dropout(mixed weight' + bias)), in `dtype`; None: only what a backward needs."""
+    """LN(residual + dropout(mixed weight' + bias)), in `dtype`."""
     branch = torch.mm(mixed, weight.t())
-    out = None if dtype is None else torch.empty_like(branch, dtype=dtype)
+    out = torch.empty_like(branch, dtype=dtype)
     statistics = None
     if save:
         statistics = torch.empty((branch.shape[0], 2), dtype=torch.float32, device=branch.device)
@@ -80,7 +80,7 @@ def project_norm_gradients(
     grad: Float[Tensor, "*rows dim"],
     mixed: Float[Tensor, "rows inner"],
     total: Float[Tensor, "rows dim"],
-    statistics: Float[Tensor, "rows 2"],
+    known: Float[Tensor, "rows 2"] | Added,
     weight: Float[Tensor, "dim inner"],
     norm_weight: Float[Tensor, " dim"],
     settings: NormSettings,
@@ -94,8 +94,8 @@ def project_norm_gradients(
     lines: Float[Tensor, "lines 3*dim"] | None = None,
 ) -> ProjectNormGradients:
     """The gradient of the residual goes to `into`; that of the weight is added to `summed`, those of the vectors to
-    `lines`, where these are given."""
-    branch, lines = add_norm_gradients(grad, total, statistics, norm_weight, settings.drop, settings.site, seed, piece,
+    `lines`, where these are given. `total` and `known`: see `add_norm_gradients`."""
+    branch, lines = add_norm_gradients(grad, total, known, norm_weight, settings.drop, settings.site, seed, piece,
                                        into, whole_grad, whole_into, lines)  # fmt: skip
     grad_weight = weight_gradient(branch, mixed, summed) if wants_weight else None
     return ProjectNormGradients(torch.mm(branch, weight), grad_weight, lines)
@@ -117,16 +117,22 @@ class MlpWeights(NamedTuple):
     norm_bias: Float[Tensor, " dim"]
 
 
+def mlp_hidden(
+    rows: Float[Tensor, "rows dim"], weights: MlpWeights, drop: Drop, seed: Int[Tensor, " 1"] | None, piece: Piece
+) -> Float[Tensor, "rows hidden"]:
+    return relu_(torch.mm(rows, weights.weight1.t()), weights.bias1, drop, Site.HIDDEN, seed, piece)
+
+
 def mlp_norm(
     rows: Float[Tensor, "rows dim"],
     weights: MlpWeights,
     settings: NormSettings,
     seed: Int[Tensor, " 1"] | None,
     piece: Piece,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
     save: bool = True,
 ) -> tuple[Normed, Float[Tensor, "rows hidden"]]:
-    hidden = relu_(torch.mm(rows, weights.weight1.t()), weights.bias1, settings.drop, Site.HIDDEN, seed, piece)
+    hidden = mlp_hidden(rows, weights, settings.drop, seed, piece)
     normed = project_norm(hidden, rows, weights.weight2, weights.bias2, weights.norm_weight, weights.norm_bias,
                           settings, seed, piece, dtype, save)  # fmt: skip
     return normed, hidden
@@ -145,7 +151,7 @@ def mlp_norm_gradients(
     rows: Float[Tensor, "rows dim"],
     hidden: Float[Tensor, "rows hidden"],
     total: Float[Tensor, "rows dim"],
-    statistics: Float[Tensor, "rows 2"],
+    statistics: Float[Tensor, "rows 2"] | None,
     weights: MlpWeights,
     settings: NormSettings,
     seed: Int[Tensor, " 1"] | None,
@@ -154,7 +160,8 @@ def mlp_norm_gradients(
     wants: tuple[bool, bool] = (True, True),
     whole_grad: bool = False,
 ) -> MlpGradients:
-    """By pieces of rows where there are many. Gradients of the two weights are added to `summed`, where given."""
+    """By pieces of rows where there are many. Gradients of the two weights are added to `summed`, where given. Without
+    `statistics`, `total` is no more than hidden weight2'."""
     into = torch.empty_like(rows)
     summed1, summed2 = summed
     lines1: Tensor | None = None
@@ -162,11 +169,14 @@ def mlp_norm_gradients(
     count = rows.shape[0]
     at_once = piece_length(count, rows.shape[1], FAST_ELEMENTS, ALIGNED_ROWS) if piece.stride == 0 else count
     for start in range(0, count, at_once):
-        of = (grad, rows, hidden, total, statistics, into)
+        of = (grad, rows, hidden, total, into)
+        known = statistics
         if at_once < count:
             of = tuple(t[start : start + at_once] for t in of)  # type: ignore[assignment]
-        grad_, rows_, hidden_, total_, statistics_, into_ = of
-        got = project_norm_gradients(grad_, hidden_, total_, statistics_, weights.weight2, weights.norm_weight,
+            known = None if statistics is None else statistics[start : start + at_once]
+        grad_, rows_, hidden_, total_, into_ = of
+        added = Added(rows_, weights.bias2, settings.eps) if known is None else known
+        got = project_norm_gradients(grad_, hidden_, total_, added, weights.weight2, weights.norm_weight,
                                      settings, seed, piece.skip(start), into_, summed2, wants[1],
                                      whole_grad, lines=lines2)  # fmt: skip
         summed2, lines2 = got.weight, got.lines

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from batchformer.kernels import attention, blocks
 from batchformer.kernels.blocks import (
+    mlp_hidden,
     mlp_norm,
     mlp_norm_gradients,
     project_norm,
@@ -37,9 +38,7 @@ def lean_forward(
     attended = project_norm(mixed.view(-1, dim), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias,
                             settings.norm1, seed, piece, settings.dtype, save=False).out  # fmt: skip
     del mixed
-    assert attended is not None
     out = mlp_norm(attended, w.mlp, settings.norm2, seed, piece, settings.out_dtype, save=False)[0].out
-    assert out is not None
     return out.view(x.shape)
 
 
@@ -82,13 +81,13 @@ def _piece_backward(
         mixed.view(-1, dim), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias, settings.norm1, seed, piece,
         settings.dtype,
     )  # fmt: skip
-    assert attended is not None and statistics1 is not None  # noqa: PT018
-    (_, total2, statistics2), hidden = mlp_norm(attended, w.mlp, settings.norm2, seed, piece, None)
-    assert statistics2 is not None
+    assert statistics1 is not None
+    hidden = mlp_hidden(attended, w.mlp, settings.norm2.drop, seed, piece)
+    branch2 = torch.mm(hidden, w.weight2.t())
     of_in, of_out, of_1, of_2 = matrices
-    mlp = mlp_norm_gradients(grad, attended, hidden, total2, statistics2, w.mlp, settings.norm2, seed, piece,
+    mlp = mlp_norm_gradients(grad, attended, hidden, branch2, None, w.mlp, settings.norm2, seed, piece,
                              (of_1, of_2), whole_grad=True)  # fmt: skip
-    del attended, hidden, total2, statistics2
+    del attended, hidden, branch2
     out = project_norm_gradients(mlp.rows, mixed.view(-1, dim), total1, statistics1, w.out_weight, w.norm1_weight,
                                  settings.norm1, seed, piece, grad_x, of_out, whole_into=True)  # fmt: skip
     del total1, statistics1

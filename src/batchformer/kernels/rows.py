@@ -58,7 +58,7 @@ def add_norm(
     site: Site,
     seed: Int[Tensor, " 1"] | None,
     piece: Piece,
-    out: Float[Tensor, "rows dim"] | None,
+    out: Float[Tensor, "rows dim"],
     statistics: Float[Tensor, "rows 2"] | None,
 ) -> None:
     """LN(residual + dropout(branch + bias)) to `out`, and (mean, 1 / deviation) of each row to `statistics`.
@@ -74,10 +74,18 @@ def add_norm(
     )  # fmt: skip
 
 
+class Added(NamedTuple):
+    """What `add_norm` adds to a branch, and the smallest variance."""
+
+    residual: Float[Tensor, "rows dim"]
+    bias: Float[Tensor, " dim"]
+    eps: float
+
+
 def add_norm_gradients(
     grad: Float[Tensor, "*rows dim"],
     total: Float[Tensor, "rows dim"],
-    statistics: Float[Tensor, "rows 2"],
+    known: Float[Tensor, "rows 2"] | Added,
     weight: Float[Tensor, " dim"],
     drop: Drop,
     site: Site,
@@ -89,7 +97,8 @@ def add_norm_gradients(
     lines: Float[Tensor, "lines 3*dim"] | None = None,
 ) -> tuple[Float[Tensor, "rows dim"], Float[Tensor, "lines 3*dim"]]:
     """The gradient of the branch, and lines to sum for those of weight, shift and bias; that of the residual is written
-    to `into`, which may be `grad` itself. `total` is what `add_norm` left in `branch`.
+    to `into`, which may be `grad` itself. `total` and `known` are what `add_norm` left in `branch` and `statistics`; or
+    the branch it would be given, and what it would add: then it need not be called.
 
     With `whole_grad` and `whole_into` those are the whole tensors, of which the others are the piece. `lines` that
     another piece has left are added to.
@@ -97,12 +106,13 @@ def add_norm_gradients(
     rows, width = total.shape
     is_one = drop.bits == 0 and into.dtype == total.dtype and not whole_into
     branch = None if is_one else torch.empty_like(total)
-    tiles = row_tiles(width)
+    tiles = row_tiles(width).for_more_registers() if isinstance(known, Added) else row_tiles(width)
     lines, adds = _lines(lines, rows, 3 * width, tiles, total.device)
     programs = lines.shape[0]
+    statistics, (residual, bias, eps) = (None, known) if isinstance(known, Added) else (known, (None, None, 0.0))
     _ADD_NORM_BACKWARD(
-        programs, (grad, total, statistics, weight, into, branch, lines, seed),
-        (rows, *piece, drop.threshold, drop.scale, programs, adds),
+        programs, (grad, total, statistics, residual, bias, weight, into, branch, lines, seed),
+        (rows, *piece, drop.threshold, drop.scale, eps, programs, adds),
         (width, tiles.width, tiles.backward_rows, drop.bits, int(site), whole_grad, whole_into), tiles.backward_warps,
     )  # fmt: skip
     return into if branch is None else branch, lines

@@ -36,6 +36,10 @@ class RowTiles(NamedTuple):
     backward_warps: int
     programs: int  # for each multiprocessor, backward
 
+    def for_more_registers(self) -> RowTiles:
+        """Where a backward computes again what it could have read: so many programs fit side by side then."""
+        return self._replace(programs=max(1, 2 * self.programs // 3))
+
 
 def padded(size: int) -> int:
     """The power of two that holds `size`, at least 16: the smallest side of a matrix product on the device."""
