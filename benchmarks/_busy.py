@@ -15,7 +15,8 @@ from lightning.pytorch.callbacks import Callback
 
 
 class Busy(Callback):
-    """From the second epoch on: whole epochs timed for `seconds`, one profiled, and the bare step, where there is one.
+    """From the second epoch on: whole epochs timed for `seconds`, one profiled (its first `most` steps), and the bare
+    step, where there is one.
 
     Whole epochs, as a loader may prepare many batches at once, and an epoch has an end. The bare step is the replay of
     the task's CUDA graph on the batch it holds: no loader, no augmentation, no loop. Profiling slows the host down, so
@@ -23,8 +24,8 @@ class Busy(Callback):
     times is taken away.
     """
 
-    def __init__(self, out: str, seconds: float = 3.0) -> None:
-        self.out, self.seconds = Path(out), seconds
+    def __init__(self, out: str, seconds: float = 3.0, most: int = 50) -> None:
+        self.out, self.seconds, self.most = Path(out), seconds, most
         self.found: dict[str, Any] = {}
         self._began: float | None = None
         self._first_step = 0
@@ -37,18 +38,17 @@ class Busy(Callback):
             self._first_step, self._began = trainer.global_step, self._now()
         elif "ms" not in self.found:
             if time.perf_counter() - self._began > self.seconds:  # waits for the device only where it is the end
-                self._count("ms", self._began, trainer.global_step)
+                self.found["steps"] = trainer.global_step - self._first_step
+                self.found["ms"] = 1e3 * (self._now() - self._began) / self.found["steps"]
                 self._profile(trainer, pl_module)
         else:
             self._finish(trainer, pl_module)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         images = batch["pixel_values"] if isinstance(batch, dict) else batch[0]
-        self.found["images"] = len(images)
-
-    def _count(self, name: str, began: float, last_step: int) -> None:
-        self.found["steps"] = last_step - self._first_step
-        self.found[name] = 1e3 * (self._now() - began) / self.found["steps"]
+        self.found.setdefault("images", len(images))
+        if self._profiler is not None and trainer.global_step - self._first_step == self.most:
+            self._finish(trainer, pl_module)
 
     def _profile(self, trainer: Any, task: Any) -> None:
         self._first_step = trainer.global_step
@@ -62,8 +62,9 @@ class Busy(Callback):
         if self._profiler is not None:
             torch.cuda.synchronize()
             self._profiler.__exit__(None, None, None)
+            profiler, self._profiler = self._profiler, None
             steps = trainer.global_step - self._first_step
-            kernels = [e for e in self._profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+            kernels = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
             ranges = [(e.time_range.start, e.time_range.end) for e in kernels]
             self.found["busy_ms"] = union(ranges) / 1e3 / steps
             by_name: Counter[str] = Counter()

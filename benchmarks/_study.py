@@ -30,6 +30,16 @@ def environment(jobs: int) -> dict[str, str]:
     return {**({"OMP_NUM_THREADS": "1"} if jobs > 1 else {}), **os.environ}
 
 
+def trained_on(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The machine of the runs, which need not be the one that makes the table: moved out of the rows if one for all."""
+    machines = [{name: row[name] for name in ("device", "versions")} for row in rows]
+    if not machines or any(found != machines[0] for found in machines):
+        return {}
+    for row in rows:
+        del row["device"], row["versions"]
+    return machines[0]
+
+
 @dataclass
 class Study:
     """`variants` maps a name to the arguments that make it; the others are held to the one called "baseline".

@@ -1,7 +1,7 @@
 """Does everything learn? Five detectors with and without BatchFormerV2 on 32 images of COCO, and one stream alone.
 
     python benchmarks/detection_study.py --data-root DIR --weights mobilenet_v2-b0353104.pth [--jobs 3] [--minutes 3]
-        [--detectors detr smca-detr] [--variants baseline batchformer single] [--results DIR] [-- more overrides]
+        [--detectors detr smca-detr] [--variants baseline single-all] [--results DIR] [-- more overrides]
 
 Each run is a recipe `coco128-*` in a process of its own, `--jobs` side by side on a card (then with one thread each,
 unless OMP_NUM_THREADS is set), stopped after `--minutes` of training; finished ones are kept. "single" is V2's Table
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import RESULTS, write
-from _study import environment
+from _study import environment, trained_on
 
 DETECTORS = ("detr", "conditional-detr", "smca-detr", "deformable-detr", "deformable-detr-refine")
 VARIANTS = {
@@ -39,7 +39,7 @@ VARIANTS |= {
     "single-all": [*EACH_LAYER, *VARIANTS["single"]],
 }
 ALL_DETECTORS = ("baseline", "batchformer")
-SINGLE = ("detr", "deformable-detr")  # the failure of one stream is shown by these: V2's Table 11 has the second
+SINGLE = ("detr", "deformable-detr")  # V2's Table 11 has the second
 SHOWN = ("ap", "ap50", "ap75", "ap_batch", "ap50_batch")
 VAL = "val.json"
 
@@ -123,16 +123,6 @@ def row(detector: str, variant: str, args: argparse.Namespace) -> dict[str, Any]
         "device": result["device"],
         "versions": result["versions"],
     }
-
-
-def trained_on(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The machine of the runs, which need not be the one that makes the table: moved out of the rows if one for all."""
-    machines = [{name: row[name] for name in ("device", "versions")} for row in rows]
-    if not machines or any(found != machines[0] for found in machines):
-        return {}
-    for row in rows:
-        del row["device"], row["versions"]
-    return machines[0]
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import RESULTS, write
-from _study import environment
+from _study import environment, trained_on
 
 METHODS = ("baseline", "batchformer")
 BOXES, HEAD = "coco128-panoptic-boxes", "coco128-panoptic"
@@ -54,8 +54,9 @@ def main() -> int:
     parser.add_argument("extra", nargs="*", help="after --: more overrides for every run")
     args = parser.parse_args()
     with ThreadPoolExecutor(args.jobs) as pool:
-        worked = dict(zip(args.only, pool.map(lambda method: both_stages(method, args), args.only), strict=True))
-    numbers = {method: numbers_of(method, args) for method in args.only if worked[method]}
+        worked = list(pool.map(lambda method: both_stages(method, args), args.only))
+    finished = [method for method in METHODS if (folder_of(HEAD, method, args) / "result.json").is_file()]
+    numbers = {method: numbers_of(method, args) for method in finished}
     for method, found in numbers.items():
         for part, metrics in found.items():
             print(f"{method:12} {part:6}" + "".join(f"  {name} {metrics[name]:5.1f}" for name in SHOWN), flush=True)
@@ -64,10 +65,11 @@ def main() -> int:
         for method, found in numbers.items()
         for part, metrics in found.items()
     ]
-    content = {"goal_pq": GOAL, "train_images": args.images, "size": args.size, "seed": args.seed, "rows": rows}
+    settings = {"goal_pq": GOAL, "size": args.size, "seed": args.seed}
+    content = {**trained_on(rows), **settings, "rows": rows}
     write("panoptic_study", content, args.out, show=False)
     draw(args)
-    reached = all(worked.values()) and all(found["train"]["pq"] > GOAL for found in numbers.values())
+    reached = all(worked) and all(found["train"]["pq"] > GOAL for found in numbers.values())
     print(f"PQ above {GOAL:g} on the {args.images} images trained on: {'yes' if reached else 'no'}", flush=True)
     return 0 if reached else 1
 
@@ -117,10 +119,13 @@ def numbers_of(method: str, args: argparse.Namespace) -> dict[str, Any]:
         kept = args.results / recipe / f"{method}-seed{args.seed}.json"
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder_of(recipe, method, args) / "result.json", kept)
-    return {"train": json.loads(kept.read_text())["metrics"], "val": evaluate(folder_of(HEAD, method, args))}
+    result = json.loads(kept.read_text())
+    machine = {name: result[name] for name in ("device", "versions")}
+    train = {"images": result["data"]["test_images"], **result["metrics"]}
+    return {"train": {**train, **machine}, "val": {**evaluate(folder_of(HEAD, method, args)), **machine}}
 
 
-def evaluate(run: Path) -> dict[str, float]:
+def evaluate(run: Path) -> dict[str, Any]:
     from batchformer._cli.finished_run import load_run
     from batchformer._cli.quiet import quiet_libraries
     from batchformer.running.recorder import RunRecorder
@@ -131,7 +136,7 @@ def evaluate(run: Path) -> dict[str, float]:
         recorder = RunRecorder()
         trainer = make_trainer(found.folder, {**found.trainer_keywords, "logger": False}, [recorder], None)
         trainer.validate(found.task, datamodule=found.data, verbose=False)
-    return {name: float(value) for name, value in recorder.metrics.items()}
+    return {"images": found.data.test_images, **{name: float(value) for name, value in recorder.metrics.items()}}
 
 
 def draw(args: argparse.Namespace) -> None:

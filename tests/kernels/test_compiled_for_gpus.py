@@ -100,9 +100,10 @@ def test_for_cards_of_data_centres_and_without_lost_speed(
         assert not complaints(kernel.asm["ptx"], tmp_path), launch
 
 
-def test_what_cpp_needs_to_start_them_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_lean", [False, True])
+def test_what_cpp_needs_to_start_them_is_known(monkeypatch: pytest.MonkeyPatch, is_lean: bool) -> None:
     """All but the address, which a kernel gets when it is loaded: threads, shared memory, and arguments."""
-    for launch in launches(monkeypatch, 24, 256, 4, torch.bfloat16, masked=True):
+    for launch in launches(monkeypatch, 24, 256, 4, torch.bfloat16, masked=True, is_lean=is_lean):
         kernel = compiled(launch, HOPPER)
         loaded = SimpleNamespace(metadata=kernel.metadata, src=kernel.src, asm=kernel.asm, function=7)
         tensors, numbers, warps = launch[1], launch[2], launch[4]
@@ -112,9 +113,12 @@ def test_what_cpp_needs_to_start_them_is_known(monkeypatch: pytest.MonkeyPatch) 
         assert given <= arguments <= given + 2, launch  # Triton adds two addresses of scratch memory
 
 
-def test_of_a_lean_layer_that_works_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(blocks, "LEAN_ELEMENTS", 24 * 256)  # one position
-    found = launches(monkeypatch, 24, 256, 4, torch.bfloat16, masked=False, is_lean=True)
+@pytest.mark.parametrize(("dim", "heads"), [(256, 4), (384, 6), (2048, 4)])
+def test_of_a_lean_layer_that_works_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dim: int, heads: int
+) -> None:
+    monkeypatch.setattr(blocks, "LEAN_ELEMENTS", 24 * dim)  # one position
+    found = launches(monkeypatch, 24, dim, heads, torch.bfloat16, masked=False, is_lean=True)
     assert "take_piece" in [launch[0].__name__ for launch in found]
     for launch in found:
         assert not complaints(compiled(launch, HOPPER).asm["ptx"], tmp_path), launch

@@ -228,6 +228,56 @@ def test_cpp_does_what_python_does_in_other_types(
     check_cpp(built, monkeypatch, name, dtype, autocast, True, memory)
 
 
+@pytest.fixture
+def cublas(monkeypatch: pytest.MonkeyPatch):
+    """Products of layers done by C++ go to cuBLAS directly."""
+    monkeypatch.setenv("BATCHFORMER_HOST", "cublas")
+    monkeypatch.setattr(host, "_recorded", {})
+    host.blas.cache_clear()
+    assert host.blas(), "a function of cuBLAS or torch was not found"
+    yield
+    host.blas.cache_clear()
+
+
+@pytest.mark.parametrize(("autocast", "masked"), [(False, False), (True, True)])
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+@pytest.mark.parametrize("name", ["deit-ti", "detr", "batchformer", "odd"])
+def test_cpp_with_products_by_cublas_does_what_python_does(
+    built: bool, cublas: None, monkeypatch: pytest.MonkeyPatch, name: str, autocast: bool, masked: bool, memory: str
+) -> None:
+    check_cpp(built, monkeypatch, name, torch.bfloat16, autocast, masked, memory)
+
+
+def test_products_by_cublas_in_a_cuda_graph(built: bool, cublas: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not built:
+        pytest.skip("the library could not be built here")
+    monkeypatch.setattr(host, "SEEN", 1)
+    layer = make(256, 4).bfloat16()
+    x, other = (torch.randn(16, 50, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    weight, given = torch.randn_like(x), x.clone().requires_grad_()
+
+    def all_of(leaf: Tensor) -> list[Tensor]:
+        out = layer(leaf)
+        assert not out.grad_fn.name().startswith("Fast")
+        return [out, *torch.autograd.grad(out, [leaf, *layer.parameters()], weight)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            all_of(given)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = all_of(given)
+    with torch.no_grad():
+        given.copy_(other)
+    graph.replay()
+    torch.cuda.synchronize()
+    for one, two in zip(captured, all_of(other.requires_grad_()), strict=True):
+        assert torch.equal(one, two)
+
+
 def check_cpp(
     built: bool, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, autocast: bool, masked: bool,
     memory: str,

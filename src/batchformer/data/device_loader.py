@@ -83,7 +83,9 @@ class DeviceLoader(EpochLoader):
             chunk_bytes = _CHUNK_BYTES.get(self.device.type, _CHUNK_BYTES["cuda"])
         height, width = self.augmentation.output_size(self._height, self._width)
         self._chunk_batches = max(1, chunk_bytes // (4 * images.shape[1] * height * width * batch_size))
-        self._is_ahead = training and (self.device.type == "cuda" if ahead is None else ahead)
+        # one batch at a time is made just before its step, with or without: no more memory for that
+        ahead = self.device.type == "cuda" if ahead is None else ahead
+        self._is_ahead = ahead and training and self._chunk_batches > 1
         self._prepared: tuple[Place, Batch] | None = None
         self._drawn: tuple[int, np.ndarray, dict[str, np.ndarray]] | None = None
 

@@ -61,11 +61,12 @@ class Blas {
     gemm_ = reinterpret_cast<Gemm>(addresses[2]);
   }
 
-  // Whether torch, as it is set up now, would do products in bfloat16 just so.
+  // Whether torch, as it is set up now, would do products in bfloat16 just so; but for TunableOp, which is passed by.
   bool is_on() const {
+    if (gemm_ == nullptr) return false;
     auto& torch = at::globalContext();
     const auto backend = torch.blasPreferredBackend();
-    return gemm_ != nullptr && is_default(torch.allowBF16ReductionCuBLAS()) && !torch.deterministicAlgorithms() &&
+    return is_default(torch.allowBF16ReductionCuBLAS()) && !torch.deterministicAlgorithms() &&
            (backend == at::BlasBackend::Default || backend == at::BlasBackend::Cublas);
   }
 

@@ -126,13 +126,15 @@ def add_norm_backward(
             if C < BC:
                 centred = tl.where(real[None, :], centred, 0.0)
             inverse = (1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps))[:, None]
+            inverse = tl.where((row < rows)[:, None], inverse, 0.0)
             summed = summed.to(total.dtype.element_ty).to(tl.float32)
         else:
             inside = row < rows
             middle = tl.load(statistics + 2 * row, mask=inside, other=0.0)[:, None]
             inverse = tl.load(statistics + 2 * row + 1, mask=inside, other=0.0)[:, None]
-        # Rows that do not exist are zero throughout; columns that do not, wherever they enter a sum that is used. What
-        # is the same for a row is multiplied once for the row: this kernel waits for arithmetic as much as for memory.
+        # Rows that do not exist give zeros throughout; columns that do not, wherever they enter a sum that is used.
+        # What is the same for a row is multiplied once for the row: this kernel waits for arithmetic as much as for
+        # memory.
         normed = summed * inverse - middle * inverse
         for_weight += arrived * normed
         for_shift += arrived

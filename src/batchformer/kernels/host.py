@@ -2,7 +2,8 @@
 
 The device is done with a small layer long before Python has started all of it. Until the library is built
 (`host_library.py`), and wherever it does not fit, Python does the same. Nothing differs but the time the host takes:
-the same products and kernels run in the same order. Set BATCHFORMER_HOST=python to leave all to Python.
+the same products and kernels run in the same order. Set BATCHFORMER_HOST=python to leave all to Python, or =cublas to
+have products in bfloat16 go to cuBLAS without torch in between.
 """
 
 from __future__ import annotations

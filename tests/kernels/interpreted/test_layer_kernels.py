@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
-from batchformer.kernels import blocks, random_bits, run
+from batchformer.kernels import blocks, random_bits, rows, run
+from batchformer.kernels.random_bits import Drop, Site
 from batchformer.nn.encoder import BatchEncoderLayer
 
 from .. import definition
@@ -84,6 +85,40 @@ def test_fast_and_lean_drop_the_same() -> None:
     x, fast, lean = torch.randn(5, 3, 32), make(), make(memory="lean")
     for one, other in zip(results(fast, fast, x), results(lean, lean, x), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("dtype", "vectors"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("dim", [40, 64])
+def test_a_sum_found_in_the_gradient_kernel_is_the_one_that_was_stored(
+    dim: int, dropout: float, dtype: torch.dtype, vectors: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    count, drop, site = 7, Drop.of(dropout), Site.MLP
+    branch, residual, grad = (torch.randn(count, dim, dtype=dtype) for _ in range(3))
+    bias, weight, shift = (torch.randn(dim, dtype=vectors) for _ in range(3))
+    seed, piece = (SEED if dropout else None), rows.whole(count)
+    total, statistics = branch.clone(), torch.empty(count, 2)
+    rows.add_norm(total, residual, bias, weight, shift, 1e-5, drop, site, seed, piece, torch.empty_like(branch),
+                  statistics)  # fmt: skip
+
+    def gradients(summed: Tensor, known: Tensor | rows.Added) -> list[Tensor]:
+        into = torch.empty_like(grad)
+        of_branch, lines = rows.add_norm_gradients(grad, summed, known, weight, drop, site, seed, piece, into)
+        return [into, of_branch, lines]
+
+    stored = gradients(total, statistics)
+    for one, other in zip(gradients(branch, rows.Added(residual, bias, 1e-5)), stored, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rows_that_are_not_there_do_not_spoil_sums_where_nothing_bounds_the_variance() -> None:
+    for memory in ("fast", "lean"):
+        layer = make(dim=32, memory=memory, dropout=0.0)  # three rows, and tiles of eight
+        layer.norm2.eps = 0.0
+        with torch.no_grad():
+            layer.linear2.bias.zero_()
+        assert all(gradient.isfinite().all() for gradient in results(layer, layer, torch.randn(3, 1, 32)))
 
 
 @pytest.mark.parametrize("memory", ["fast", "lean"])
