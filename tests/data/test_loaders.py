@@ -99,8 +99,9 @@ def test_chunks_made_ahead_are_the_same_and_made_once(monkeypatch):
     assert read(loader)[0] == read(plain)[0]
 
 
-def test_evaluation_makes_nothing_ahead():
-    loader = ahead_loader(training=False)
+@pytest.mark.parametrize("options", [{"training": False}, {"chunk_bytes": 1}], ids=["evaluation", "a batch at a time"])
+def test_nothing_is_made_ahead_where_it_would_only_take_memory(options):
+    loader = ahead_loader(**options)
     list(loader)
     assert loader._prepared is None
 

@@ -30,9 +30,9 @@ class DeviceLoader(EpochLoader):
     A 32 px image is worth about a microsecond of augmentation, a kernel launch more than that: so as many batches as
     fit in `chunk_bytes` of float32 images of the size trained at (on CUDA a whole epoch of CIFAR-100-LT, one batch at
     224 px) are augmented together. The random tables are made on the host and what follows from them is sent in one
-    copy; nothing is read back, so the host never waits for the device. Starting the many small kernels of a chunk takes
-    the host longer than they run: so in training on CUDA (`ahead`) the next chunk, that of the next epoch too, is made
-    when half of this one has been handed out, while the device is busy with steps it was given before.
+    copy; nothing is read back, so the host never waits for the device. A chunk is many small kernels: in training on
+    CUDA (`ahead`) the next one, that of the next epoch too, is made when half of this one has been handed out, so that
+    the host starts them while the device is busy with steps it was given before.
 
     What a sample looks like depends on (seed, epoch, index, repeat) only, not on the chunk or batch it falls in.
     When evaluating, images are brought to the augmentation's size and not augmented.

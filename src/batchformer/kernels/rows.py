@@ -106,10 +106,14 @@ def add_norm_gradients(
     rows, width = total.shape
     is_one = drop.bits == 0 and into.dtype == total.dtype and not whole_into
     branch = None if is_one else torch.empty_like(total)
-    tiles = row_tiles(width).for_more_registers() if isinstance(known, Added) else row_tiles(width)
+    tiles = row_tiles(width)
+    if isinstance(known, Added):
+        tiles, statistics = tiles.for_more_registers(), None
+        residual, bias, eps = known
+    else:
+        statistics, residual, bias, eps = known, None, None, 0.0
     lines, adds = _lines(lines, rows, 3 * width, tiles, total.device)
     programs = lines.shape[0]
-    statistics, (residual, bias, eps) = (None, known) if isinstance(known, Added) else (known, (None, None, 0.0))
     _ADD_NORM_BACKWARD(
         programs, (grad, total, statistics, residual, bias, weight, into, branch, lines, seed),
         (rows, *piece, drop.threshold, drop.scale, eps, programs, adds),

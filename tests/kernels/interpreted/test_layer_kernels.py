@@ -112,6 +112,19 @@ def test_a_sum_found_in_the_gradient_kernel_is_the_one_that_was_stored(
         assert torch.equal(one, other)
 
 
+def test_weights_that_are_tensors_and_not_parameters() -> None:
+    """FSDP puts views in the place of parameters."""
+    layer, x = make(), torch.randn(5, 2, 32)
+    expected = layer(x)
+    for part in (layer.linear1, layer.norm2, layer.self_attn.out_proj):
+        for name in ("weight", "bias"):
+            value = getattr(part, name).detach().clone()
+            delattr(part, name)
+            setattr(part, name, value)
+    assert layer.backend_used(x).fused
+    assert torch.equal(layer(x), expected)
+
+
 def test_rows_that_are_not_there_do_not_spoil_sums_where_nothing_bounds_the_variance() -> None:
     for memory in ("fast", "lean"):
         layer = make(dim=32, memory=memory, dropout=0.0)  # three rows, and tiles of eight
