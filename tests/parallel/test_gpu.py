@@ -37,6 +37,8 @@ def test_over_nccl_outputs_and_gradients_are_those_without_exchange(nccl, exchan
     module = bf.BatchFormer(64, 4, dropout=0.0).cuda()
     inputs = torch.randn(24, 10, 64, device="cuda")
     valid = torch.rand(24, 10, device="cuda") < 0.8
+    # Not the sum of squares: a LayerNorm has just set it, and its gradient is nothing but rounding errors.
+    probe = torch.randn_like(inputs)
     seen = []
     for members in (WithItself(), None):
         x = inputs.clone().requires_grad_()
@@ -46,12 +48,12 @@ def test_over_nccl_outputs_and_gradients_are_those_without_exchange(nccl, exchan
                 out = module.layers[0](x, valid)
             else:
                 out = relate_across(module.layers, x, valid, members, exchange)
-        out.float().square().sum().backward()
+        (out.float() * probe).sum().backward()
         assert traffic.activations == 0  # all of it stays at home
         seen.append([out.float(), x.grad, *(p.grad.clone() for p in module.parameters())])
     for ours, theirs in zip(*seen, strict=True):
-        difference = (ours - theirs).abs().max() / theirs.abs().max()
-        assert difference < (2e-2 if autocast else 2e-3)
+        # In bf16 the gradient of a weight before the ReLU is 0.05 from that in float32, with and without an exchange.
+        assert (ours - theirs).norm() / theirs.norm() < (0.1 if autocast else 2e-3)
 
 
 def test_over_nccl_the_weight_of_a_loss_is_found_on_the_gpu(nccl) -> None:

@@ -2,8 +2,8 @@
 
 The device is done with a small layer long before Python has started all of it. Until the library is built
 (`host_library.py`), and wherever it does not fit, Python does the same. Nothing differs but the time the host takes:
-the same products and kernels run in the same order. Set BATCHFORMER_HOST=python to leave all to Python, or =cublas to
-have products in bfloat16 go to cuBLAS without torch in between.
+the same products and kernels run in the same order. Set BATCHFORMER_HOST=python to leave all to Python, or =torch to
+leave products in bfloat16 to torch, which go to cuBLAS without torch in between otherwise.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ _HANDLES = ("_ZN2at4cuda24getCurrentCUDABlasHandleEv", "_ZN2at4cuda24getCurrentC
 @cache
 def blas() -> list[int]:
     """The addresses of torch's function for its handle of cuBLAS, and of cuBLAS' functions for the mode and a product;
-    none where they are not found, or not asked for: torch does all products then."""
-    if os.environ.get("BATCHFORMER_HOST") != "cublas":  # until this has run on a GPU
+    none where they are not found, or not wanted: torch does all products then."""
+    if os.environ.get("BATCHFORMER_HOST") == "torch":
         return []
     try:
         library = ctypes.CDLL("libtorch_cuda.so")

@@ -277,18 +277,18 @@ def test_a_product_that_does_not_start_is_an_error(driver: Driver, blas: Blas, m
         make().bfloat16()(torch.randn(6, 2, 32, dtype=torch.bfloat16, requires_grad=True))
 
 
-def test_cublas_is_found_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cublas_is_found_and_can_be_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.version.cuda is None:
         pytest.skip("a torch without CUDA")
     found = {}
-    for way in ("", "cublas"):
+    for way in ("", "torch"):
         monkeypatch.setenv("BATCHFORMER_HOST", way)
         host.blas.cache_clear()
         found[way] = host.blas()
     host.blas.cache_clear()
-    assert found[""] == []
-    assert len(set(found["cublas"])) == 3
-    assert all(found["cublas"])
+    assert found["torch"] == []
+    assert len(set(found[""])) == 3
+    assert all(found[""])
 
 
 def test_without_cublas_all_products_are_torchs(driver: Driver, blas: Blas, monkeypatch: pytest.MonkeyPatch) -> None:
