@@ -58,9 +58,10 @@ interval of a Student t distribution. Many: more than 100 training images, Mediu
   without it. The recipes keep the published settings.
 - **BatchFormerV2 on CIFAR-100.** At 32 px (study `vit-cifar100-32`) the published form does gain at equal epochs: most
   after all blocks, about half of that after block 8. The stable form, whose related rows never lag behind, gains less
-  in the same places. Without the plain stream (`single`) the network depends on the module and loses when it is
-  dropped, as in V2's Table 11. Where the table has two seeds its intervals are wide: read those rows so. The second
-  stream costs time, and the baseline of equal cost is not in yet: no statement about gain per GPU-hour.
+  in the same places. Half of the batch through the module (`split`, no extra rows) gains no more than the deviation
+  over seeds. Without the plain stream (`single`) the network depends on the module and loses when it is dropped, as in
+  V2's Table 11. The second stream costs time, and the baseline of equal cost is not in yet: no statement about gain per
+  GPU-hour.
 - **Seeds.** The paper gives one number per row and no deviation; the released code sets no seed.
 """
 
