@@ -26,7 +26,7 @@ FAST_ELEMENTS, LEAN_ELEMENTS = 14 * 2**20, 28 * 2**20
 
 
 class Normed(NamedTuple):
-    out: Float[Tensor, "rows dim"]
+    out: Float[Tensor, "*rows dim"]
     total: Float[Tensor, "rows dim"]  # what was normalised
     statistics: Float[Tensor, "rows 2"] | None
 
@@ -59,10 +59,11 @@ def project_norm(
     piece: Piece,
     dtype: torch.dtype,
     save: bool = True,
+    shape: torch.Size | None = None,
 ) -> Normed:
-    """LN(residual + dropout(mixed weight' + bias)), in `dtype`."""
+    """LN(residual + dropout(mixed weight' + bias)), in `dtype`, made in `shape` where its rows lie in several axes."""
     branch = torch.mm(mixed, weight.t())
-    out = torch.empty_like(branch, dtype=dtype)
+    out = torch.empty(branch.shape if shape is None else shape, dtype=dtype, device=branch.device)
     statistics = None
     if save:
         statistics = torch.empty((branch.shape[0], 2), dtype=torch.float32, device=branch.device)
@@ -131,10 +132,11 @@ def mlp_norm(
     piece: Piece,
     dtype: torch.dtype,
     save: bool = True,
+    shape: torch.Size | None = None,
 ) -> tuple[Normed, Float[Tensor, "rows hidden"]]:
     hidden = mlp_hidden(rows, weights, settings.drop, seed, piece)
     normed = project_norm(hidden, rows, weights.weight2, weights.bias2, weights.norm_weight, weights.norm_bias,
-                          settings, seed, piece, dtype, save)  # fmt: skip
+                          settings, seed, piece, dtype, save, shape)  # fmt: skip
     return normed, hidden
 
 

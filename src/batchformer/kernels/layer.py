@@ -44,9 +44,12 @@ def fast_forward(
         mixed.view(-1, dim), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias, settings.norm1, seed, piece,
         settings.dtype,
     )  # fmt: skip
-    (out, total2, statistics2), hidden = mlp_norm(attended, w.mlp, settings.norm2, seed, piece, settings.out_dtype)
+    # In its last shape from the start: autograd lets nobody change a view that was made inside of a node.
+    (out, total2, statistics2), hidden = mlp_norm(
+        attended, w.mlp, settings.norm2, seed, piece, settings.out_dtype, shape=x.shape
+    )
     saved = [rows, qkv, mixed, lse, total1, statistics1, attended, hidden, total2, statistics2, valid, seed, *w]
-    return out.view(x.shape), saved, Facts(settings, problem, x.dtype, [t.dtype for t in weights])
+    return out, saved, Facts(settings, problem, x.dtype, [t.dtype for t in weights])
 
 
 _ALL: Any = LayerWeights._make([True] * len(LayerWeights._fields))

@@ -38,8 +38,8 @@ def lean_forward(
     attended = project_norm(mixed.view(-1, dim), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias,
                             settings.norm1, seed, piece, settings.dtype, save=False).out  # fmt: skip
     del mixed
-    out = mlp_norm(attended, w.mlp, settings.norm2, seed, piece, settings.out_dtype, save=False)[0].out
-    return out.view(x.shape)
+    normed, _ = mlp_norm(attended, w.mlp, settings.norm2, seed, piece, settings.out_dtype, save=False, shape=x.shape)
+    return normed.out
 
 
 def lean_backward(

@@ -530,6 +530,16 @@ def test_backward_twice_and_through_a_checkpoint(driver: Driver, monkeypatch: py
         assert torch.equal(first[0], x.grad)
 
 
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_what_comes_out_may_be_changed_in_place(driver: Driver, monkeypatch: pytest.MonkeyPatch, memory: str) -> None:
+    monkeypatch.setattr(host, "run_layer", host.replay)
+    layer, x = make(dropout=0.0, memory=memory), torch.randn(6, 2, 32, requires_grad=True)
+    assert not is_of_python(layer(x))
+    (apart,) = torch.autograd.grad(layer(x).relu().square().sum(), x)
+    (in_place,) = torch.autograd.grad(layer(x).relu_().square().sum(), x)
+    assert torch.equal(apart, in_place)
+
+
 def test_an_input_changed_before_the_backward_is_noticed(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "run_layer", host.replay)
     layer, leaf = make(), torch.randn(6, 2, 32, requires_grad=True)

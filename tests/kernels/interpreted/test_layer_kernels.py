@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from batchformer.kernels import blocks, random_bits, rows, run
 from batchformer.kernels.random_bits import Drop, Site
+from batchformer.nn.batchformer_v2 import BatchFormerV2
 from batchformer.nn.encoder import BatchEncoderLayer
 
 from .. import definition
@@ -190,6 +191,20 @@ def test_backward_twice_gives_the_same_gradients() -> None:
     first = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)
     for one, other in zip(first, torch.autograd.grad(out.square().sum(), inputs), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+@pytest.mark.parametrize("backend", ["triton", "sdpa"])
+def test_what_comes_out_may_be_changed_in_place(backend: str, memory: str) -> None:
+    """A ReLU behind the module may be `inplace=True`, whoever computes the layer."""
+    torch.manual_seed(0)
+    module = BatchFormerV2(32, heads=2, dropout=0.0, streams="single", backend=backend, memory=memory)
+    for x in (torch.randn(3, 4, 32), torch.randn(3, 32, 2, 2)):
+        x.requires_grad_()
+        apart = torch.autograd.grad(module(x).relu().square().sum(), [x, *module.parameters()])
+        in_place = torch.autograd.grad(module(x).relu_().square().sum(), [x, *module.parameters()])
+        for one, other in zip(apart, in_place, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_an_input_without_gradient_and_frozen_weights() -> None:
