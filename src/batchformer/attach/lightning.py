@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
-from batchformer.attach.attachment import Attachment, attach
+from batchformer.attach.attachment import PREFIX, Attachment, attach, attachment_of
 from batchformer.attach.classifiers import get_submodule
+from batchformer.attach.insertion import InstanceForward
 from batchformer.attach.watched_loss import WatchedLoss
+from batchformer.errors import UserError
 from batchformer.nn import StreamGuard, TwoStreamLoss
 
-_CHECKPOINT_KEY = "batchformer"
+#: Where the module's own weights stand in a checkpoint, for each set of weights there. `WeightAveraging` saves the
+#: average as the model's weights and those that training goes on with under the second name.
+_BESIDE = {"state_dict": "batchformer", "current_model_state": "batchformer_current"}
 _GUARD_KEY = "batchformer_guard"
+_HOOK = "on_save_checkpoint"
 
 
 class BatchFormerCallback(L.Callback):
@@ -28,7 +36,8 @@ class BatchFormerCallback(L.Callback):
 
     The loss in `training_step` must see both streams: `bf.TwoStreamLoss(criterion)(logits, y)`. The network must exist
     when `fit` begins (built in `__init__`). Checkpoints hold the plain model, so they load without the callback too;
-    the module's own weights stand beside it and come back when `fit` goes on from such a checkpoint.
+    the module's own weights stand beside it and come back when `fit` goes on from such a checkpoint. Callbacks that
+    average weights (`EMAWeightAveraging`) copy the model when `fit` begins: name them after this one.
     """
 
     def __init__(
@@ -41,12 +50,16 @@ class BatchFormerCallback(L.Callback):
         self.model, self.guard, self.keywords = model, guard, keywords
         self.attachment: Attachment | None = None
         self._watched: WatchedLoss | None = None
+        self._plain_checkpoint: _PlainCheckpoint | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            network: nn.Module = pl_module if self.model is None else get_submodule(pl_module, self.model)
-            self.attachment = attach(network, **self.keywords)
+            self._refuse_earlier_averages(trainer)
+            self.attachment = attach(self._network(pl_module), **self.keywords)
             self.attachment.modules.register_load_state_dict_post_hook(_own_weights_come_separately)
+            prefix = ("" if self.model is None else f"{self.model}.") + self.attachment.prefix
+            self._plain_checkpoint = _PlainCheckpoint(pl_module, prefix)
+            self._plain_checkpoint.put()
             if self.guard is not False and trainer.is_global_zero:
                 self._watched = WatchedLoss(
                     self.attachment, self.guard if isinstance(self.guard, StreamGuard) else None
@@ -54,31 +67,90 @@ class BatchFormerCallback(L.Callback):
                 self._watched.watch(part for part in pl_module.modules() if isinstance(part, TwoStreamLoss))
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self.attachment is not None and self.attachment.attached:
-            prefix = ("" if self.model is None else f"{self.model}.") + self.attachment.prefix
-            weights = checkpoint["state_dict"]
-            own = [key for key in weights if key.startswith(prefix)]
-            checkpoint[_CHECKPOINT_KEY] = {key.removeprefix(prefix): weights.pop(key) for key in own}
         if self._watched is not None and self._watched.guard is not None:
             checkpoint[_GUARD_KEY] = self._watched.guard.state_dict()
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self.attachment is not None and self.attachment.attached and _CHECKPOINT_KEY in checkpoint:
-            self.attachment.load_state_dict(checkpoint[_CHECKPOINT_KEY])
+        if self.attachment is not None and self.attachment.attached and _BESIDE["state_dict"] in checkpoint:
+            assert self._plain_checkpoint is not None
+            self.attachment.load_state_dict(checkpoint[_BESIDE["state_dict"]])
+            self._plain_checkpoint.put_back(checkpoint)  # the callbacks that average load both sets after this one
         if self._watched is not None and _GUARD_KEY in checkpoint:
             self._watched.go_on_from(checkpoint[_GUARD_KEY])
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self._watched is not None:
             self._watched.leave()
+        if self._plain_checkpoint is not None:
+            self._plain_checkpoint.remove()
         if self.attachment is not None and self.attachment.attached:
             self.attachment.detach()
+            self._leave_averages(trainer, pl_module)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "fit")
+
+    def _network(self, pl_module: nn.Module) -> nn.Module:
+        return pl_module if self.model is None else get_submodule(pl_module, self.model)
+
+    def _refuse_earlier_averages(self, trainer: L.Trainer) -> None:
+        """They pair the parameters of their copy and of the model by order, and their copy would lack the module's."""
+        for callback in takewhile(lambda callback: callback is not self, _callbacks(trainer)):
+            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+                name = type(callback).__name__
+                raise UserError(
+                    f"{name} stands before BatchFormerCallback and has copied the model without the module: "
+                    f"swap them, callbacks=[BatchFormerCallback(...), {name}(...)]."
+                )
+
+    def _leave_averages(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """`WeightAveraging` keeps its copy after `fit`: later it saves it and swaps it with the model to validate."""
+        for held in (held for callback in _callbacks(trainer) for held in vars(callback).values()):
+            if isinstance(held, AveragedModel) and isinstance(held.module, type(pl_module)):
+                attachment, hook = attachment_of(self._network(held.module)), vars(held.module).get(_HOOK)
+                if attachment is not None:
+                    attachment.detach()
+                if isinstance(hook, _PlainCheckpoint):
+                    hook.remove()
+
+
+class _PlainCheckpoint(InstanceForward):
+    """Stands in for `on_save_checkpoint` of the LightningModule: takes the module's weights out of the model's.
+
+    The callback's own hook would be too early, because the callbacks behind it may yet exchange the weights; and with
+    `save_weights_only=True` Lightning asks no callback. The LightningModule is asked always, and last.
+    """
+
+    def __init__(self, pl_module: L.LightningModule, prefix: str) -> None:
+        super().__init__(pl_module, _HOOK)
+        self.prefix = prefix
+
+    def __call__(self, checkpoint: dict[str, Any]) -> None:
+        if not self.removed:
+            self.take_out(checkpoint)  # the LightningModule's own hook sees the plain model
+        self.original(checkpoint)
+        if not self.removed:
+            self.take_out(checkpoint)
+
+    def take_out(self, checkpoint: dict[str, Any]) -> None:
+        for name, beside in _BESIDE.items():
+            weights = checkpoint.get(name, {})
+            own = [key for key in weights if key.startswith(self.prefix)]
+            if own:
+                checkpoint[beside] = {key.removeprefix(self.prefix): weights.pop(key) for key in own}
+
+    def put_back(self, checkpoint: dict[str, Any]) -> None:
+        for name, beside in _BESIDE.items():
+            if name in checkpoint and beside in checkpoint:
+                own = {self.prefix + key: value for key, value in checkpoint[beside].items()}
+                checkpoint[name] = {**own, **checkpoint[name]}
+
+
+def _callbacks(trainer: L.Trainer) -> list[L.Callback]:
+    return trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
 
 
 def _own_weights_come_separately(module: nn.Module, incompatible: Any) -> None:
     """A plain checkpoint is complete for an attached model: what it lacks is loaded by the callback."""
     missing = incompatible.missing_keys
-    missing[:] = [key for key in missing if f"{_CHECKPOINT_KEY}." not in key]
+    missing[:] = [key for key in missing if f"{PREFIX}." not in key]
