@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import batchformer as bf
-from batchformer.attach.after import SeparateNorm, Thin
+from batchformer.attach.after import Thin
+from batchformer.attach.separate_norm import SeparateNorm
 from batchformer.errors import UserError
 
 
@@ -174,3 +175,38 @@ def test_one_line_of_blocks_for_a_vit() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=3)
     attachment = bf.attach(model, blocks="all", heads=3)
     assert [point.paths[0] for point in attachment.points] == [f"blocks.{k}" for k in range(12)]
+
+
+def test_a_model_in_half_precision_is_attached_to_as_it_is() -> None:
+    model = Blocks().bfloat16().train()
+    attachment = bf.attach(model, blocks=[0, 2], heads=2)
+    assert {p.dtype for p in attachment.parameters()} == {torch.bfloat16}
+    assert model(tokens().bfloat16()).shape == (8, 3)
+
+
+class Three(Blocks):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks[0](self.embed(x))
+        if len(x) > 3:
+            raise RuntimeError("room for three")
+        return self.fc(x.mean(1))
+
+
+def test_a_model_that_does_not_take_more_rows_is_refused_with_what_it_said() -> None:
+    with pytest.raises(UserError, match=r"does not pass .* from 'blocks.0' \(RuntimeError: room for three\): attach"):
+        bf.attach(Three(), blocks=[0], heads=2)
+
+
+def test_attaching_asks_nothing_of_other_processes(recwarn: pytest.WarningsRecorder) -> None:
+    """In dry runs the scope is local; that there is no process group is said when training begins."""
+    attachment = bf.attach(Blocks(), blocks=[0, 2], heads=2, scope="global", share=True)
+    assert not recwarn.list
+    assert {point.module.scope for point in attachment.points} == {"global"}
+
+
+def test_rectangular_maps_of_a_swin_need_no_word() -> None:
+    sizes = {"img_size": (64, 128), "embed_dim": 16, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4}
+    model = timm.models.SwinTransformer(patch_size=4, num_classes=3, **sizes).train()
+    attachment = bf.attach(model, blocks="all", heads=2)
+    assert [point.module.dim for point in attachment.points] == [16, 32]
+    assert model(torch.randn(2, 3, 64, 128)).shape == (4, 3)

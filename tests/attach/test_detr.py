@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -264,3 +265,23 @@ def test_the_model_inside_is_refused_by_itself_in_training(kind: str) -> None:
     assert len(model.eval() and inner(images).last_hidden_state) == 2
     attachment.detach()
     assert "forward" not in inner.__dict__
+
+
+@pytest.mark.parametrize("kind", ["detr", "smca"])
+@pytest.mark.parametrize("place", [{}, {"before": "class_labels_classifier"}])
+def test_a_detector_without_a_place_in_its_encoder_is_refused(kind: str, place: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"is a detector.*encoder_layers=\[0\]"):
+        bf.attach(BUILD[kind](), **place)
+
+
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_whole_images_come_with_a_mask_where_other_processes_may_have_padded_ones(scope: str) -> None:
+    model, _, attachment = trained_pair("detr", mask_padding=True, scope=scope)
+    inputs = batch("detr")
+    inputs["pixel_mask"] = torch.ones_like(inputs["pixel_mask"])
+    seen = []
+    attachment.points[0].module.register_forward_pre_hook(lambda _, args: seen.append(args[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there is no process group
+        model(**inputs)
+    assert all(valid.all() for valid in seen) if scope == "global" else seen == [None]

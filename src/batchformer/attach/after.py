@@ -26,10 +26,15 @@ class After(InstanceForward):
     """
 
     def __init__(
-        self, layer: nn.Module, module: BatchFormerV2, opens: bool, padding: LayerPadding | None = None
+        self,
+        layer: nn.Module,
+        module: BatchFormerV2,
+        opens: bool,
+        padding: LayerPadding | None = None,
+        is_signal: bool = False,  # (B, C, length), which no shape tells from tokens (B, N, C)
     ) -> None:
         super().__init__(layer)
-        self.module, self.opens, self.padding = module, opens, padding
+        self.module, self.opens, self.padding, self.is_signal = module, opens, padding, is_signal
         self.thin: Thin | None = None
         self.rows: int | None = None
         self.infers = False  # see `Attachment.infer_with_batch`
@@ -44,11 +49,17 @@ class After(InstanceForward):
 
     def related(self, out: Any, valid: Tensor | None = None) -> Any:
         if isinstance(out, Tensor):
+            if self.is_signal:
+                out = out.transpose(1, 2)
+            if valid is None and self.padding is not None and self.module.scope == "global":
+                # nothing is padded here, but it may be on other processes, and all must come with a mask
+                valid = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
             if not self.module.active:
-                return relate_alone(self.module, out, self.module.channels if out.ndim == 4 else "last", valid)
-            out = self.module(out, valid, opens=self.opens)
-            self.rows = out.shape[0]
-            return out
+                out = relate_alone(self.module, out, self.module.channels if out.ndim == 4 else "last", valid)
+            else:
+                out = self.module(out, valid, opens=self.opens)
+                self.rows = out.shape[0]
+            return out.transpose(1, 2) if self.is_signal else out
         rows, first, items = count_rows(out), True, []
         for item in out:
             if first and count_rows(item) is not None:
@@ -89,27 +100,6 @@ class Thin(InstanceForward):
             tuple(_half(a) if k in self.names else a for k, a in enumerate(args)),
             {k: _half(a) if k in self.names else a for k, a in kwargs.items()},
         )
-
-
-class SeparateNorm(InstanceForward):
-    """A BatchNorm behind the insertion: each stream by its own statistics; only plain rows move the running ones.
-
-    Published code normalises both streams together (`batch_norm="joint"`): then plain rows are not what the plain model
-    computes, and the running statistics, all that is left at test time, are those of a mixture.
-    """
-
-    def __init__(self, layer: nn.Module, module: BatchFormerV2) -> None:
-        super().__init__(layer)
-        self.module = module
-
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self.removed or not self.module.active or not self.layer.training:
-            return self.original(x, *args, **kwargs)
-        plain = self.original(x[: x.shape[0] // 2], *args, **kwargs)
-        tracks, self.layer.track_running_stats = self.layer.track_running_stats, False  # type: ignore[assignment]
-        related = self.original(x[x.shape[0] // 2 :], *args, **kwargs)
-        self.layer.track_running_stats = tracks
-        return torch.cat([plain, related])
 
 
 def _half(x: Any) -> Any:

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from batchformer.attach.classifiers import find_classifiers
 from batchformer.attach.entry import Entry, RowCheck
 from batchformer.attach.insertion import Held, InstanceForward, relates_in_eval
-from batchformer.attach.plan_after import BatchNormMode, block_paths, encoder_layer_paths, plan_after
-from batchformer.attach.plan_before import points_before
+from batchformer.attach.padding import takes_padded_images
+from batchformer.attach.plan_after import block_paths, encoder_layer_paths, plan_after
+from batchformer.attach.plan_before import norms_behind, points_before
 from batchformer.attach.point import Point
 from batchformer.attach.probe import Channels
+from batchformer.attach.separate_norm import BatchNormMode, SeparateNorm, check_batch_norm
 from batchformer.attach.stream_loss import MeanOfStreams
 from batchformer.errors import UserError
 from batchformer.kernels.choose import Choice
@@ -56,8 +58,8 @@ def attach(
             count from 1 and insert after: their "first layer" is block 0.
         encoder_layers: the same for the layers of a detector's encoder (transformers' DETR family).
         share: with after= and its like: one module at all places instead of one each.
-        batch_norm: with after= and its like: BatchNorm behind the insertion normalises each stream by itself and only
-            plain rows move its running statistics ("separate"), or both together ("joint", as published).
+        batch_norm: BatchNorm behind the insertion normalises each stream by itself and only plain rows move its running
+            statistics ("separate"), or both together ("joint", as published).
         mask_padding: in batches of images that differ in size, padded positions pass the module unchanged and nothing
             looks at them (transformers' detectors, by their pixel mask). As published they take part.
         dim, channels: width and layout of that input, where neither the layer nor a dry run tells.
@@ -79,6 +81,7 @@ def attach(
             f"detach it first, or name all places in one call, {existing.points[0].side}=[...]."
         )
     _refuse_unknown(module_keywords)
+    check_batch_norm(batch_norm)
     if sum(place is not None for place in (before, after, blocks, encoder_layers)) > 1:
         raise UserError("attach takes one of before=, after=, blocks= and encoder_layers=: choose one.")
     if after is not None or blocks is not None or encoder_layers is not None:
@@ -96,12 +99,18 @@ def attach(
             channels=channels,
             keywords=module_keywords,
         )
-        return Attachment(model, plan.points(model), plan.entry, plan.supports)
-    if mask_padding:
-        raise UserError("mask_padding=True goes with after=, blocks= or encoder_layers=: leave it out.")
+        return Attachment(model, plan.points(), plan.entry, plan.supports)
+    for name, given in (("mask_padding", mask_padding), ("share", share)):
+        if given:
+            raise UserError(f"{name}=True goes with after=, blocks= or encoder_layers=: leave it out.")
+    if takes_padded_images(model):
+        raise UserError(
+            f"{type(model).__name__} is a detector, which the second stream enters inside the encoder: say "
+            f"encoder_layers=[0], as the paper does, or after=[paths]."
+        )
     paths = [before] if isinstance(before, str) else find_classifiers(model) if before is None else list(before)
     points = points_before(model, paths, dim, channels, module_keywords)
-    return Attachment(model, points, Entry(model, points[0].module))
+    return Attachment(model, points, Entry(model, points[0].module), norms_behind(model, points, batch_norm))
 
 
 def detach(model: nn.Module) -> nn.Module:
@@ -139,7 +148,8 @@ class Attachment:
         supports: Sequence[InstanceForward] = (),
     ) -> None:
         self.model, self.points = model, points
-        self._pieces = [*(piece for point in points for piece in point.insertions), *supports]
+        # In this order: an insertion before a BatchNorm goes round what keeps the streams apart there.
+        self._pieces = [*supports, *(piece for point in points for piece in point.insertions)]
         self.modules = Held(dict.fromkeys(point.module for point in points))  # a shared one is held once
         self.modules.train(model.training)
         # A container calls or counts its children, so there the module lives on the layer it stands before.
@@ -155,6 +165,7 @@ class Attachment:
         owner.add_module(PREFIX, self.modules)
         for piece in self._pieces:
             piece.put()
+        entry.norms = [piece for piece in self._pieces if isinstance(piece, SeparateNorm)]
         model.register_forward_pre_hook(entry, with_kwargs=True)
         model.register_forward_hook(RowCheck([point.feature for point in points], entry), with_kwargs=True)
         model.__dict__[_HANDLE] = self
@@ -255,7 +266,7 @@ class Attachment:
         """The very same model, without a trace: keys, hooks and forwards as they were before attach."""
         if not self.attached:
             raise UserError("this attachment was detached before: attach again to get a new one.")
-        for piece in self._pieces:
+        for piece in reversed(self._pieces):
             piece.remove()
         _remove_hooks(self.model)
         del self._owner._modules[PREFIX]

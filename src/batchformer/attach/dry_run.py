@@ -72,7 +72,8 @@ def feature_of_output(path: str, calls: Calls | None, dim: int | None, channels:
     if x is not None and dim is not None and channels is not None:
         return Feature(dim, channels)
     if x is not None and x.ndim == 3:
-        return Feature(x.shape[-1], "last")
+        layout = channels or "last"
+        return Feature(dim or x.shape[1 if layout == "first" else -1], layout)
     if x is not None and x.ndim == 4:
         square = {"first": x.shape[2] == x.shape[3], "last": x.shape[1] == x.shape[2]}
         fitting = [channels] if channels else [layout for layout, fits in square.items() if fits]
@@ -81,8 +82,25 @@ def feature_of_output(path: str, calls: Calls | None, dim: int | None, channels:
     shape = None if x is None else tuple(x.shape)
     raise UserError(
         f"the output of {path!r} has the shape {shape}, which is not clearly tokens (batch, tokens, width) or a map: "
-        f'say dim= and channels="first" or "last".'
+        f'say channels="first" or "last", and dim= where it is neither.'
     )
+
+
+def known_layout(model: nn.Module, layer: nn.Module) -> Channels | None:
+    """Where the layer's kind, or what timm's models say of their maps, tells where the channels are."""
+    if isinstance(layer, nn.Conv1d | nn.BatchNorm1d | nn.Conv2d | nn.BatchNorm2d):
+        return "first"
+    return {"NHWC": "last", "NCHW": "first"}.get(str(getattr(model, "output_fmt", None)))  # type: ignore[return-value]
+
+
+def is_signal(calls: Calls, feature: Feature) -> bool:
+    """(batch, channels, length)."""
+    return calls.output is not None and calls.output.ndim == 3 and feature.channels == "first"
+
+
+def called_after(end: int, seen: dict[str, Calls]) -> list[str]:
+    """The submodules whose last call begins after `end`."""
+    return [name for name, calls in seen.items() if max(calls.begins, default=-1) > end]
 
 
 def before(start: int, seen: dict[str, Calls]) -> list[str]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from batchformer.attach.insertion import InstanceForward
 from batchformer.attach.padding import argument_names
+from batchformer.attach.separate_norm import SeparateNorm, follow_replaced
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 from batchformer.nn.streams import count_rows, repeat_rows
@@ -26,6 +27,7 @@ class Entry:
 
     def __init__(self, model: nn.Module, module: BatchFormer, wide: bool = False) -> None:
         self.module, self.wide = module, wide
+        self.norms: list[SeparateNorm] = []
         self.inside = False  # between the model's entry and its end
         arguments = argument_names(type(model).forward)
         self.labels_at = arguments.index(_LABELS) if _LABELS in arguments else None
@@ -36,7 +38,11 @@ class Entry:
                 "an attached model cannot run in nn.DataParallel, whose replicas would call the first GPU's layers: "
                 "start one process per GPU (torchrun, DistributedDataParallel), or show the program one GPU only."
             )
-        if not self.module.active or self.module.streams != "duplicate":
+        if not self.module.active:
+            return None
+        if not torch.compiler.is_compiling():
+            follow_replaced(model, self.norms)
+        if self.module.streams != "duplicate":
             return None
         self.inside = True
         # The labels of a detector are a list whose first tensor has as many rows as there are objects.

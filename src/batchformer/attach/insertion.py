@@ -21,7 +21,7 @@ class InstanceForward:
 
     def __init__(self, layer: nn.Module, name: str = "forward") -> None:
         self.layer, self.name = layer, name
-        self.previous: Callable[..., Any] | None = layer.__dict__.get(name)
+        self.previous: Callable[..., Any] | None = None  # what stood there when it was put
         self.removed = False
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
@@ -30,6 +30,8 @@ class InstanceForward:
         return getattr(type(self.layer), self.name)(self.layer, *args, **kwargs)
 
     def put(self) -> None:
+        """Several on one layer are taken away in the other order."""
+        self.previous = self.layer.__dict__.get(self.name)
         self.layer.__dict__[self.name] = self
 
     def remove(self) -> None:

@@ -8,21 +8,31 @@ from typing import Any, Literal
 
 from torch import nn
 
-from batchformer.attach.after import After, SeparateNorm, Thin
+from batchformer.attach.after import After, Thin
 from batchformer.attach.classifiers import get_submodule
-from batchformer.attach.dry_run import Calls, batch_arguments, before, feature_of_output, parents, watch
+from batchformer.attach.dry_run import (
+    Calls,
+    batch_arguments,
+    before,
+    called_after,
+    feature_of_output,
+    is_signal,
+    known_layout,
+    parents,
+    watch,
+)
 from batchformer.attach.entry import Entry, WholeOnly
 from batchformer.attach.insertion import InstanceForward
 from batchformer.attach.padding import LayerPadding, argument_names, takes_padded_images
 from batchformer.attach.point import Point, move_beside
 from batchformer.attach.probe import Channels, call_blank
+from batchformer.attach.separate_norm import BatchNormMode, separate_norms
 from batchformer.attach.stream_loss import PROPOSAL_LOSS, MeanOfStreams
 from batchformer.errors import UserError
 from batchformer.nn.attention import BatchAttention
 from batchformer.nn.batchformer_v2 import BatchFormerV2
 from batchformer.nn.streams import count_rows
 
-BatchNormMode = Literal["separate", "joint"]
 _IMAGES = 2  # of a dry run
 
 
@@ -35,9 +45,7 @@ class Plan:
     entry: Entry
     supports: list[InstanceForward] = field(default_factory=list)
 
-    def points(self, model: nn.Module) -> list[Point]:
-        for insertion in self.insertions:
-            move_beside(insertion.module, [insertion.layer, model])
+    def points(self) -> list[Point]:
         return [Point((path,), one.module, [one], one) for path, one in zip(self.paths, self.insertions, strict=True)]
 
 
@@ -88,8 +96,6 @@ def plan_after(
     channels: Channels | None,
     keywords: Mapping[str, Any],
 ) -> Plan:
-    if batch_norm not in ("separate", "joint"):
-        raise UserError(f'batch_norm={batch_norm!r} must be "separate" or "joint" (as published).')
     if not paths:
         raise UserError("after=[] names no place: name a submodule.")
     places = {path: _last_called(get_submodule(model, path), path) for path in paths}
@@ -98,7 +104,8 @@ def plan_after(
         raise UserError("after= names one submodule twice: name each place once.")
     paddings = {path: LayerPadding(layers[path], path) if mask_padding else None for path in paths}
     seen, seen_with_three = watch(model, _IMAGES), watch(model, _IMAGES + 1)
-    features = {path: feature_of_output(path, seen.get(place), dim, channels) for path, place in places.items()}
+    layouts = {path: channels or known_layout(model, layer) for path, layer in layers.items()}
+    features = {path: feature_of_output(path, seen.get(place), dim, layouts[path]) for path, place in places.items()}
     for path, place in places.items():
         if len(seen[place].begins) > 1:
             raise UserError(f"{path!r} is called {len(seen[place].begins)} times in a forward: name one called once.")
@@ -112,25 +119,28 @@ def plan_after(
             if share and modules
             else BatchFormerV2(features[path].dim, channels=features[path].channels, **keywords)
         )
+        move_beside(modules[path], [layers[path], model])  # before the model runs with them
     insertions = [
-        After(layers[path], modules[path], opens=path == ordered[0], padding=paddings[path]) for path in ordered
+        After(
+            layers[path],
+            modules[path],
+            opens=path == ordered[0],
+            padding=paddings[path],
+            is_signal=is_signal(seen[places[path]], features[path]),
+        )
+        for path in ordered
     ]
     first = modules[ordered[0]]
     plan = Plan(ordered, insertions, Entry(model, first))
     if first.streams == "duplicate":
         padded = takes_padded_images(model)  # a detector: masks and positions are made before the insertion
-        if padded or not _rows_double(model, plan):
+        if padded or not _rows_double(model, plan)[0]:
             _make_wide(model, plan, places[ordered[0]], seen, seen_with_three)
         if padded:
             plan.supports += _detector_supports(model, plan, places[ordered[0]])
         apart = ("forward_intermediates", "forward_features") if plan.entry.wide else ("forward_intermediates",)
         plan.supports += [WholeOnly(model, name, plan.entry) for name in apart if hasattr(type(model), name)]
-        if batch_norm == "separate":
-            end = seen[places[ordered[0]]].ends[-1]
-            for name, module in model.named_modules():
-                behind = name in seen and max(seen[name].begins) > end
-                if isinstance(module, nn.modules.batchnorm._BatchNorm) and behind:
-                    plan.supports.append(SeparateNorm(module, first))
+    plan.supports += separate_norms(model, first, called_after(seen[places[ordered[0]]].ends[-1], seen), batch_norm)
     return plan
 
 
@@ -166,30 +176,39 @@ def _make_wide(model: nn.Module, plan: Plan, place: str, seen: dict[str, Calls],
         names = batch_arguments(seen[name], three[name])
         if names:
             plan.supports.append(Thin(model.get_submodule(name), opener.module, names))
-    if not _rows_double(model, plan):
+    doubled, problem = _rows_double(model, plan)
+    if not doubled:
+        why = f" ({type(problem).__name__}: {problem})" if problem is not None else ""
         raise UserError(
-            f"{type(model).__name__} does not pass two streams on from {plan.paths[0]!r}: attach after another "
+            f"{type(model).__name__} does not pass two streams on from {plan.paths[0]!r}{why}: attach after another "
             f'submodule, or use streams="split", which keeps the number of rows.'
         )
 
 
-def _rows_double(model: nn.Module, plan: Plan) -> bool:
-    """Whether twice the images leave a dry run with the plan in place."""
-    pieces: list[InstanceForward] = [*plan.insertions, *plan.supports]
+def _rows_double(model: nn.Module, plan: Plan) -> tuple[bool, Exception | None]:
+    """Whether twice the images leave a dry run with the plan in place; and what went wrong in it, if anything did."""
+    pieces: list[InstanceForward] = [*plan.supports, *plan.insertions]
     inserted = [part for insertion in plan.insertions for part in insertion.module.modules()]
-    # a model that is yet to move to the GPU runs here on the CPU, where the kernels asked for may not
+    # a model that is yet to move to the GPU runs here on the CPU, where the kernels asked for may not; and other
+    # processes need not take part in this
     backends = {part: part.backend for part in inserted if isinstance(part, BatchAttention)}
+    scopes = {part: part.scope for part in inserted if isinstance(part, BatchFormerV2)}
     hook = model.register_forward_pre_hook(plan.entry, with_kwargs=True)
     for piece in pieces:
         piece.put()
     try:
         for part in backends:
             part.backend = "auto"
-        return count_rows(call_blank(model, _IMAGES)[0]) == 2 * _IMAGES
+        for module in scopes:
+            module.scope = "local"
+        outputs, problem = call_blank(model, _IMAGES)
+        return count_rows(outputs) == 2 * _IMAGES, problem
     finally:
         for part, backend in backends.items():
             part.backend = backend
-        for piece in pieces:
+        for module, scope in scopes.items():
+            module.scope = scope
+        for piece in reversed(pieces):
             piece.take_away()
         hook.remove()
         plan.entry.inside = False

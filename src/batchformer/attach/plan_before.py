@@ -8,9 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from batchformer.attach.classifiers import get_submodule
+from batchformer.attach.dry_run import called_after, watch
 from batchformer.attach.insertion import Before, Once
 from batchformer.attach.point import Point, move_beside
 from batchformer.attach.probe import Channels, feature_from_layer, feature_from_tensor, run_dry
+from batchformer.attach.separate_norm import BatchNormMode, SeparateNorm, separate_norms
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 
@@ -66,3 +68,19 @@ def _make_point(
     feature, final = Once(module, channels), len(layers) - 1
     insertions = [Before(layer, feature, i == 0, i == final) for i, layer in enumerate(layers)]
     return Point(tuple(paths), module, insertions, feature)
+
+
+def norms_behind(model: nn.Module, points: list[Point], batch_norm: BatchNormMode) -> list[SeparateNorm]:
+    """What keeps the streams apart in each BatchNorm behind the places."""
+    module, heads = points[0].module, [piece.layer for point in points for piece in point.insertions]
+    names = {part: name for name, part in model.named_modules()}
+    inside = [names[part] for head in heads for part in head.modules()]
+    order = list(names.values())
+    later = order[max(map(order.index, inside)) + 1 :]
+    if separate_norms(model, module, later, batch_norm):  # a classifier is mostly the last: no dry run for those
+        try:
+            seen = watch(model, 2)
+        except UserError as problem:
+            raise UserError(f'{problem} Or batch_norm="joint", which needs no dry run.') from None
+        inside += called_after(min(seen[names[head]].begins[0] for head in heads), seen)
+    return separate_norms(model, module, dict.fromkeys(inside), batch_norm)
