@@ -84,6 +84,17 @@ def test_a_position_valid_in_one_sample_attends_to_itself_alone() -> None:
     torch.testing.assert_close(ours(x, valid)[4:, 0], ours.relate(x[:, 0]))
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 8), (0, 3, 8), (2, 8, 0, 3)])
+@pytest.mark.parametrize("streams", ["duplicate", "split", "single"])
+def test_without_positions_or_rows_there_is_nothing_to_relate(shape: tuple[int, ...], streams: str) -> None:
+    x = torch.randn(shape, requires_grad=True)
+    out = module(streams=streams)(x)
+    assert out.shape == ((2 if streams == "duplicate" else 1) * shape[0], *shape[1:])
+    out.sum().backward()
+    mask = torch.ones(shape[0], *(shape[1:2] if len(shape) == 3 else shape[2:]), dtype=torch.bool)
+    assert module(streams=streams)(x, mask).shape == out.shape
+
+
 def test_a_mask_that_is_all_true_changes_nothing() -> None:
     ours, x = module(), torch.randn(4, 8, 2, 3)
     torch.testing.assert_close(ours(x, torch.ones(4, 2, 3, dtype=torch.bool)), ours(x))

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import os
 import pickle
+import warnings
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -130,14 +131,24 @@ def disagreements(rank: int, batches: Batches) -> dict[str, str]:
     last = rank == len(batches) - 1
     plain = Case(4)
 
-    def attempt(case: Case, dim: int = DIM, dtype: torch.dtype = torch.float64, valid: bool = False, grad=True) -> str:
+    def attempt(
+        case: Case, dim: int = DIM, dtype: torch.dtype = torch.float64, valid: bool = False, grad=True, grid=None
+    ) -> str:
         module = bf.BatchFormer(dim, case.heads, dim, 0.0, case.layers, case.norm, case.group_size, scope="global").to(
             dtype
         )
         x = torch.zeros(2, case.positions, dim, dtype=dtype)
         try:
             with torch.set_grad_enabled(grad):
-                module.relate(x, torch.ones(2, case.positions, dtype=torch.bool) if valid else None)
+                module.relate(x, torch.ones(2, case.positions, dtype=torch.bool) if valid else None, grid)
+        except UserError as error:
+            return str(error)
+        return "nothing was said"
+
+    def attempt_map(shape: tuple[int, int]) -> str:
+        module = bf.BatchFormerV2(DIM, 2, scope="global", channels="first")
+        try:
+            module(torch.zeros(2, DIM, *shape), torch.ones(2, *shape, dtype=torch.bool))
         except UserError as error:
             return str(error)
         return "nothing was said"
@@ -150,8 +161,29 @@ def disagreements(rank: int, batches: Batches) -> dict[str, str]:
         "layers": attempt(Case(4, layers=2) if last else plain),
         "group_size": attempt(Case(4, group_size=2) if last else plain),
         "kind of gradient": attempt(plain, grad=not last),
+        "height and width of maps": attempt_map((6, 2) if last else (2, 6)),
+        "height and width of maps, flattened before": attempt(plain, grid=(4, 1) if last else (2, 2)),
         "": attempt(plain),  # and the group works as before
     }
+
+
+def told_that_groups_are_apart(rank: int, batches: Batches) -> dict[str, list[str]]:
+    """What is warned of, by group size and the rows of each process; each one twice."""
+    heard = {}
+    for size, rows in ((2, (4, 2)), (4, (4, 3)), (4, (3, 4)), (3, (2, 2)), (None, (2, 2)), (2, (2, 0))):
+        module = bf.BatchFormer(DIM, 2, group_size=size, scope="global")
+        parallel.relate._warned = False
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                module.relate(torch.zeros(rows[rank], 4, DIM))
+        heard[f"{size} of {rows}"] = [str(warning.message) for warning in caught]
+    return heard
+
+
+def no_positions(rank: int, batches: Batches) -> dict[str, Tensor]:
+    module = bf.BatchFormerV2(DIM, 2, scope="global")
+    return {"out": module(torch.zeros(2 + rank, 0, DIM)).detach()}
 
 
 def ddp(rank: int, batches: Batches) -> dict[str, Tensor]:
@@ -262,7 +294,7 @@ def _named(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
 
 
 CHECKS = {
-    2: _named(exactness, compiled, streams, ddp, someone_stays_away),
+    2: _named(exactness, compiled, streams, ddp, told_that_groups_are_apart, no_positions, someone_stays_away),
     3: _named(exactness, mixed_precision, checkpointed, streams, disagreements, someone_dies),
     4: _named(exactness, one_pass, inside_pairs, group_destroyed, weights, ddp, fsdp),
 }

@@ -20,6 +20,8 @@ DISAGREEMENTS = {
     "layers": ("1 layers", "2 layers"),
     "group_size": ("1 layers)", "group_size=2)"),
     "kind of gradient": ("gradients of the weights", "no gradients"),
+    "height and width of maps": ("a grid of 2 x 6", "a grid of 6 x 2"),
+    "height and width of maps, flattened before": ("a grid of 2 x 2", "a grid of 4 x 1"),
 }
 
 
@@ -29,7 +31,7 @@ def test_a_disagreement_names_ranks_and_shapes_on_every_process(together, what: 
     messages = {rank["disagreements"][what] for rank in together[3]}
     assert len(messages) == 1
     (message,) = messages
-    assert f"needs the same {what} on every process" in message
+    assert f"needs the same {what.split(',')[0]} on every process" in message
     said_of_first, said_of_last = message.split("rank 0 has ")[1].split("rank 2 has ")
     assert first in said_of_first
     assert last in said_of_last
@@ -37,6 +39,19 @@ def test_a_disagreement_names_ranks_and_shapes_on_every_process(together, what: 
 
 def test_after_a_disagreement_the_processes_can_go_on(together) -> None:
     assert {rank["disagreements"][""] for rank in together[3]} == {"nothing was said"}
+
+
+def test_groups_that_never_span_processes_are_told_of_once(together) -> None:
+    first, second = (rank["told_that_groups_are_apart"] for rank in together[2])
+    apart = ["2 of (4, 2)", "4 of (4, 3)"]
+    for case, said in first.items():
+        assert len(said) == (case in apart), case
+        assert all("relates nothing across processes" in sentence for sentence in said)
+    assert not any(second.values())  # one of the processes says it
+
+
+def test_without_positions_every_process_gets_both_streams_of_nothing(together) -> None:
+    assert [rank["no_positions"]["out"].shape[:2] for rank in together[2]] == [(4, 0), (6, 0)]
 
 
 def test_a_process_that_dies_is_named_by_the_survivors(together) -> None:

@@ -110,11 +110,17 @@ class BatchFormer(nn.Module):
         return choice
 
     def relate(
-        self, x: Float[Tensor, "batch *position dim"], valid: Bool[Tensor, batch * position] | None = None
+        self,
+        x: Float[Tensor, "batch *position dim"],
+        valid: Bool[Tensor, batch * position] | None = None,
+        grid: tuple[int, int] | None = None,
     ) -> Float[Tensor, "batch *position dim"]:
         """Only the related rows: the encoder over the batch axis, at each position by itself; any mode.
 
-        Where `valid` is False the input passes unchanged, and nothing looks at it.
+        Where `valid` is False the input passes unchanged, and nothing looks at it. `grid`, of positions that were
+        flattened before: height and width of the map or image they cover. Nothing is computed with it; with
+        scope="global" processes compare it, as do those of a map (batch, height, width, dim) by itself: position n of
+        2 x 6 is another place than position n of 6 x 2.
         """
         if x.ndim < 2 or x.shape[-1] != self.dim:
             raise UserError(
@@ -122,21 +128,23 @@ class BatchFormer(nn.Module):
                 f"(batch, positions, {self.dim})."
             )
         rows = x[:, None] if x.ndim == 2 else x.flatten(1, -2)  # with no row at all, too
+        if grid is None and x.ndim == 4:
+            grid = (x.shape[1], x.shape[2])
         if not torch.is_autocast_enabled(x.device.type):
             rows = rows.to(next(self.parameters()).dtype)  # half-precision features with a full-precision module
         if valid is None:
-            return self._encode(rows, None).to(x.dtype).reshape(x.shape)
+            return self._encode(rows, None, grid).to(x.dtype).reshape(x.shape)
         valid = self._check_valid(valid, x).reshape(rows.shape[:2])
         # Zeros in place of padding: whatever stands there, NaN too, reaches nothing, and no gradient reaches it.
-        related = self._encode(torch.where(valid[..., None], rows, 0.0), valid)
+        related = self._encode(torch.where(valid[..., None], rows, 0.0), valid, grid)
         return torch.where(valid[..., None], related.to(x.dtype), x.reshape(rows.shape)).reshape(x.shape)
 
-    def _encode(self, rows: Tensor, valid: Tensor | None) -> Tensor:
+    def _encode(self, rows: Tensor, valid: Tensor | None, grid: tuple[int, int] | None) -> Tensor:
         if self.scope == "global" and self.active:
             from batchformer.parallel.relate import relate_across
 
-            return relate_across(self.layers, rows, valid, self.members)
-        return run_layers(self.layers, rows, valid) if len(rows) else rows
+            return relate_across(self.layers, rows, valid, self.members, grid=grid)
+        return run_layers(self.layers, rows, valid) if rows.numel() else rows
 
     @staticmethod
     def _check_valid(valid: Tensor, x: Tensor) -> Tensor:

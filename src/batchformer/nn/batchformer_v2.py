@@ -42,32 +42,36 @@ class BatchFormerV2(BatchFormer):
         self.opens, self.channels = opens, channels
 
     def forward(  # type: ignore[override]
-        self, x: Float[Tensor, "batch ..."], valid: Bool[Tensor, "batch ..."] | None = None, opens: bool | None = None
+        self,
+        x: Float[Tensor, "batch ..."],
+        valid: Bool[Tensor, "batch ..."] | None = None,
+        opens: bool | None = None,
+        grid: tuple[int, int] | None = None,
     ) -> Float[Tensor, "rows ..."]:
         """`valid` (B, N), or (B, H, W) for maps, is False at padded positions: they pass unchanged, unseen by others.
 
         A position that is valid in one sample only attends to itself alone. Default: no mask, as published. `opens`
-        stands in for that of the constructor where one module serves several insertions.
+        stands in for that of the constructor where one module serves several insertions. `grid` as in `relate`.
         """
         if not self.active:
             return x
         moved = x.movedim(1, -1) if x.ndim == 4 and self.channels == "first" else x
-        related = self._related_part(moved, valid)
+        related = self._related_part(moved, valid, grid)
         out = (open_streams if (self.opens if opens is None else opens) else carry_streams)(
             moved, related, self.streams
         )
         return out.movedim(-1, 1) if moved is not x else out
 
-    def _related_part(self, x: Tensor, valid: Tensor | None) -> Any:
+    def _related_part(self, x: Tensor, valid: Tensor | None, grid: tuple[int, int] | None) -> Any:
         """`relate`, for whichever of the rows the streams will ask for: the last ones, with their part of the mask."""
         if valid is None:
-            return self.relate
+            return self.relate if grid is None else partial(self.relate, grid=grid)
         self._check_valid(valid, x)
-        return partial(_relate_last_rows, self, valid)
+        return partial(_relate_last_rows, self, valid, grid)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, opens={self.opens}"
 
 
-def _relate_last_rows(module: BatchFormerV2, valid: Tensor, rows: Tensor) -> Tensor:
-    return module.relate(rows, valid[valid.shape[0] - rows.shape[0] :])
+def _relate_last_rows(module: BatchFormerV2, valid: Tensor, grid: tuple[int, int] | None, rows: Tensor) -> Tensor:
+    return module.relate(rows, valid[valid.shape[0] - rows.shape[0] :], grid)

@@ -16,7 +16,10 @@ from batchformer.parallel.traffic import note_sent
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # What a process says of itself; only the rows may differ.
-_FIELDS = ("rows", "positions", "dim", "dtype", "valid", "gradients", "heads", "layers", "group_size")
+_FIELDS = (
+    "rows", "positions", "dim", "grid_height", "grid_width", "dtype", "valid", "gradients", "heads", "layers",
+    "group_size",
+)  # fmt: skip
 SIZES_BYTES = 8 * len(_FIELDS)
 
 
@@ -42,6 +45,11 @@ class Peers:
         start = sum(self.rows[: self.rank])
         return slice(start, start + self.rows[self.rank])
 
+    def are_apart(self, group_size: int | None) -> bool:
+        """Whether every group of so many samples lies inside one process: then nothing is related across."""
+        starts = [sum(self.rows[:rank]) for rank, rows in enumerate(self.rows) if rows]
+        return group_size is not None and len(starts) > 1 and all(start % group_size == 0 for start in starts)
+
 
 def meet(
     rows: Float[Tensor, "batch position dim"],
@@ -50,15 +58,20 @@ def meet(
     heads: int,
     layers: int,
     group_size: int | None,
+    grid: tuple[int, int] | None = None,
 ) -> Peers:
     """Tells the others what this process brings, hears what they bring, and refuses what does not fit together.
 
+    `grid` is the height and width of the map the positions are of: as many positions may be other places elsewhere.
     The host waits for the answer. On every process the same error is raised, as each one sees the same numbers.
     """
     if rows.dtype not in _DTYPES:
         raise UserError(f'scope="global" exchanges floating point features, got {rows.dtype}.')
     gradients = int(torch.is_grad_enabled()) + 2 * int(rows.requires_grad)
-    said = [*rows.shape, _DTYPES.index(rows.dtype), int(valid is not None), gradients, heads, layers, group_size or 0]
+    said = [
+        *rows.shape, *(grid or (0, 0)), _DTYPES.index(rows.dtype), int(valid is not None), gradients, heads, layers,
+        group_size or 0,
+    ]  # fmt: skip
     count = dist.get_world_size(group)
     # To everyone directly: then everyone notices at once when one is gone, not only its neighbours in a ring.
     mine = torch.tensor(said, device=rows.device).repeat(count, 1)
@@ -84,18 +97,20 @@ def _check(told: list[list[int]], ranks: list[int]) -> None:
 def _describe(line: list[int]) -> str:
     said = dict(zip(_FIELDS, line, strict=True))
     shape = f"{tuple(line[:3])} {str(_DTYPES[said['dtype']]).removeprefix('torch.')}"
+    grid = f", a grid of {said['grid_height']} x {said['grid_width']}" if said["grid_height"] else ""
     groups = f", group_size={said['group_size']}" if said["group_size"] else ""
     tracked = ("no gradients", "gradients of the weights", "no gradients", "gradients")[said["gradients"]]
     mask = "with" if said["valid"] else "without"
-    return f"{shape} {mask} a mask ({tracked}, {said['heads']} heads, {said['layers']} layers{groups})"
+    return f"{shape} {mask} a mask ({tracked}, {said['heads']} heads, {said['layers']} layers{groups}{grid})"
 
 
 def _in_words(field: str) -> str:
-    return {"dim": "width", "valid": "kind of mask", "gradients": "kind of gradient"}.get(field, field)
+    words = {"dim": "width", "valid": "kind of mask", "gradients": "kind of gradient"}
+    return "height and width of maps" if field.startswith("grid") else words.get(field, field)
 
 
 def _way_out(field: str) -> str:
-    if field == "positions":
+    if field == "positions" or field.startswith("grid"):
         return "pad or resize images to one size, the same on all processes"
     if field == "valid":
         return "give valid= everywhere or nowhere"

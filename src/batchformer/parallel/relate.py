@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,12 @@ from batchformer.parallel.peers import Peers, meet
 from batchformer.parallel.trade import to_positions, to_rows
 
 _ACROSS: dict[str, Callable[..., Any]] = {"gather": GatherRows, "heads": ExchangeHeads}
+APART = (
+    'scope="global" with group_size={size} relates nothing across processes: every group of {size} lies inside the '
+    "batch of one process. Take group_size=None (in a recipe --model.batchformer.group_size null) to relate all samples, "
+    'or scope="local" for the same result without the exchange.'
+)
+_warned = False
 
 
 @torch.compiler.disable(recursive=False)  # sizes come from other processes; the layers themselves are compiled
@@ -26,20 +33,23 @@ def relate_across(
     valid: Bool[Tensor, "batch position"] | None,
     members: Members,
     exchange: Exchange | None = None,
+    grid: tuple[int, int] | None = None,
 ) -> Float[Tensor, "batch position dim"]:
     """This process' rows, related to the rows of all members as if all were one batch, in the order of the ranks.
 
     Backward gives the gradient of the sum of the losses of all processes: summed over the processes, gradients are
     those of one process with the whole batch. Random numbers differ: dropout draws where the work is done.
-    Every member must call, with any number of rows, none included.
+    Every member must call, with any number of rows, none included, and with the same `grid` (see `peers.meet`).
     """
     group = members.group()
     if group is None:
         return run_layers(layers, rows, valid)
     attention = layers[0].self_attn
-    peers = meet(rows, valid, group, attention.heads, len(layers), attention.group_size)
-    if not peers.total:
+    peers = meet(rows, valid, group, attention.heads, len(layers), attention.group_size, grid)
+    if not peers.total or not rows.shape[1]:
         return rows
+    if peers.rank == 0 and peers.are_apart(attention.group_size):
+        _warn_once(attention.group_size)
     exchange = exchange or cheapest_exchange(
         peers.count,
         max(peers.rows),
@@ -68,3 +78,10 @@ def _by_positions(layers: Sequence[Any], rows: Tensor, valid: Tensor | None, pee
         blank = share.sum() + share.new_zeros(1, 1, rows.shape[2])
         related = run_layers(layers, blank, None)[:0].reshape(share.shape)
     return to_rows(related.to(rows.dtype), positions, peers)
+
+
+def _warn_once(group_size: int) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(APART.format(size=group_size), UserWarning, stacklevel=1)
