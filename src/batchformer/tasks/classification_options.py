@@ -48,9 +48,6 @@ class InsertionOptions(ModuleOptions):
     def keywords(self) -> dict[str, Any]:
         """What `attach` is called with."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        if not self.inside:
-            for name in ("share", "batch_norm"):
-                given.pop(name)
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -107,6 +104,12 @@ class MixOptions:
         known = get_args(MixMethod)
         if self.method not in known:
             raise UserError(f"model.mix.method={self.method!r} must be one of {', '.join(known)}.")
+        if self.method != "mixup-cutmix":  # asked for by name: it must not be off without a word
+            alpha = "mixup" if self.method == "mixup" else "cutmix"
+            if getattr(self, alpha) == 0:
+                raise UserError(
+                    f"model.mix.method {self.method} mixes nothing while its alpha is 0: add --model.mix.{alpha} 1."
+                )
         if self.mode == "pair" and self.method != "mixup-cutmix":
             raise UserError(f'model.mix.mode "pair" is for mixup-cutmix: with {self.method} take "batch" or "elem".')
         if not 0 <= self.switch_prob <= 1:
