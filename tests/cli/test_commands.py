@@ -99,6 +99,23 @@ def test_test_says_when_the_numbers_differ(say, tiny_run, tmp_path):
     assert "differs: few" in out
 
 
+def test_a_run_without_evaluation_says_so_and_can_be_tested_later(say, tmp_path):
+    code, out, err = say("fit", "digits-lt", *TINY, "--trainer.limit_val_batches", 0, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert "batchformer, seed 0: not evaluated" in out
+    code, out, _ = say("test", tmp_path / "run")
+    assert code == 0
+    assert "Few (< 20)" in out
+    assert "the run was not evaluated" in out
+
+
+def test_a_comparison_without_evaluation_is_refused_before_it_trains(say, tmp_path):
+    code, _, err = say("compare", "digits-lt", *TINY, "--trainer.limit_val_batches", 0, "--out", tmp_path / "runs")
+    assert code == 2
+    assert "limit_val_batches 0" in err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_export_is_the_plain_network(say, tiny_run, tmp_path):
     code, out, _ = say("export", tiny_run, "--out", tmp_path / "plain.safetensors")
     assert code == 0

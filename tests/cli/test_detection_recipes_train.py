@@ -1,6 +1,7 @@
 """Every shipped recipe of detection trains two steps and evaluates on a miniature, its network made small."""
 
 import json
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
@@ -41,6 +42,7 @@ RECIPES = [
     "deformable-detr-coco-batch-inference",
     *(f"coco128-{kind}" for kind in (*KINDS, "deformable-detr-two-stage")),
 ]
+DETECTION = Path(__file__).parents[2] / "docs/detection.md"
 BASELINES = [f"{kind}-coco" for kind in KINDS]
 TWICE = ("deformable-detr-coco-single-stream", "deformable-detr-coco-batch-inference")
 
@@ -79,6 +81,25 @@ def test_recipe_trains_two_steps(name, method, coco, tmp_path, capsys):
     related = method == "batchformer"
     assert len(result["streams"]["related_loss"]) == related
     assert len(result["streams"]["plain_loss"]) == (name != "deformable-detr-coco-single-stream")
+
+
+def test_files_of_voc_are_trained_on_by_naming_their_class(tmp_path, capsys):
+    """As docs/detection.md says; other keys of the data, given before, are kept."""
+    root, out = str(miniature.write("voc", tmp_path / "voc")), tmp_path / "run"
+    voc = ("--data.class_path", "batchformer.data.VocDetection", "--data.train", "trainval", "--data.val", "test")
+    assert f"`{' '.join(voc)}`" in DETECTION.read_text()
+    assert fit("detr-coco", "batchformer", root, out, *voc) == 0, capsys.readouterr().err
+    assert "AP50" in capsys.readouterr().out
+    result = json.loads((out / "result.json").read_text())
+    data = result["config"]["data"]
+    assert data["class_path"].endswith("VocDetection")
+    assert (data["init_args"]["root"], data["init_args"]["batch_size"]) == (root, int(SMALL["data.batch_size"]))
+    assert result["class_names"][0] == "aeroplane"
+
+
+def test_a_detector_trained_without_evaluation_says_so(coco, tmp_path, capsys):
+    assert fit("detr-coco", "batchformer", coco, tmp_path / "run", "--trainer.limit_val_batches", "0") == 0
+    assert "detr-coco, batchformer, seed 0: not evaluated" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["detr", "smca-detr"])

@@ -71,6 +71,10 @@ def run(args: list[str]) -> int:
         for index, ((seed, method), folder) in enumerate(zip(pairs, folders, strict=True)):
             line.begin_run(index, f"{method} seed {seed}")
             config = cli.load(file, [*overrides, *seed_overrides(seed), *method_override(method)])
+            if config["trainer"].get("limit_val_batches") == 0:
+                raise UserError(
+                    "compare compares evaluations, and trainer.limit_val_batches 0 leaves none: leave it out."
+                )
             if resume and folder.finished:
                 results.append(_kept(folder, config, line))
                 continue

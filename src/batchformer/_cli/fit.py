@@ -90,5 +90,6 @@ def _show(folder: RunFolder) -> None:
     assert result is not None
     print(metrics_table(result))
     print(f"\nRun folder: {folder.path} (result.json, metrics.csv, checkpoints/, tensorboard/)")
-    commands = (f"report {folder.path}", f"export {folder.path}", f"predict {folder.path} IMAGES")
+    first = "report" if result["metrics"] else "test"  # without numbers there is nothing to report
+    commands = (f"{first} {folder.path}", f"export {folder.path}", f"predict {folder.path} IMAGES")
     print("Next: " + "   |   ".join(f"{program()} {command}" for command in commands))

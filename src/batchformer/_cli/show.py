@@ -52,8 +52,11 @@ def metrics_table(result: dict[str, Any]) -> str:
     counts, metrics = result.get("class_counts", []), result["metrics"]
     if any(name in metrics for name in ("ap", "pq")):
         return _objects_table(result)
-    shots = count_shots(counts)
     names = [name for name in LABELS if name in metrics and not (name == "all" and "top1" in metrics)]
+    if not names:
+        heading = f"{result['recipe']}, {result['method']}, seed {result['seed']}: not evaluated"
+        return "\n".join([heading, *_speed(result)])
+    shots = count_shots(counts)
     width = max(20, *(len(LABELS[name]) for name in names))
     lines = [f"{result['recipe']}, {result['method']}, seed {result['seed']}: test accuracy after the last epoch, %"]
     for name in names:

@@ -28,7 +28,10 @@ def run(args: list[str]) -> int:
     root = given.value("data-root")
     found = load_run(given.positional[0], [("data.init_args.root", root)] if root else [])
     recorder = RunRecorder()
-    trainer = make_trainer(found.folder, {**found.trainer_keywords, "logger": False}, [recorder], ProgressLine())
+    keywords = {**found.trainer_keywords, "logger": False}
+    if keywords.get("limit_val_batches") == 0:  # of a run that was trained without evaluation; here it is wanted
+        keywords["limit_val_batches"] = None
+    trainer = make_trainer(found.folder, keywords, [recorder], ProgressLine())
     trainer.validate(found.task, datamodule=found.data, verbose=False)
     model = found.config["model"]
     fresh = {
@@ -43,6 +46,9 @@ def run(args: list[str]) -> int:
     if stored is None:
         print(f"\nThe run is not finished (epoch {found.epochs_done} of {found.config['trainer']['max_epochs']}): "
               "there is no result.json to compare with.")  # fmt: skip
+        return 0
+    if not stored["metrics"]:
+        print("\nresult.json has no numbers to compare with: the run was not evaluated.")
         return 0
     differences = {
         split: (value, stored["metrics"].get(split))

@@ -20,8 +20,8 @@ from batchformer.parallel.trade import to_positions, to_rows
 _ACROSS: dict[str, Callable[..., Any]] = {"gather": GatherRows, "heads": ExchangeHeads}
 APART = (
     'scope="global" with group_size={size} relates nothing across processes: every group of {size} lies inside the '
-    "batch of one process. Take group_size=None (in a recipe --model.batchformer.group_size null) to relate all samples, "
-    'or scope="local" for the same result without the exchange.'
+    "batch of one process. Take group_size=None (in a recipe --model.batchformer.group_size null) to relate all "
+    'samples, or scope="local" for the same result without the exchange.'
 )
 _warned = False
 
