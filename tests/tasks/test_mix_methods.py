@@ -174,6 +174,9 @@ class TestMistakes:
             ({"method": "cutmax"}, "must be one of mixup-cutmix"),
             ({"method": "transmix", "mode": "pair"}, '"batch" or "elem"'),
             ({"switch_prob": 1.5}, "switch_prob"),
+            ({"method": "transmix", "cutmix": 0.0}, "transmix mixes nothing .* add --model.mix.cutmix 1"),
+            ({"method": "cutmix", "mixup": 0.8, "cutmix": 0.0}, "add --model.mix.cutmix 1"),
+            ({"method": "mixup", "mixup": 0.0}, "add --model.mix.mixup 1"),
         ],
     )
     def test_options(self, options, words):
