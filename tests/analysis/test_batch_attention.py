@@ -3,12 +3,14 @@
 import pytest
 import timm
 import torch
+import transformers
 from sklearn.decomposition import PCA
 
 import batchformer as bf
 from batchformer.analysis import attention_over_batch, features_with_and_without
 from batchformer.analysis.attention_weights import attention_weights
 from batchformer.analysis.features import principal_components
+from batchformer.analysis.token_layout import layout_of
 from batchformer.errors import UserError
 
 BATCH, WIDTH = 6, 32
@@ -88,6 +90,7 @@ def test_heads_average_to_the_mean(images):
 
 
 SMALL_VIT = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2}
+WIDE_PATCHES = {**SMALL_VIT, "img_size": 96, "patch_size": (12, 16)}  # 1 + 8 x 6 tokens, which are also 7 x 7
 SMALL_SWIN = {"img_size": 32, "window_size": 4, "depths": (1, 1), "embed_dim": 24, "num_heads": (2, 2)}
 
 
@@ -96,10 +99,21 @@ SMALL_SWIN = {"img_size": 32, "window_size": 4, "depths": (1, 1), "embed_dim": 2
     [
         ("vit_tiny_patch16_224", {**SMALL_VIT, "img_size": (32, 64)}, "blocks.0", (32, 64), 1, (4, 8)),
         ("vit_tiny_patch16_224", {**SMALL_VIT, "reg_tokens": 4}, "blocks.0", (32, 32), 5, (4, 4)),
+        # 1 + 8 x 6 tokens, which are also 7 x 7
+        (
+            "vit_tiny_patch16_224",
+            {**SMALL_VIT, "img_size": 96, "patch_size": (12, 16)},
+            "blocks.0",
+            (96, 96),
+            1,
+            (8, 6),
+        ),
+        ("vit_tiny_patch16_224", {**SMALL_VIT, "dynamic_img_size": True}, "blocks.0", (16, 64), 1, (2, 8)),
+        ("vit_tiny_patch16_224", {**SMALL_VIT, "patch_size": (4, 8)}, "patch_embed", (32, 32), 0, (8, 4)),
         ("resnet10t", {}, "layer2", (32, 48), 0, (4, 6)),
         ("swin_tiny_patch4_window7_224", SMALL_SWIN, "layers.0", (32, 32), 0, (8, 8)),
     ],
-    ids=["vit-wide", "vit-registers", "resnet", "swin"],
+    ids=["vit-wide", "vit-registers", "vit-wide-patches", "vit-any-size", "vit-no-class-token-yet", "resnet", "swin"],
 )
 def test_positions_are_found_on_the_image(name, options, place, size, prefix, grid):
     torch.manual_seed(0)
@@ -110,6 +124,35 @@ def test_positions_are_found_on_the_image(name, options, place, size, prefix, gr
     assert found.mass_map().shape == (3, *grid)
     last = (grid[0] - 1, grid[1] - 1)
     assert torch.equal(found.at(last), found.weights[-1])
+
+
+def test_a_wrapped_transformers_vit_tells_its_patches(images):
+    config = transformers.DeiTConfig(
+        image_size=32,
+        patch_size=(4, 8),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    net = torch.nn.Sequential(transformers.DeiTModel(config, add_pooling_layer=False))
+    layout = layout_of(net(images).last_hidden_state, "last", images, net)
+    assert (layout.prefix, layout.grid) == (2, (8, 4))  # class and distillation token
+
+
+def test_a_model_that_says_how_many_tokens_stand_first_is_not_guessed_otherwise(images):
+    class Says(torch.nn.Module):
+        num_prefix_tokens = 2
+
+    squares = {18: (4, 4), 27: (5, 5), 25: None}  # 25 is a square itself, and 2 + 23 is no grid
+    for positions, grid in squares.items():
+        assert layout_of(torch.zeros(1, positions, 8), "last", images, Says()).grid == grid
+
+
+def test_a_later_stage_of_a_pyramid_has_half_the_rows_and_columns(images):
+    swin = timm.create_model("swin_tiny_patch4_window7_224", num_classes=3, **{**SMALL_SWIN, "patch_size": (2, 4)})
+    layout = layout_of(torch.zeros(1, 8 * 4, 48), "last", images, swin)
+    assert (layout.prefix, layout.grid) == (0, (8, 4))
 
 
 def test_a_pooled_feature_has_one_position_and_no_map(images):

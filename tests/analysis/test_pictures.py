@@ -11,8 +11,8 @@ from PIL import Image
 import batchformer as bf
 from batchformer.analysis.batch_attention import AttentionOverBatch
 from batchformer.analysis.drawing import TILE, heat_over, tile, tint, to_pictures
-from batchformer.analysis.mini_batch import Layout
 from batchformer.analysis.pictures import draw_who_looks_at_whom, write_pictures
+from batchformer.analysis.token_layout import Layout
 from batchformer.errors import UserError
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)

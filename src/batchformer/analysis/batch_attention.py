@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.analysis.attention_weights import attention_weights, group_sizes
-from batchformer.analysis.mini_batch import Layout, infer_watched
+from batchformer.analysis.mini_batch import infer_watched
+from batchformer.analysis.token_layout import Layout
 from batchformer.errors import UserError
 
 _CHUNK_FLOATS = 2**26

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from batchformer.analysis.attention_weights import attention_weights
 from batchformer.analysis.batch_attention import AttentionOverBatch
-from batchformer.analysis.mini_batch import Layout
 from batchformer.analysis.stream_gradients import handle_of
+from batchformer.analysis.token_layout import Layout
 from batchformer.analysis.untouched import untouched
 from batchformer.attach import Attachment
 from batchformer.errors import UserError

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from batchformer.analysis.mini_batch import Layout, infer_watched
+from batchformer.analysis.mini_batch import infer_watched
+from batchformer.analysis.token_layout import Layout
 from batchformer.errors import UserError
 
 

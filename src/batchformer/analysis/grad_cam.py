@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from batchformer.analysis.mini_batch import first_tensor, layout_of
+from batchformer.analysis.mini_batch import first_tensor
+from batchformer.analysis.token_layout import layout_of
 from batchformer.analysis.untouched import untouched
 from batchformer.errors import UserError
 

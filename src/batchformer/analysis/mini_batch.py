@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,40 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.analysis.stream_gradients import handle_of
+from batchformer.analysis.token_layout import Layout, layout_of
 from batchformer.analysis.untouched import untouched
 from batchformer.analysis.watch import as_tokens, channels_of
 from batchformer.attach import Attachment
 from batchformer.errors import UserError
 from batchformer.nn import BatchAttention
-
-_MOST_PREFIX_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the positions of an insertion lie: `prefix` tokens (class, registers), then a grid of rows and columns.
-
-    `grid` is None where the positions are not a picture (a pooled feature, another ratio than the image's).
-    """
-
-    positions: int
-    prefix: int
-    grid: tuple[int, int] | None
-
-    def index(self, position: int | tuple[int, int]) -> int:
-        """The number of a position: itself, or that of the patch at (row, column)."""
-        if isinstance(position, int):
-            if not 0 <= position < self.positions:
-                raise UserError(f"there is no position {position}: the insertion has {self.positions}, 0 the first.")
-            return position
-        if self.grid is None:
-            raise UserError(f"the {self.positions} positions of this insertion are no grid: give the number of one.")
-        row, column = position
-        if not (0 <= row < self.grid[0] and 0 <= column < self.grid[1]):
-            raise UserError(
-                f"there is no patch {position}: the grid has {self.grid[0]} rows and {self.grid[1]} columns."
-            )
-        return self.prefix + row * self.grid[1] + column
 
 
 @dataclass
@@ -113,31 +84,3 @@ def first_tensor(out: Any) -> Tensor:
     while not isinstance(out, Tensor):
         out = next(item for item in out if isinstance(item, Tensor | tuple | list))
     return out
-
-
-def layout_of(x: Tensor, channels: str, images: Tensor, model: nn.Module) -> Layout:
-    """Of tokens or maps that a submodule of the model gives back for these images."""
-    if x.ndim == 4:
-        rows, columns = x.shape[2:] if channels == "first" else x.shape[1:3]
-        return Layout(rows * columns, 0, (rows, columns))
-    if x.ndim != 3:
-        return Layout(1, 0, None)
-    positions, ratio = x.shape[1], images.shape[-2] / images.shape[-1]
-    named = getattr(model, "num_prefix_tokens", 0)
-    hints = [named] if isinstance(named, int) else []
-    for prefix in (*hints, *range(_MOST_PREFIX_TOKENS)):
-        grid = _grid(positions - prefix, ratio)
-        if grid is not None:
-            return Layout(positions, prefix, grid)
-    return Layout(positions, 0, None)
-
-
-def _grid(patches: int, ratio: float) -> tuple[int, int] | None:
-    """Rows and columns of so many patches of an image with this height over width."""
-    if patches < 1:
-        return None
-    rows = round(math.sqrt(patches * ratio))
-    if rows < 1 or patches % rows:
-        return None
-    columns = patches // rows
-    return (rows, columns) if abs(rows / columns - ratio) < 0.5 / columns else None
