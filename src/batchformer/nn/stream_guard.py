@@ -23,10 +23,11 @@ WARNING = (
 class StreamGuard:
     """Watches the training losses of the plain and of the related rows, and warns once when the related stream is dead.
 
-    Twelve stacked modules as published (post-LN, dropout 0.5) leave the related rows of a small ViT at the loss of a
-    constant prediction from the first step to the last: they carry nothing of their image, so the shared blocks learn
-    nothing from them. The papers do not mention it and their code does not look. Seen from outside, the sum of both
-    losses falls as it should, and the run is only a dearer baseline.
+    Behind many stacked modules as published (post-LN, dropout 0.5) little of an image is left in its related row, so
+    the loss of these rows stays at that of a constant prediction for long, or for good: some runs climb out and end
+    with both losses side by side, some do not (docs/stability.md). Meanwhile the shared blocks learn nothing from them.
+    The papers do not mention it and their code does not look. Seen from outside, the sum of both losses falls as it
+    should, and a run that stays there is only a dearer baseline.
 
         guard = bf.StreamGuard(num_classes)
         for images, labels in loader:
