@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,10 @@ SOURCE, HEADER = (Path(__file__).with_name(name) for name in ("_host.cpp", "_hos
 
 _builder: threading.Thread | None = None
 _ready: bool | None = None  # None: not known yet
+_reason = "no reason given"  # why the build of this process failed
+_problem = ""  # what keeps the library away, where that is worth a word
+# What compilers say when they were stopped, or had no room: another time they may do better.
+_PASSING = ("signal", "Killed", "No space left", "out of memory")
 
 
 def is_ready() -> bool:
@@ -28,23 +33,42 @@ def is_ready() -> bool:
             _ready = _find_out()
         except (OSError, RuntimeError):  # no home, or one that may not be looked at
             _ready = False
+        if _ready is False and _problem:
+            warnings.warn(
+                f"Layers go on by Python, not C++, which is slower for small ones: {_problem} "
+                "BATCHFORMER_HOST=python does without.", stacklevel=2,
+            )  # fmt: skip
     return bool(_ready)
 
 
 def _find_out() -> bool | None:
     """None: it is being built."""
-    global _builder
+    global _builder, _problem
+    _problem = ""
     if os.environ.get("BATCHFORMER_HOST") == "python":
         return False
+    if _builder is not None and _builder.is_alive():
+        return None
     if path().is_file():
         return _load()
-    if _failed().is_file():
+    compiler = _compiler()
+    if compiler is None:  # nor has Triton one
+        return False
+    failed = _failed(compiler)
+    if failed.is_file():
+        _problem = f"{compiler} could not build the library; why is written in {failed}, delete it to try again."
         return False
     if _builder is None:
-        _builder = threading.Thread(target=build, name="batchformer: build of the host library", daemon=True)
+        _builder = threading.Thread(target=_build_aside, name="batchformer: build of the host library", daemon=True)
         _builder.start()
         return None
-    return None if _builder.is_alive() else path().is_file() and _load()
+    _problem = f"{compiler} could not build the library ({_reason.strip().splitlines()[0]})."
+    return False
+
+
+def _build_aside() -> None:
+    global _reason
+    _reason = build() or _reason
 
 
 def wait_until_built() -> bool:
@@ -55,9 +79,11 @@ def wait_until_built() -> bool:
 
 
 def _load() -> bool:
+    global _problem
     try:
         torch.ops.load_library(str(path()))
-    except OSError:
+    except OSError as error:
+        _problem = f"{path()} cannot be loaded ({str(error).splitlines()[0]})."
         return False
     return True
 
@@ -78,16 +104,25 @@ def path() -> Path:
     return home / "batchformer" / f"{name()}.so"
 
 
-def _failed() -> Path:
-    """What the compiler said, where it could not build the library: it would say the same again."""
-    return path().with_suffix(".failed")
+def _compiler() -> str | None:
+    return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+
+
+def _failed(compiler: str) -> Path:
+    """What this compiler said, where it could not build the library: it would say the same again, another one, or a new
+    version of it, perhaps not."""
+    about = [compiler]
+    for word in compiler.split():  # of "ccache g++", say, both
+        if (found := shutil.which(word)) is not None:
+            about += [os.path.realpath(found), str(os.stat(found).st_mtime_ns)]
+    return path().with_suffix(f".{hashlib.sha256('|'.join(about).encode()).hexdigest()[:8]}.failed")
 
 
 def build() -> str | None:
     """Build the library, unless it is there or another process builds it: then wait for that one. What went wrong."""
     import fcntl  # not on every system, and neither are the kernels
 
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    compiler = _compiler()
     if compiler is None:
         return "there is no C++ compiler"
     place, inside = path(), Path(torch.__file__).parent
@@ -95,8 +130,9 @@ def build() -> str | None:
         place.parent.mkdir(parents=True, exist_ok=True)
         with open(place.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if place.is_file() or _failed().is_file():
-                return None if place.is_file() else _failed().read_text()
+            failed = _failed(compiler)
+            if place.is_file() or failed.is_file():
+                return None if place.is_file() else failed.read_text()
             with tempfile.TemporaryDirectory(dir=place.parent) as folder:
                 made = Path(folder) / place.name
                 done = subprocess.run(
@@ -108,8 +144,9 @@ def build() -> str | None:
                     capture_output=True, text=True, check=False,
                 )  # fmt: skip
                 if done.returncode:
-                    _failed().write_text(done.stderr)
-                    return done.stderr
+                    if done.returncode > 0 and not any(word in done.stderr for word in _PASSING):
+                        failed.write_text(done.stderr)
+                    return done.stderr or f"{compiler} ended with {done.returncode}"
                 made.replace(place)
     except OSError as problem:
         return str(problem)

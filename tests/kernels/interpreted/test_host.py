@@ -453,19 +453,6 @@ def test_without_a_home_all_is_left_to_python(library, monkeypatch: pytest.Monke
     assert not host_library.is_ready()
 
 
-def test_a_build_that_failed_is_not_tried_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = tmp_path / "calls"
-    compiler = tmp_path / "compiler"
-    compiler.write_text(f"#!/bin/sh\necho once >> {calls}\necho no such thing >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setattr(host_library, "path", lambda: tmp_path / "cache" / "library.so")
-    assert [host_library.build(), host_library.build()] == ["no such thing\n"] * 2
-    assert calls.read_text() == "once\n"
-    monkeypatch.setattr(host_library, "_ready", None)
-    assert not host_library.is_ready()
-
-
 def test_kinds_that_come_once_are_not_written_down_and_soon_forgotten(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
