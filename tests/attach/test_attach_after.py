@@ -210,3 +210,40 @@ def test_rectangular_maps_of_a_swin_need_no_word() -> None:
     attachment = bf.attach(model, blocks="all", heads=2)
     assert [point.module.dim for point in attachment.points] == [16, 32]
     assert model(torch.randn(2, 3, 64, 128)).shape == (4, 3)
+
+
+class Timed(Blocks):
+    """Takes more than tokens, and reads it behind the insertion."""
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return self.fc((self.blocks[1](self.blocks[0](self.embed(x))) + time[:, None, None]).mean(1))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_model_with_more_inputs_is_attached_to_by_an_example(by_name: bool) -> None:
+    model, x, time = Timed().train(), tokens(), torch.arange(4.0)
+    expected = model(x, time)
+    with pytest.raises(UserError, match=r"missing 1 required .*'time'.*example_inputs="):
+        bf.attach(model, blocks=[0], heads=2)
+    with pytest.raises(UserError, match=r"did not take example_inputs= with 2 rows"):
+        bf.attach(model, blocks=[0], heads=2, example_inputs=x)
+    bf.attach(model, blocks=[0], heads=2, example_inputs={"x": x, "time": time} if by_name else (x, time))
+    outputs = model(x, time=time) if by_name else model(x, time)
+    torch.testing.assert_close(outputs[:4], expected)
+    assert len(outputs) == 8
+
+
+def test_after_a_forward_that_failed_parts_of_the_model_are_refused_as_before() -> None:
+    model = timm.create_model("xcit_nano_12_p16_224", img_size=32, depth=2, num_classes=3).train()
+    bf.attach(model, blocks=[0], heads=2)
+    x = torch.randn(2, 3, 32, 32)
+    with pytest.raises(RuntimeError, match="channels"):
+        model(x[:, :2])
+    with pytest.raises(UserError, match="cannot be called by itself"):
+        model.forward_features(x)
+    assert model(x).shape == (4, 3)
+
+
+def test_an_example_without_rows_is_refused() -> None:
+    with pytest.raises(UserError, match="no tensor with a batch axis"):
+        bf.attach(Blocks(), blocks=[0], heads=2, example_inputs=3)

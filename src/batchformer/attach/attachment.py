@@ -18,7 +18,7 @@ from batchformer.attach.padding import takes_padded_images
 from batchformer.attach.plan_after import block_paths, encoder_layer_paths, plan_after
 from batchformer.attach.plan_before import norms_behind, points_before
 from batchformer.attach.point import Point
-from batchformer.attach.probe import Channels
+from batchformer.attach.probe import Channels, Example
 from batchformer.attach.separate_norm import BatchNormMode, SeparateNorm, check_batch_norm
 from batchformer.attach.stream_loss import MeanOfStreams
 from batchformer.errors import UserError
@@ -43,6 +43,7 @@ def attach(
     mask_padding: bool = False,
     dim: int | None = None,
     channels: Channels | None = None,
+    example_inputs: Any = None,
     **module_keywords: Any,
 ) -> Attachment:
     """Put a BatchFormer before the classifier of `model` (in place) and return the handle that takes it out again.
@@ -63,6 +64,8 @@ def attach(
         mask_padding: in batches of images that differ in size, padded positions pass the module unchanged and nothing
             looks at them (transformers' detectors, by their pixel mask). As published they take part.
         dim, channels: width and layout of that input, where neither the layer nor a dry run tells.
+        example_inputs: a batch for dry runs, where the model takes more than images (or images of an unusual size that
+            its `default_cfg` does not tell): a tensor, a tuple, or a dict by the names of `forward`.
         module_keywords: every keyword of `BatchFormer`: heads, hidden_dim, dropout, layers, norm, layer_scale, variant;
             group_size, scope ("local", or "global": over the batch of all processes) and process_group, which samples
             attend to one another; streams; backend and memory, how it is computed (`Attachment.backend_used`).
@@ -82,6 +85,7 @@ def attach(
         )
     _refuse_unknown(module_keywords)
     check_batch_norm(batch_norm)
+    example = Example.of(example_inputs)
     if sum(place is not None for place in (before, after, blocks, encoder_layers)) > 1:
         raise UserError("attach takes one of before=, after=, blocks= and encoder_layers=: choose one.")
     if after is not None or blocks is not None or encoder_layers is not None:
@@ -98,6 +102,7 @@ def attach(
             dim=dim,
             channels=channels,
             keywords=module_keywords,
+            example=example,
         )
         return Attachment(model, plan.points(), plan.entry, plan.supports)
     for name, given in (("mask_padding", mask_padding), ("share", share)):
@@ -109,8 +114,9 @@ def attach(
             f"encoder_layers=[0], as the paper does, or after=[paths]."
         )
     paths = [before] if isinstance(before, str) else find_classifiers(model) if before is None else list(before)
-    points = points_before(model, paths, dim, channels, module_keywords)
-    return Attachment(model, points, Entry(model, points[0].module), norms_behind(model, points, batch_norm))
+    points = points_before(model, paths, dim, channels, module_keywords, example)
+    norms = norms_behind(model, points, batch_norm, example)
+    return Attachment(model, points, Entry(model, points[0].module), norms)
 
 
 def detach(model: nn.Module) -> nn.Module:
@@ -167,7 +173,8 @@ class Attachment:
             piece.put()
         entry.norms = [piece for piece in self._pieces if isinstance(piece, SeparateNorm)]
         model.register_forward_pre_hook(entry, with_kwargs=True)
-        model.register_forward_hook(RowCheck([point.feature for point in points], entry), with_kwargs=True)
+        check = RowCheck([point.feature for point in points], entry)
+        model.register_forward_hook(check, with_kwargs=True, always_call=True)
         model.__dict__[_HANDLE] = self
 
     @property
@@ -298,6 +305,7 @@ def _remove_hooks(model: nn.Module) -> None:
         if isinstance(hook, RowCheck):
             del model._forward_hooks[key]
             model._forward_hooks_with_kwargs.pop(key, None)
+            model._forward_hooks_always_called.pop(key, None)
     for key, pre_hook in list(model._forward_pre_hooks.items()):
         if isinstance(pre_hook, Entry):
             del model._forward_pre_hooks[key]

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from batchformer.attach.probe import Channels, Feature, call_blank
+from batchformer.attach.probe import Channels, Example, Feature, call_blank
 from batchformer.errors import UserError
 
 
@@ -21,7 +21,7 @@ class Calls:
     output: Tensor | None = None
 
 
-def watch(model: nn.Module, images: int) -> dict[str, Calls]:
+def watch(model: nn.Module, images: int, example: Example | None = None) -> dict[str, Calls]:
     """One dry run with so many images, every submodule watched."""
     seen: dict[str, Calls] = {}
     clock = iter(range(10**9))
@@ -40,14 +40,19 @@ def watch(model: nn.Module, images: int) -> dict[str, Calls]:
 
         handles += [module.register_forward_pre_hook(begin, with_kwargs=True), module.register_forward_hook(end)]
     try:
-        problem = call_blank(model, images, before_each=seen.clear)[1]
+        problem = call_blank(model, images, before_each=seen.clear, example=example)[1]
     finally:
         for handle in handles:
             handle.remove()
+    if problem is not None and example is not None:
+        raise UserError(
+            f"{type(model).__name__} did not take example_inputs= with {images} rows ({type(problem).__name__}: "
+            f"{problem}): give a batch as the model is called with, a tensor, a tuple or a dict of names."
+        )
     if problem is not None:
         raise UserError(
             f"{type(model).__name__} did not take a blank image of any usual size ({problem}): say what it takes with "
-            f'model.default_cfg = {{"input_size": (channels, height, width)}}, then attach.'
+            f'model.default_cfg = {{"input_size": (channels, height, width)}}, or give a batch as example_inputs=.'
         )
     return seen
 

@@ -99,7 +99,10 @@ class WholeOnly(InstanceForward):
 
 
 class RowCheck:
-    """A forward hook of the whole model: the rows that left the module must be the rows that leave the model."""
+    """A forward hook of the whole model: the rows that left the module must be the rows that leave the model.
+
+    It is called after a forward that failed, too, without outputs: what is known of that one is forgotten.
+    """
 
     def __init__(self, features: list[Any], entry: Entry) -> None:  # features: each with a module and its rows
         self.features, self.entry = features, entry
@@ -111,6 +114,8 @@ class RowCheck:
         expected = [feature.rows for feature in self.features if feature.rows is not None]
         for feature in self.features:
             feature.rows = None
+        if outputs is None:
+            return
         left = count_rows(outputs)
         if not expected:
             raise UserError(

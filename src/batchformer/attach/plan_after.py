@@ -25,7 +25,7 @@ from batchformer.attach.entry import Entry, WholeOnly
 from batchformer.attach.insertion import InstanceForward
 from batchformer.attach.padding import LayerPadding, argument_names, takes_padded_images
 from batchformer.attach.point import Point, move_beside
-from batchformer.attach.probe import Channels, call_blank
+from batchformer.attach.probe import Channels, Example, call_blank
 from batchformer.attach.separate_norm import BatchNormMode, separate_norms
 from batchformer.attach.stream_loss import PROPOSAL_LOSS, MeanOfStreams
 from batchformer.errors import UserError
@@ -43,6 +43,7 @@ class Plan:
     paths: list[str]
     insertions: list[After]
     entry: Entry
+    example: Example | None = None
     supports: list[InstanceForward] = field(default_factory=list)
 
     def points(self) -> list[Point]:
@@ -95,6 +96,7 @@ def plan_after(
     dim: int | None,
     channels: Channels | None,
     keywords: Mapping[str, Any],
+    example: Example | None,
 ) -> Plan:
     if not paths:
         raise UserError("after=[] names no place: name a submodule.")
@@ -103,7 +105,7 @@ def plan_after(
     if len({id(layer) for layer in layers.values()}) < len(paths):
         raise UserError("after= names one submodule twice: name each place once.")
     paddings = {path: LayerPadding(layers[path], path) if mask_padding else None for path in paths}
-    seen, seen_with_three = watch(model, _IMAGES), watch(model, _IMAGES + 1)
+    seen, seen_with_three = watch(model, _IMAGES, example), watch(model, _IMAGES + 1, example)
     layouts = {path: channels or known_layout(model, layer) for path, layer in layers.items()}
     features = {path: feature_of_output(path, seen.get(place), dim, layouts[path]) for path, place in places.items()}
     for path, place in places.items():
@@ -131,7 +133,7 @@ def plan_after(
         for path in ordered
     ]
     first = modules[ordered[0]]
-    plan = Plan(ordered, insertions, Entry(model, first))
+    plan = Plan(ordered, insertions, Entry(model, first), example)
     if first.streams == "duplicate":
         padded = takes_padded_images(model)  # a detector: masks and positions are made before the insertion
         if padded or not _rows_double(model, plan)[0]:
@@ -201,7 +203,7 @@ def _rows_double(model: nn.Module, plan: Plan) -> tuple[bool, Exception | None]:
             part.backend = "auto"
         for module in scopes:
             module.scope = "local"
-        outputs, problem = call_blank(model, _IMAGES)
+        outputs, problem = call_blank(model, _IMAGES, example=plan.example)
         return count_rows(outputs) == 2 * _IMAGES, problem
     finally:
         for part, backend in backends.items():

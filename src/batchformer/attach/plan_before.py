@@ -11,7 +11,7 @@ from batchformer.attach.classifiers import get_submodule
 from batchformer.attach.dry_run import called_after, watch
 from batchformer.attach.insertion import Before, Once
 from batchformer.attach.point import Point, move_beside
-from batchformer.attach.probe import Channels, feature_from_layer, feature_from_tensor, run_dry
+from batchformer.attach.probe import Channels, Example, feature_from_layer, feature_from_tensor, run_dry
 from batchformer.attach.separate_norm import BatchNormMode, SeparateNorm, separate_norms
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
@@ -23,6 +23,7 @@ def points_before(
     dim: int | None,
     channels: Channels | None,
     keywords: Mapping[str, Any],
+    example: Example | None,
 ) -> list[Point]:
     """Heads that read the same feature are one place, with one module; heads that read different ones are several."""
     if not paths:
@@ -30,15 +31,18 @@ def points_before(
     for path in paths:
         if isinstance(get_submodule(model, path), nn.ModuleList | nn.ModuleDict):
             raise UserError(f"{path!r} is a list of layers, which is never called itself: name one of its layers.")
-    return [_make_point(model, group, dim, channels, keywords, seen) for group, seen in _heads_by_feature(model, paths)]
+    groups = _heads_by_feature(model, paths, example)
+    return [_make_point(model, group, dim, channels, keywords, seen) for group, seen in groups]
 
 
-def _heads_by_feature(model: nn.Module, paths: list[str]) -> list[tuple[list[str], Tensor | None]]:
+def _heads_by_feature(
+    model: nn.Module, paths: list[str], example: Example | None
+) -> list[tuple[list[str], Tensor | None]]:
     """Paths grouped by the tensor they read, in the order the model calls them."""
     if len(paths) == 1 and feature_from_layer(model.get_submodule(paths[0])) is not None:
         return [(paths, None)]
     groups: list[tuple[list[str], Tensor | None]] = []
-    for path, tensor in run_dry(model, paths).items():
+    for path, tensor in run_dry(model, paths, example).items():
         group = next((g for g, seen in groups if seen is tensor), None)
         if group is None:
             groups.append(([path], tensor))
@@ -70,7 +74,9 @@ def _make_point(
     return Point(tuple(paths), module, insertions, feature)
 
 
-def norms_behind(model: nn.Module, points: list[Point], batch_norm: BatchNormMode) -> list[SeparateNorm]:
+def norms_behind(
+    model: nn.Module, points: list[Point], batch_norm: BatchNormMode, example: Example | None
+) -> list[SeparateNorm]:
     """What keeps the streams apart in each BatchNorm behind the places."""
     module, heads = points[0].module, [piece.layer for point in points for piece in point.insertions]
     names = {part: name for name, part in model.named_modules()}
@@ -79,7 +85,7 @@ def norms_behind(model: nn.Module, points: list[Point], batch_norm: BatchNormMod
     later = order[max(map(order.index, inside)) + 1 :]
     if separate_norms(model, module, later, batch_norm):  # a classifier is mostly the last: no dry run for those
         try:
-            seen = watch(model, 2)
+            seen = watch(model, 2, example)
         except UserError as problem:
             raise UserError(f'{problem} Or batch_norm="joint", which needs no dry run.') from None
         inside += called_after(min(seen[names[head]].begins[0] for head in heads), seen)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from batchformer.attach.padding import blank_mask
 from batchformer.errors import UserError
+from batchformer.nn.streams import count_rows, resize_rows
 
 Channels = Literal["first", "last"]
 _SIZES = (224, 32, 64, 299, 384)
@@ -53,7 +54,33 @@ def feature_from_tensor(x: Tensor, path: str) -> Feature:
     )
 
 
-def run_dry(model: nn.Module, paths: list[str]) -> dict[str, Tensor]:
+@dataclass(frozen=True)
+class Example:
+    """A batch of the user's for dry runs, of models that take more than images."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Any) -> Example | None:
+        """From what `attach(example_inputs=)` takes."""
+        if given is None:
+            return None
+        example = (
+            cls(kwargs=given) if isinstance(given, Mapping) else cls(given if isinstance(given, tuple) else (given,))
+        )
+        if not count_rows([*example.args, *example.kwargs.values()]):
+            raise UserError(
+                "example_inputs= has no tensor with a batch axis: give a batch as the model is called with."
+            )
+        return example
+
+    def rows(self, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        every = resize_rows([*self.args, *self.kwargs.values()], count)
+        return tuple(every[: len(self.args)]), dict(zip(self.kwargs, every[len(self.args) :], strict=True))
+
+
+def run_dry(model: nn.Module, paths: list[str], example: Example | None = None) -> dict[str, Tensor]:
     """The tensor that enters each of `paths`, in the order of the calls, when the model sees one blank image.
 
     Nothing of it stays: no gradient, no statistics (everything is in eval mode meanwhile), no random number drawn.
@@ -70,7 +97,7 @@ def run_dry(model: nn.Module, paths: list[str]) -> dict[str, Tensor]:
     handles = [model.get_submodule(path).register_forward_pre_hook(watch(path)) for path in paths]
     problem: Exception | None = None
     try:
-        problem = call_blank(model)[1]
+        problem = call_blank(model, example=example)[1]
     finally:
         for handle in handles:
             handle.remove()
@@ -85,20 +112,29 @@ def run_dry(model: nn.Module, paths: list[str]) -> dict[str, Tensor]:
 
 
 def call_blank(
-    model: nn.Module, images: int = 2, before_each: Callable[[], Any] | None = None
+    model: nn.Module,
+    images: int = 2,
+    before_each: Callable[[], Any] | None = None,
+    example: Example | None = None,
 ) -> tuple[Any, Exception | None]:
-    """What the model returns for blank images of the first size it takes; else None and the first complaint."""
+    """What the model returns for blank images of the first size it takes, or for the example given; else None and the
+    first complaint."""
     problem: Exception | None = None
     with _without_state(model):
-        for shape in _input_shapes(model):
+        for args, kwargs in [example.rows(images)] if example is not None else _blanks(model, images):
             if before_each is not None:
                 before_each()
             try:
-                blank = _blank(model, shape, images)
-                return model(blank, **blank_mask(model, blank)), None
+                return model(*args, **kwargs), None
             except Exception as error:  # whatever a stranger's forward raises for a wrong size
                 problem = problem or error
     return None, problem
+
+
+def _blanks(model: nn.Module, images: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    for shape in _input_shapes(model):
+        blank = _blank(model, shape, images)
+        yield (blank,), blank_mask(model, blank)
 
 
 def _input_shapes(model: nn.Module) -> list[tuple[int, ...]]:

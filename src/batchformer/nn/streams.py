@@ -74,6 +74,12 @@ def repeat_rows(values: T, rows: int) -> T:
     return _map_rows(values, lambda t: torch.cat([t, t]) if len(t) == rows else t)
 
 
+def resize_rows(values: T, count: int) -> T:
+    """As if the batch had `count` rows: the first ones, or from the first on again; what has no batch axis stays."""
+    rows = count_rows(values)
+    return _map_rows(values, lambda t: t[torch.arange(count, device=t.device) % rows] if len(t) == rows else t)
+
+
 def repeat_targets(targets: T, outputs: Any) -> T:
     """The targets, repeated where the outputs carry two streams.
 
