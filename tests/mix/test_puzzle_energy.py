@@ -100,6 +100,10 @@ def test_cells_move_as_the_plan_says():
     images = torch.rand(2, 3, 6, 8)
     source = torch.stack([torch.randperm(8), torch.arange(8)])
     moved = move_cells(images, source, rows=2, columns=4)
+    last = move_cells(images.to(memory_format=torch.channels_last), source, rows=2, columns=4)
+    assert torch.equal(last, moved)
+    assert moved.is_contiguous()
+    assert last.is_contiguous(memory_format=torch.channels_last)
     for place, cell in enumerate(source[0].tolist()):
         (y, x), (v, u) = (divmod(place, 4), divmod(cell, 4))
         there = moved[0, :, 3 * y : 3 * y + 3, 2 * x : 2 * x + 2]

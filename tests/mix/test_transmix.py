@@ -50,15 +50,14 @@ def test_targets_weigh_area_and_attention(weight, per_sample):
     mix = bf.mix.TransMix(model, 5, attention_weight=weight, per_sample=per_sample, label_smoothing=0.1)
     mixed = mix(images, soft)
     model(mixed.images)
+    targets = mixed.targets()
     masks = mixed.mask.expand(5, 1, 48, 96)
     smooth = 0.9 * soft + 0.1 / 5
     whole = class_row(whole_attention(model, mixed.images)[-1], "class", 1)
     for i, j in enumerate(mixed.partner.tolist()):
         by_attention = slow_share(masks[i, 0], whole[i].reshape(3, 6))
         share = (1 - weight) * masks[i].mean() + weight * by_attention
-        torch.testing.assert_close(
-            mixed.targets()[i], (1 - share) * smooth[i] + share * smooth[j], atol=1e-5, rtol=1e-4
-        )
+        torch.testing.assert_close(targets[i], (1 - share) * smooth[i] + share * smooth[j], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("block", [0, 1, -2])
@@ -67,8 +66,9 @@ def test_any_block_can_be_asked(block):
     mix = bf.mix.TransMix(model, 5, block=block)
     mixed = mix(images, IDS)
     model(mixed.images)
+    attention = mixed.attention()
     expected = class_row(whole_attention(model, mixed.images)[block], "class", 1)
-    torch.testing.assert_close(mixed.attention().flatten(1), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(attention.flatten(1), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_an_early_stage_of_a_pyramid_reduces_its_keys():
@@ -88,11 +88,12 @@ def test_rollout_is_the_product_of_all_blocks(case):
     model, images = case.build().eval(), case.images()
     mixed = bf.mix.TransMix(model, 5, block="rollout")(images, IDS)
     model(mixed.images)
+    attention = mixed.attention()
     product = torch.eye(16 + case.prefix).expand(3, -1, -1)
     for whole in whole_attention(model, mixed.images):
         product = (whole.mean(1) + torch.eye(16 + case.prefix)) / 2 @ product
     row = (product[:, 0] if case.query == "class" else product[:, case.prefix :].mean(1))[:, case.prefix :]
-    torch.testing.assert_close(mixed.attention().flatten(1), row / row.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(attention.flatten(1), row / row.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
 
 
 def test_swin_is_read_as_one_window_whatever_its_windows_are():
@@ -169,14 +170,41 @@ def test_the_grid_is_told_from_the_shape_of_the_image(tokens, size, grid):
     assert token_grid(tokens, *size) == grid
 
 
+@pytest.mark.parametrize(
+    ("tokens", "size", "patch", "grid"),
+    [
+        (48, (96, 96), (12, 16), (8, 6)),
+        (32, (64, 64), (16, 8), (4, 8)),
+        (10, (16, 160), (16, 16), (1, 10)),
+        (14, (20, 100), (16, 16), (2, 7)),  # padded at the border
+        (49, (224, 224), (16, 16), (7, 7)),  # tokens merged later
+    ],
+)
+def test_patches_that_are_known_make_the_grid(tokens, size, patch, grid):
+    assert token_grid(tokens, *size, patch) == grid
+
+
+def test_patches_that_are_not_square_have_their_own_grid():
+    case = vit("vit_tiny_patch16_224", img_size=96, patch_size=(12, 16))
+    model = case.build()
+    mixed = bf.mix.TransMix(model, 5)(case.images(), IDS)
+    model(mixed.images)
+    assert mixed.attention().shape[1:] == model.patch_embed.grid_size == (8, 6)
+
+
 def test_tokens_that_make_no_such_grid_are_refused_unless_the_grid_is_said():
-    with pytest.raises(UserError, match="say grid="):
-        token_grid(17, 64, 64)
+    for tokens, side in ((17, 64), (442, 168)):  # 442: 21 x 21 and a class token
+        with pytest.raises(UserError, match="say grid="):
+            token_grid(tokens, side, side)
     model = VIT.build()
     mix = bf.mix.TransMix(model, 5, grid=(2, 8))
     mixed = mix(VIT.images(), IDS)
     model(mixed.images)
     assert mixed.attention().shape == (3, 2, 8)
+    mixed = bf.mix.TransMix(model, 5, grid=(3, 5))(VIT.images(), IDS)
+    model(mixed.images)
+    with pytest.raises(UserError, match=r"grid=\(3, 5\) is not the grid of the 16 tokens"):
+        mixed.targets()
 
 
 def test_a_model_without_attention_is_refused():
@@ -234,6 +262,8 @@ def test_images_that_cannot_be_attended_are_refused(images, message):
         ({"attention_weight": 1.5}, "attention_weight=1.5"),
         ({"block": 2}, "from 0 to 1"),
         ({"block": "last"}, "block='last'"),
+        ({"query": "cls"}, "query='cls'"),
+        ({"grid": 14}, "grid=14"),
     ],
 )
 def test_wrong_options_are_named(wrong, message):

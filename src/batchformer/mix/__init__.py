@@ -2,6 +2,7 @@
 
 from batchformer.mix.attentive_cutmix import AttentiveCutMix, Renormalize
 from batchformer.mix.base import Draw, Mix
+from batchformer.mix.class_attention_record import close
 from batchformer.mix.cutmix import CutMix
 from batchformer.mix.feature_maps import feature_map
 from batchformer.mix.mixed import Mixed
@@ -24,6 +25,7 @@ __all__ = [
     "Renormalize",
     "SaliencyMix",
     "TransMix",
+    "close",
     "feature_map",
     "fine_grained_saliency",
 ]

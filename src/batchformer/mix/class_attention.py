@@ -8,7 +8,7 @@ step), so the layer's own fast attention stays as it is.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 Query = Literal["class", "mean", "all"]
+#: cosines and sines of the tokens behind the prefix, (tokens, width of a head) each; the halves of a head are turned
+HalfRotation = tuple[Tensor, Tensor]
 #: names of the linear maps to queries and keys: (queries, keys, how many parts the second holds with the keys first)
 _SEPARATE = (("q", "k", 1), ("q_proj", "k_proj", 1), ("query", "key", 1), ("q", "kv", 2))
 
@@ -42,17 +44,31 @@ def attention_rows(
     *,
     keys: Float[Tensor, "batch keys width"] | None = None,
     bias: Float[Tensor, "#batch heads tokens keys"] | None = None,
-    rope: Tensor | None = None,
+    rope: Tensor | HalfRotation | None = None,
 ) -> Float[Tensor, "batch queries keys"]:
-    """Attention weights, mean over the heads, in float32 whatever the precision around.
+    """Attention weights, mean over the heads, in float32 whatever the precision around; arguments as `head_rows`."""
+    return head_rows(layer, tokens, query, prefix, keys=keys, bias=bias, rope=rope).mean(1)
+
+
+def head_rows(
+    layer: nn.Module,
+    tokens: Float[Tensor, "batch tokens width"],
+    query: Query,
+    prefix: int = 0,
+    *,
+    keys: Float[Tensor, "batch keys width"] | None = None,
+    bias: Float[Tensor, "#batch heads tokens keys"] | None = None,
+    rope: Tensor | HalfRotation | None = None,
+) -> Float[Tensor, "batch heads queries keys"]:
+    """Attention weights of every head.
 
     Args:
         tokens: what enters the layer; the first `prefix` ones are no part of the image (class token, registers).
         query: whose attention: the first token's ("class"), that of the mean of the image tokens' queries ("mean"), or
             every token's ("all", which is N x N).
-        keys: where the layer reduces the tokens before it takes their keys: the reduced ones.
+        keys: where the layer takes its keys from other tokens: reduced ones, or those a probe looks at.
         bias: what the layer adds to the logits.
-        rope: rotary embedding of the tokens behind the prefix.
+        rope: rotary embedding of the tokens behind the prefix: timm's tensor, or cosines and sines (transformers).
     """
     start = prefix if query == "mean" else 0
     asking = tokens[:, :1] if query == "class" else tokens[:, start:]
@@ -66,7 +82,12 @@ def attention_rows(
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     with _full_precision(q.device.type):
         logits = (q.float() * _scale(layer, q.shape[-1])) @ k.float().transpose(-2, -1)
-        return (logits if bias is None else logits + _bias_rows(bias.float(), query, start)).softmax(-1).mean(1)
+        return (logits if bias is None else logits + _bias_rows(bias.float(), query, start)).softmax(-1)
+
+
+def values_of(layer: nn.Module, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch heads tokens _"]:
+    """What the layer weighs with its attention."""
+    return _project(layer, tokens, "v")
 
 
 def _full_precision(device: str) -> AbstractContextManager[Any]:
@@ -81,10 +102,10 @@ def _bias_rows(bias: Tensor, query: Query, start: int) -> Tensor:
 
 
 def _project(layer: nn.Module, x: Tensor, which: str) -> Tensor:
-    """Queries or keys of x, (batch, heads, tokens, width of a head), normalised where the layer does."""
+    """Queries, keys or values of x, (batch, heads, tokens, width of a head), normalised where the layer does."""
     flat = _linear(layer, x, which)
     heads: Any = heads_of(layer)
-    if which == "k":
+    if which != "q":
         heads = getattr(layer, "num_kv_heads", heads)
     split = flat.unflatten(-1, (heads, -1)).transpose(1, 2)
     norm = getattr(layer, f"{which}_norm", None)
@@ -93,13 +114,17 @@ def _project(layer: nn.Module, x: Tensor, which: str) -> Tensor:
 
 def _linear(layer: Any, x: Tensor, which: str) -> Tensor:
     if isinstance(layer, nn.MultiheadAttention):
-        return _part(x, layer.in_proj_weight, layer.in_proj_bias, "qk".index(which), 3)
+        return _part(x, layer.in_proj_weight, layer.in_proj_bias, "qkv".index(which), 3)
     if isinstance(getattr(layer, "qkv", None), nn.Module):
         bias = getattr(layer, f"{which}_bias", None)  # BEiT and EVA keep the biases beside the linear map
-        part = _part_of(layer.qkv, x, "qk".index(which), 3)
+        part = _part_of(layer.qkv, x, "qkv".index(which), 3)
         return part if bias is None else part + bias.to(part.dtype)
-    names: Any = _separate(layer)
-    return _part_of(getattr(layer, names[which == "k"]), x, 0, names[2] if which == "k" else 1)
+    queries, keys, parts = cast(tuple[str, str, int], _separate(layer))
+    if which == "q":
+        return _part_of(getattr(layer, queries), x, 0, 1)
+    if which == "k" or parts == 2:
+        return _part_of(getattr(layer, keys), x, "kv".index(which), parts)
+    return _part_of(getattr(layer, "value" if keys == "key" else keys.replace("k", "v", 1)), x, 0, 1)
 
 
 def _separate(layer: nn.Module) -> tuple[str, str, int] | None:
@@ -122,9 +147,14 @@ def _part(x: Tensor, weight: Tensor, bias: Tensor | None, index: int, parts: int
     return F.linear(x, weight[rows], None if bias is None else bias[rows])
 
 
-def _rotated(layer: Any, x: Tensor, rope: Tensor | None, prefix: int) -> Tensor:
+def _rotated(layer: Any, x: Tensor, rope: Tensor | HalfRotation | None, prefix: int) -> Tensor:
     if rope is None or prefix >= x.shape[2]:
         return x
+    if isinstance(rope, tuple):
+        turned = x[:, :, prefix:]
+        first, second = turned.chunk(2, dim=-1)
+        turned = turned * rope[0] + torch.cat([-second, first], dim=-1) * rope[1]
+        return torch.cat([x[:, :, :prefix], turned.to(x.dtype)], dim=2)
     from timm.layers import apply_rot_embed_cat  # a layer that is given rotary embeddings this way is timm's
 
     rotated = apply_rot_embed_cat(x[:, :, prefix:], rope, half=getattr(layer, "rotate_half", False))

@@ -1,9 +1,13 @@
 """Which layers of a model pay attention, and how the class attention is read off them: by structure, not by class.
 
+A layer must have the weights of softmax(q k^T) v and nothing else, and compute that (`computes_attention`).
+
 | model | layer read | whose attention |
 |---|---|---|
-| ViT, DeiT, DeiT-3, DINOv2, BEiT, EVA; torchvision's, transformers' ViT and DeiT | attention of a block | class token |
+| ViT, DeiT, DeiT-3, DINOv2, BEiT, EVA; torchvision's ViT | attention of a block | class token |
+| transformers' ViT, DeiT, CLIP's vision model, DINOv3 | attention of a block | class token |
 | DeiT distilled | attention of a block | class token: the distillation token answers to the teacher, not to the label |
+| SigLIP with its pooling head (`nn.MultiheadAttention` of one probe) | that head | the probe |
 | CaiT, XCiT | class-attention layers, the only ones with a class token | class token |
 | ViT with average pooling, PVT v2 | attention of a block | mean of the image tokens' queries |
 | Swin | a block, its windows put together again | mean of all tokens' queries |
@@ -21,7 +25,15 @@ from torch import Tensor, nn
 
 from batchformer.errors import UserError
 from batchformer.mix.class_attention import has_projections
-from batchformer.mix.class_attention_readers import ClassQuery, PyramidReader, Reader, TokenReader, WindowReader
+from batchformer.mix.class_attention_check import computes_attention
+from batchformer.mix.class_attention_readers import (
+    ClassQuery,
+    PyramidReader,
+    Reader,
+    TokenReader,
+    WindowReader,
+    names_by_position,
+)
 
 # A layer with any other child or weight computes something else than softmax(q k^T) v: talking heads, cross-covariance.
 _CHILDREN = frozenset(
@@ -29,15 +41,16 @@ _CHILDREN = frozenset(
     | {"q_norm", "k_norm", "norm", "gate", "attn_drop", "proj_drop", "dropout", "softmax"}
 )
 _WEIGHTS = frozenset(("q_bias", "k_bias", "v_bias", "relative_position_bias_table", "in_proj_weight", "in_proj_bias"))
-_CLASS_TOKENS = ("cls_token", "class_token")
+_CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
+# These keep a class token and classify the mean of the others.
+_MEAN_POOLED = ("CLIPForImageClassification", "MetaClip2ForImageClassification")
 _OTHER_TOKENS = ("dist_token", "distillation_token", "reg_token", "register_tokens")
 
 
 def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tuple[str, nn.Module, Reader]]:
     """Path, layer and reader of every layer whose attention can be read, in the model's order."""
     has_class, prefix = prefix_tokens(model)
-    pooled = getattr(_owner(model, "global_pool"), "global_pool", None) in ("avg", "avgmax", "max", "map")
-    chosen: ClassQuery = query or ("class" if has_class and not pooled else "mean")
+    chosen: ClassQuery = query or ("class" if has_class and not _pools_image_tokens(model) else "mean")
     found: list[tuple[str, nn.Module, Reader]] = []
     for path, module in model.named_modules():
         if type(module).__name__ == "PatchDropout" and getattr(module, "prob", 0) > 0:
@@ -49,9 +62,10 @@ def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tu
             found.append((path, module, WindowReader("mean")))
         elif _is_pyramid(module):
             found.append((path, module, PyramidReader("mean")))
-        elif _is_plain(module) and not _is_window_attention(module):
+        elif _is_plain(module) and not _is_window_attention(module) and computes_attention(module):
             only_class = has_class and _is_class_attention(module)
-            found.append((path, module, TokenReader("class" if only_class else chosen, prefix)))
+            reader = TokenReader("class" if only_class else chosen, prefix, names_by_position(module))
+            found.append((path, module, reader))
     if not found:
         raise UserError(
             f"TransMix found no attention it can read in {type(model).__name__}: it needs layers with queries and keys "
@@ -68,8 +82,9 @@ def prefix_tokens(model: nn.Module) -> tuple[bool, int]:
     for module in model.modules():
         for name in (*_CLASS_TOKENS, *_OTHER_TOKENS):
             token = getattr(module, name, None)
-            if isinstance(token, Tensor) and token.ndim == 3:
-                has_class, count = has_class or name in _CLASS_TOKENS, count + token.shape[1]
+            if isinstance(token, Tensor) and (token.ndim == 3 or name == "class_embedding"):
+                width = token.shape[1] if token.ndim == 3 else 1
+                has_class, count = has_class or name in _CLASS_TOKENS, count + width
     said = getattr(_owner(model, "num_prefix_tokens"), "num_prefix_tokens", None)  # timm's models say it
     return has_class, said if isinstance(said, int) else count
 
@@ -90,10 +105,21 @@ def _owner(model: nn.Module, name: str) -> nn.Module | None:
     return next((module for module in model.modules() if hasattr(module, name)), None)
 
 
+def _pools_image_tokens(model: nn.Module) -> bool:
+    if getattr(_owner(model, "global_pool"), "global_pool", None) in ("avg", "avgmax", "max", "map"):  # timm
+        return True
+    config = getattr(_owner(model, "config"), "config", None)  # transformers
+    return bool(getattr(config, "use_mean_pooling", False)) or any(
+        type(module).__name__ in _MEAN_POOLED for module in model.modules()
+    )
+
+
 def _is_plain(layer: nn.Module) -> bool:
     children = {name for name, _ in layer.named_children()}
     weights = {name for name, _ in layer.named_parameters(recurse=False)}
-    return has_projections(layer) and children <= _CHILDREN and weights <= _WEIGHTS
+    # Hiera's tokens do not stand row by row; a key of zeros is no token
+    other = hasattr(layer, "query_stride") or getattr(layer, "add_zero_attn", False)
+    return has_projections(layer) and children <= _CHILDREN and weights <= _WEIGHTS and not other
 
 
 def _is_class_attention(layer: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
-from batchformer.mix.class_attention import Query, attention_rows
+from batchformer.mix.class_attention import HalfRotation, Query, attention_rows
 
 ClassQuery = Literal["class", "mean"]
 
@@ -34,27 +35,51 @@ class Reader(ABC):
 
 
 class TokenReader(Reader):
-    """Attention over a row of tokens (batch, tokens, width): ViT, DeiT, BEiT, EVA; class attention of CaiT and XCiT."""
+    """Attention over a row of tokens (batch, tokens, width): ViT, DeiT, BEiT, EVA; class attention of CaiT and XCiT.
+
+    Also that of one probe to all tokens, in a pooling head: then its only row is asked, with keys from the tokens.
+    What a layer is given beside its tokens and is not known here (masks, position embeddings) would change what it
+    attends to, so it is refused.
+    """
+
+    def __init__(self, query: ClassQuery, prefix: int = 0, names: tuple[str, ...] = ()) -> None:
+        super().__init__(query, prefix)
+        self.names = names  # of what the layer takes by position
 
     def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False) -> Tensor:
-        for name in ("attn_mask", "attention_mask", "key_padding_mask"):
-            if kwargs.get(name) is not None:
-                raise UserError(f"TransMix cannot read the attention of a layer that is given {name}: train without.")
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
         tokens = _first(args, kwargs)
         if tokens.ndim != 3:
             raise UserError(
                 f"TransMix reads attention over tokens (batch, tokens, width), and a {type(layer).__name__} was given "
                 f"{tuple(tokens.shape)}: choose another block=, or use CutMix for this model."
             )
+        keys = given.get("key")
         if isinstance(layer, nn.MultiheadAttention) and not layer.batch_first:
-            tokens = tokens.transpose(0, 1)
-        rope = kwargs.get("rope", args[1] if len(args) > 1 and hasattr(layer, "rotate_half") else None)
-        bias = layer._get_rel_pos_bias() if getattr(layer, "relative_position_bias_table", None) is not None else None
-        shared = kwargs.get("shared_rel_pos_bias")
-        if shared is not None:
-            bias = shared if bias is None else bias + shared
-        rows = attention_rows(layer, tokens, self.asked(whole), self.prefix, bias=bias, rope=rope)
+            tokens, keys = tokens.transpose(0, 1), None if keys is None else keys.transpose(0, 1)
+        asked = self.asked(whole)
+        if keys is not None and keys.shape[1] != tokens.shape[1]:
+            if whole or tokens.shape[1] != 1:
+                raise UserError(
+                    f"{tokens.shape[1]} tokens of a {type(layer).__name__} attend to {keys.shape[1]} others, and "
+                    f"TransMix reads self-attention or the attention of one probe: choose another block= by its number."
+                )
+            asked = "class"
+        rope, bias = _position(layer, given), _bias(layer, given)
+        _refuse_the_unknown(layer, given, self.names)
+        rows = attention_rows(layer, tokens, asked, self.prefix, keys=keys, bias=bias, rope=rope)
         return rows if whole else rows[:, 0, self.prefix :]
+
+
+def names_by_position(layer: nn.Module) -> tuple[str, ...]:
+    """What the layer's `forward` calls its arguments, whatever stands in its place now."""
+    parameters = list(inspect.signature(type(layer).forward).parameters.values())[1:]
+    return tuple(one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD))
+
+
+def rotates_halves(layer: nn.Module) -> bool:
+    """transformers' DINOv3: cosines and sines of the patches under `position_embeddings`."""
+    return ".dinov3_vit." in type(layer).__module__
 
 
 class PyramidReader(Reader):
@@ -83,6 +108,33 @@ class WindowReader(Reader):
     def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False) -> Tensor:
         image: Float[Tensor, "batch height width channels"] = layer.norm1(_first(args, kwargs))
         return attention_rows(layer.attn, image.flatten(1, 2), self.query)[:, 0].unflatten(1, image.shape[1:3])
+
+
+def _position(layer: nn.Module, given: dict[str, Any]) -> Tensor | HalfRotation | None:
+    position = given.get("position_embeddings")
+    if position is None or not rotates_halves(layer):
+        return given.get("rope")
+    return position[0], position[1]
+
+
+def _bias(layer: Any, given: dict[str, Any]) -> Tensor | None:
+    bias = layer._get_rel_pos_bias() if getattr(layer, "relative_position_bias_table", None) is not None else None
+    shared = given.get("shared_rel_pos_bias")
+    return bias if shared is None else shared if bias is None else bias + shared
+
+
+def _refuse_the_unknown(layer: nn.Module, given: dict[str, Any], names: tuple[str, ...]) -> None:
+    known = {"query", "key", "value", "rope", "shared_rel_pos_bias", *names[:1]}
+    if rotates_halves(layer):
+        known.add("position_embeddings")
+    for name, value in given.items():
+        parts = value if isinstance(value, tuple | list) else (value,)
+        changes = name not in known and any(isinstance(part, Tensor) for part in parts)
+        if changes or (name == "is_causal" and value):
+            raise UserError(
+                f"TransMix cannot read the attention of a {type(layer).__name__} that is given {name}: train without "
+                f"it, or use CutMix for this model."
+            )
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

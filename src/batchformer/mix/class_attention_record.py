@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.attach.insertion import InstanceForward
+from batchformer.errors import UserError
 from batchformer.mix.class_attention_readers import Reader
 
 
@@ -18,28 +19,44 @@ class Recorder(InstanceForward):
     Not a hook, which compiled code may skip (see `InstanceForward`); and read at once, not later from a stored input:
     inside the forward the precision is that of the model, its weights are there (FSDP gathers them for the forward
     only), and a compiler fuses it. It only reads in the mode, training or eval, that the layer was in when the batch
-    was mixed: a validation in between changes nothing, and a copy of the model (EMA) reads nothing at all.
+    was mixed: a validation in between changes nothing, and a copy of the model (EMA) reads nothing at all. It reads one
+    pass: what came of a second one before `take` may belong to other images, and is noted (`again`).
+
+    `state` has few values: code is compiled for each of them once, and not again from batch to batch.
     """
 
     def __init__(self, layer: nn.Module, reader: Reader, whole: bool = False) -> None:
         super().__init__(layer)
         self.reader, self.whole = reader, whole
         self.mode: bool | None = None
+        self.state: Literal["idle", "waiting", "read", "again"] = "idle"
         self.rows: Tensor | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.removed and self.mode == self.layer.training:
-            with torch.no_grad():
-                self.rows = self.reader(self.layer, args, kwargs, self.whole)
+        if not self.removed and self.state != "idle" and self.mode == self.layer.training:
+            if self.state == "waiting":
+                with torch.no_grad():
+                    self.rows = self.reader(self.layer, args, kwargs, self.whole)
+                self.state = "read"
+            else:
+                self.state = "again"
         return self.original(*args, **kwargs)
 
     def expect(self) -> None:
         """A batch was mixed: its forward pass comes next."""
-        self.mode, self.rows = self.layer.training, None
+        self.mode, self.state, self.rows = self.layer.training, "waiting", None
 
     def take(self) -> Tensor | None:
-        """What the forward pass left, once."""
-        rows, self.rows = self.rows, None
+        """What the forward pass left, once; later passes, of a checkpointed backward say, are nobody's."""
+        if self.state == "again":
+            raise UserError(
+                f"the {type(self.layer).__name__} that TransMix reads ran more than once since the batch was mixed, so "
+                f"it is not clear which pass was that of mixed.images: call mixed.targets() or mixed.attention() right "
+                f"after model(mixed.images), and run the model on other images after that."
+            )
+        rows = self.rows
+        if rows is not None:
+            self.state, self.rows = "idle", None
         return rows
 
     def take_away(self) -> None:
@@ -57,7 +74,17 @@ class Recorder(InstanceForward):
             outer = outer.previous  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "mode": None, "rows": None}
+        return {**self.__dict__, "mode": None, "state": "idle", "rows": None}
+
+
+def close(model: nn.Module) -> None:
+    """Take all that TransMix put into a model out of it: for a copy of a model (an EMA), whose mix is elsewhere."""
+    for layer in model.modules():
+        inner = layer.__dict__.get("forward")
+        while isinstance(inner, InstanceForward):
+            if isinstance(inner, Recorder) and not inner.removed:
+                inner.remove()
+            inner = inner.previous  # type: ignore[assignment]
 
 
 def roll_out(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import weakref
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -78,6 +80,10 @@ class TransMix(Mix):
             partner=partner,
             generator=generator,
         )
+        if query not in (None, "class", "mean"):
+            raise UserError(f'TransMix: query={query!r} must be "class", "mean" or None, which asks the model.')
+        if grid is not None and not _is_pair(grid):
+            raise UserError(f"TransMix: grid={grid!r} must be the rows and columns of the token grid, as (14, 14).")
         if not 0 <= attention_weight <= 1:
             raise UserError(f"TransMix: attention_weight={attention_weight!r} must lie between 0 (CutMix) and 1.")
         self.attention_weight, self.grid, self.block = float(attention_weight), grid, block
@@ -86,6 +92,7 @@ class TransMix(Mix):
         self._latest: weakref.ref[TransMixed] | None = None
         for recorder in self.recorders:
             recorder.put()
+        self._close_when_forgotten()
 
     def check(self, images: Tensor, targets: Tensor) -> None:
         super().check(images, targets)
@@ -110,7 +117,8 @@ class TransMix(Mix):
         """The next forward pass is this batch's; what an earlier batch has not read yet is kept for it."""
         earlier = None if self._latest is None else self._latest()
         if earlier is not None:
-            earlier.keep_attention()
+            with suppress(UserError):  # it will say so itself, if ever asked
+                earlier.keep_attention()
         self._latest = weakref.ref(mixed)
         for recorder in self.recorders:
             recorder.expect()
@@ -128,12 +136,18 @@ class TransMix(Mix):
         return roll_out([row[:least] for row in rows], self.recorders[-1].reader)  # type: ignore[index]
 
     def close(self) -> None:
-        for recorder in self.recorders:
-            if not recorder.removed:
-                recorder.remove()
+        _remove(self.recorders)
+
+    def _close_when_forgotten(self) -> None:
+        """A mix that nobody holds any more reads for nobody: a new one on the same model finds it clean."""
+        weakref.finalize(self, _remove, self.recorders).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._close_when_forgotten()
 
 
 class TransMixed(Mixed):
@@ -181,24 +195,55 @@ class TransMixed(Mixed):
             )
         rows = rows[:batch]  # with two streams the plain ones
         if rows.ndim == 2:
-            rows = rows.unflatten(1, self._mix.grid or token_grid(rows.shape[1], *self.images.shape[-2:]))
+            rows = rows.unflatten(1, self._grid(rows.shape[1]))
         return rows / rows.sum((1, 2), keepdim=True)
 
+    def _grid(self, tokens: int) -> tuple[int, int]:
+        grid = self._mix.grid
+        if grid is None:
+            height, width = self.images.shape[-2:]
+            return token_grid(tokens, height, width, self._mix.patch)
+        if grid[0] * grid[1] != tokens:
+            raise UserError(
+                f"TransMix: grid={grid!r} is not the grid of the {tokens} tokens that the model attends to."
+            )
+        return grid
 
-def token_grid(tokens: int, height: int, width: int) -> tuple[int, int]:
-    """The rows and columns that make so many tokens and are shaped most like the image: exact for square patches."""
+
+def token_grid(tokens: int, height: int, width: int, patch: tuple[int, int] = (1, 1)) -> tuple[int, int]:
+    """The rows and columns that so many tokens make of an image.
+
+    Those of the model's patches, with what is left at the border dropped or padded. Else (the patches are cut from a
+    feature map, or tokens are merged later) those most like the image in shape, if one square stride leads to them.
+    """
+    for rows, columns in ((height // patch[0], width // patch[1]), (-(-height // patch[0]), -(-width // patch[1]))):
+        if rows * columns == tokens:
+            return rows, columns
     wanted = height / width
     rows = min(
         (rows for rows in range(1, tokens + 1) if tokens % rows == 0),
         key=lambda rows: max(rows * rows / tokens / wanted, wanted * tokens / rows / rows),
     )
-    ratio = rows * rows / tokens / wanted
-    if not 0.5 < ratio < 2:
+    columns = tokens // rows
+    # a side of n tokens, rounded either way, has a stride between side / (n + 1) and side / (n - 1)
+    lowest = max(height / (rows + 1), width / (columns + 1))
+    highest = min(side / (n - 1) if n > 1 else math.inf for side, n in ((height, rows), (width, columns)))
+    if lowest >= highest:
         raise UserError(
             f"{tokens} tokens make no grid that is shaped like an image of {height} x {width} pixels: say grid=(rows, "
             f"columns)."
         )
-    return rows, tokens // rows
+    return rows, columns
+
+
+def _is_pair(grid: object) -> bool:
+    return isinstance(grid, tuple | list) and len(grid) == 2 and all(isinstance(n, int) and n > 0 for n in grid)
+
+
+def _remove(recorders: list[Recorder]) -> None:
+    for recorder in recorders:
+        if not recorder.removed:
+            recorder.remove()
 
 
 def _recorders(model: nn.Module, block: int | str | None, query: ClassQuery | None) -> list[Recorder]:

@@ -45,10 +45,12 @@ def transport_plan(
 def move_cells(
     images: Float[Tensor, "batch channels height width"], source: Int[Tensor, "batch cells"], rows: int, columns: int
 ) -> Float[Tensor, "batch channels height width"]:
-    """The images put together anew: in place j of the grid cell `source[j]`."""
+    """The images put together anew, in the memory format they had: in place j of the grid cell `source[j]`."""
     batch, channels, height, width = images.shape
     high, wide = height // rows, width // columns
     grid = images.reshape(batch, channels, rows, high, columns, wide).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
     moved = grid[torch.arange(batch, device=images.device)[:, None], source]
     moved = moved.unflatten(1, (rows, columns)).permute(0, 3, 1, 4, 2, 5)
-    return moved.reshape(batch, channels, height, width)
+    last = not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    return moved.reshape(batch, channels, height, width).contiguous(memory_format=layout)

@@ -1,0 +1,78 @@
+"""Whether a layer computes what is read off it: tried once on a few random tokens, before anything trains by it.
+
+Names of weights do not tell it all: attention between channels or inside windows may have the very same ones.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchformer.mix.class_attention import head_rows, values_of
+from batchformer.mix.class_attention_readers import names_by_position, rotates_halves
+
+# Where a layer cannot be run alone (weights sharded or quantised), those of these files are known to be right.
+_KNOWN = (
+    "torch.nn.modules.activation",
+    "timm.layers.attention",
+    "timm.models.vision_transformer",
+    "timm.models.eva",
+    "timm.models.beit",
+    "timm.models.cait",
+)
+_GRID = (17, 3)  # larger than the windows that attention is cut into
+
+
+@torch.no_grad()
+def computes_attention(layer: nn.Module) -> bool:
+    """Whether the layer gives softmax(q k^T) v of its tokens, projected, as its weights say."""
+    if next(layer.parameters()).is_meta:
+        return True  # nothing to compare yet
+    try:
+        # A copy in float64, so that neither the precision of the model nor its device blurs the comparison.
+        twin: Any = copy.deepcopy(layer).to("cpu", torch.float64).eval()
+        tokens = _random_tokens(twin)
+        given = tokens if getattr(twin, "batch_first", True) else tokens.transpose(0, 1)
+        own = type(twin).forward(twin, given, **_beside(twin, given))
+        own = own[0] if isinstance(own, tuple) else own
+        own = own if given is tokens else own.transpose(0, 1)
+        expected = _attend(twin, tokens)[:, : own.shape[1]]  # class attention gives the first row alone
+        return own.shape == expected.shape and bool((own - expected).norm() <= 0.01 * expected.norm())
+    except Exception:  # another person's layer, given what it may not take
+        return type(layer).__module__ in _KNOWN
+
+
+def _random_tokens(layer: Any) -> Tensor:
+    index = getattr(layer, "relative_position_index", None)
+    count = len(index) if isinstance(index, Tensor) and index.ndim == 2 else _GRID[0] * _GRID[1]
+    linear: Any = next((one for name in ("qkv", "q", "q_proj", "query") if (one := getattr(layer, name, None))), None)
+    width = layer.embed_dim if linear is None else linear.in_features
+    generator = torch.Generator().manual_seed(0)
+    # far apart, so that fresh weights too attend to some tokens more than to others
+    return 10 * torch.randn(1, count, width, generator=generator, dtype=torch.float64)
+
+
+def _beside(layer: nn.Module, tokens: Tensor) -> dict[str, Any]:
+    """What the layer asks for beside its tokens, made so that it changes nothing."""
+    names = names_by_position(layer)[1:]
+    if rotates_halves(layer):
+        turn = torch.ones_like(tokens[0, :, : layer.head_dim])  # type: ignore[misc]
+        return {"position_embeddings": (turn, 0 * turn)}
+    known = {"size": _GRID, "key": tokens, "value": tokens}
+    return {name: known[name] for name in names if name in known}
+
+
+def _attend(layer: Any, tokens: Tensor) -> Tensor:
+    table = getattr(layer, "relative_position_bias_table", None)
+    weights = head_rows(layer, tokens, "all", bias=None if table is None else layer._get_rel_pos_bias())
+    values = values_of(layer, tokens)
+    values = values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1)
+    out = (weights.to(values.dtype) @ values).transpose(1, 2).flatten(2)
+    gate = getattr(layer, "gate", None)
+    out = out if getattr(layer, "norm", None) is None else layer.norm(out)
+    out = out if gate is None else out * gate(tokens).sigmoid()
+    projection = next((getattr(layer, name) for name in ("proj", "o_proj", "out_proj") if hasattr(layer, name)), None)
+    return out if projection is None else projection(out)
