@@ -285,3 +285,21 @@ def test_whole_images_come_with_a_mask_where_other_processes_may_have_padded_one
         warnings.simplefilter("ignore")  # there is no process group
         model(**inputs)
     assert all(valid.all() for valid in seen) if scope == "global" else seen == [None]
+
+
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_processes_compare_the_canvas_of_their_images_not_its_area_alone(scope: str) -> None:
+    model, _, attachment = trained_pair("detr", scope=scope)
+    inputs = batch("detr")
+    grids = []
+    attachment.points[0].module.register_forward_pre_hook(
+        lambda _, args, kwargs: grids.append(kwargs["grid"]), with_kwargs=True
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there is no process group
+        model(**inputs)
+        turned = {name: inputs[name].transpose(-1, -2) for name in ("pixel_values", "pixel_mask")}
+        model(**{**inputs, **turned})
+    height, width = inputs["pixel_values"].shape[-2:]
+    assert height != width
+    assert grids == ([(height, width), (width, height)] if scope == "global" else [None, None])

@@ -7,7 +7,7 @@ the submodules before the insertion run *thin* on the first half and repeat what
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from batchformer.attach.insertion import InstanceForward, relate_alone, relates_
 from batchformer.attach.padding import LayerPadding
 from batchformer.nn.batchformer_v2 import BatchFormerV2
 from batchformer.nn.streams import alike, count_rows, repeat_rows
+
+if TYPE_CHECKING:
+    from batchformer.attach.entry import Entry
 
 
 class After(InstanceForward):
@@ -36,6 +39,7 @@ class After(InstanceForward):
         super().__init__(layer)
         self.module, self.opens, self.padding, self.is_signal = module, opens, padding, is_signal
         self.thin: Thin | None = None
+        self.entry: Entry | None = None  # of a detector, whose images differ in size from batch to batch
         self.rows: int | None = None
         self.infers = False  # see `Attachment.infer_with_batch`
 
@@ -57,7 +61,7 @@ class After(InstanceForward):
             if not self.module.active:
                 out = relate_alone(self.module, out, self.module.channels if out.ndim == 4 else "last", valid)
             else:
-                out = self.module(out, valid, opens=self.opens)
+                out = self.module(out, valid, opens=self.opens, grid=None if self.entry is None else self.entry.canvas)
                 self.rows = out.shape[0]
             return out.transpose(1, 2) if self.is_signal else out
         rows, first, items = count_rows(out), True, []

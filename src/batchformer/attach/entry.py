@@ -28,6 +28,7 @@ class Entry:
     def __init__(self, model: nn.Module, module: BatchFormer, wide: bool = False) -> None:
         self.module, self.wide = module, wide
         self.norms: list[SeparateNorm] = []
+        self.canvas: tuple[int, int] | None = None  # height and width of the images, where processes compare them
         self.inside = False  # between the model's entry and its end
         arguments = argument_names(type(model).forward)
         self.labels_at = arguments.index(_LABELS) if _LABELS in arguments else None
@@ -42,6 +43,11 @@ class Entry:
             return None
         if not torch.compiler.is_compiling():
             follow_replaced(model, self.norms)
+        if self.module.scope == "global":
+            given = [*args, *kwargs.values()]
+            self.canvas = next(
+                ((a.shape[-2], a.shape[-1]) for a in given if isinstance(a, Tensor) and a.ndim == 4), None
+            )
         if self.module.streams != "duplicate":
             return None
         self.inside = True

@@ -134,8 +134,11 @@ def plan_after(
     ]
     first = modules[ordered[0]]
     plan = Plan(ordered, insertions, Entry(model, first), example)
+    padded = takes_padded_images(model)  # a detector: masks and positions are made before the insertion
+    if padded:
+        for insertion in insertions:
+            insertion.entry = plan.entry
     if first.streams == "duplicate":
-        padded = takes_padded_images(model)  # a detector: masks and positions are made before the insertion
         if padded or not _rows_double(model, plan)[0]:
             _make_wide(model, plan, places[ordered[0]], seen, seen_with_three)
         if padded:
