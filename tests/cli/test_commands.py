@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 import yaml
-from PIL import Image
+from PIL import ExifTags, Image
 from safetensors.torch import load_file
 
 from batchformer.models import resnet20
@@ -144,6 +144,19 @@ def test_predict_reads_images_and_folders(say, tiny_run, tmp_path, monkeypatch):
         assert scores == sorted(scores, reverse=True)
         assert 0 < sum(scores) <= 1.00001
         assert row["class_1"] in {str(digit) for digit in range(10)}
+
+
+def test_predict_takes_photos_as_viewers_show_them(say, tiny_run, tmp_path):
+    upright = Image.new("L", (24, 24))
+    upright.paste(255, (4, 2, 8, 20))  # looks different when it lies
+    upright.save(tmp_path / "upright.png")
+    note = Image.Exif()
+    note[ExifTags.Base.Orientation] = 6
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "phone.png", exif=note)
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "lying.png")
+    assert say("predict", tiny_run, tmp_path, "--out", tmp_path / "seen.csv")[0] == 0
+    lying, phone, stands = (line.split(",")[1:] for line in (tmp_path / "seen.csv").read_text().splitlines()[1:])
+    assert phone == stands != lying
 
 
 def test_data_describes_a_recipe(say):

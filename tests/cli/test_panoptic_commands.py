@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
+from PIL import ExifTags, Image
 from safetensors.torch import load_file
 
 from batchformer._cli.shelf import recipe_text
@@ -188,6 +188,25 @@ def test_segments_are_drawn_and_listed_in_the_panoptic_format(say, stages, data,
     assert len(content["categories"]) == 7
     assert sum(category["isthing"] for category in content["categories"]) == 5
     assert (out / f"{photo.stem}.png").is_file()
+
+
+@pytest.mark.parametrize("kind", ["boxes", "segments"])
+def test_what_is_found_in_a_photo_lies_where_viewers_show_it(say, stages, data, tmp_path, kind):
+    run = stages(STAGES[1], "batchformer")[kind == "segments"]
+    upright = Image.open(sorted((data / "val2017").iterdir())[0]).convert("RGB").resize((48, 80))
+    note = Image.Exif()
+    note[ExifTags.Base.Orientation] = 6
+    for name, picture, kept in (
+        ("upright", upright, None),
+        ("phone", upright.transpose(Image.Transpose.ROTATE_90), note),
+    ):
+        (tmp_path / name).mkdir()
+        picture.save(tmp_path / name / "1.png", **({} if kept is None else {"exif": kept}))
+        found = say("predict", run, tmp_path / name / "1.png", "--out", tmp_path / name / "seen", "--threshold", 0.1)
+        assert found[0] == 0, found[2]
+    for file in ("1.png", "predictions.csv"):
+        one, other = ((tmp_path / name / "seen" / file).read_bytes() for name in ("upright", "phone"))
+        assert one == other.replace(b"/phone/", b"/upright/")
 
 
 def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):

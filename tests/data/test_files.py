@@ -4,8 +4,10 @@ import shutil
 
 import pytest
 import torch
+from PIL import ExifTags, Image
 
 from batchformer.data import ImageFolders, ListFiles
+from batchformer.data.images import open_image
 from batchformer.data.miniature import NAMES, write
 from batchformer.errors import UserError
 
@@ -75,6 +77,42 @@ def test_an_unreadable_image_is_named_in_one_line(folders, workers):
         list(data.train_dataloader())
     assert str(broken) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def sideways(path, upright):
+    """Stored as a phone does that was held upright: turned a quarter, with a note how to turn it back."""
+    note = Image.Exif()
+    note[ExifTags.Base.Orientation] = 6
+    upright.transpose(Image.Transpose.ROTATE_90).save(path, exif=note)
+
+
+def test_photos_in_folders_are_upright_and_those_of_lists_as_they_are_stored(folders, lists):
+    upright = Image.new("RGB", (32, 48), (255, 0, 0))
+    upright.paste((0, 0, 255), (0, 24, 32, 48))  # red above blue
+    shutil.rmtree(folders / "val")
+    (folders / "val/class_0").mkdir(parents=True)
+    sideways(folders / "val/class_0/photo.png", upright)
+    data = ImageFolders(str(folders), **SMALL)
+    data.setup()
+    ((image,), _) = next(iter(data.val_dataloader()))
+    assert torch.equal(image, data.predict_transform(upright))
+
+    (lists / "ImageNet_LT_test.txt").write_text("photo.png 0\n")
+    sideways(lists / "photo.png", upright)
+    data = list_data(lists)
+    data.setup()
+    ((image,), _) = next(iter(data.val_dataloader()))
+    assert torch.equal(image, data.predict_transform(upright.transpose(Image.Transpose.ROTATE_90)))
+
+
+def test_a_note_that_makes_no_sense_spoils_no_image(tmp_path):
+    Image.new("RGB", (30, 20), 77).save(tmp_path / "photo.png", exif=b"Exif\x00\x00nonsense")
+    assert open_image(tmp_path / "photo.png", upright=True).size == (30, 20)
+    note = Image.Exif()
+    note[ExifTags.Base.Orientation], note[ExifTags.Base.XResolution] = 6, 72.0
+    odd = note.tobytes().replace(b"\x01\x1a\x00\x05", b"\x01\x1a\x00\x07")  # a resolution that is no number
+    Image.new("RGB", (30, 20), 77).save(tmp_path / "photo.jpg", exif=odd)
+    assert open_image(tmp_path / "photo.jpg", upright=True).size == (20, 30)
 
 
 def test_a_missing_image_is_named(lists):

@@ -16,7 +16,8 @@ HELP = """
 batchformer predict RUN IMAGES_OR_FOLDERS... [--out predictions.csv] [--topk 5]
 batchformer predict RUN IMAGES_OR_FOLDERS... [--out predictions] [--threshold 0.5]      (a detector)
 
-Predict on images with a finished run; folders are searched for images.
+Predict on images with a finished run; folders are searched for images. Photos are taken as viewers show them, turned as
+their cameras noted (EXIF); boxes and segments are in pixels of that.
 
 Classification: writes a CSV file with one line per image: path, class_1, score_1, class_2, score_2, ... (scores are
 probabilities, the best class first).
@@ -120,7 +121,7 @@ def classify(found: Any, images: list[Path], top: int) -> Iterator[tuple[Path, l
     with torch.inference_mode():
         for start in range(0, len(images), _BATCH):
             paths = images[start : start + _BATCH]
-            batch = torch.stack([transform(open_image(path)) for path in paths]).to(device)
+            batch = torch.stack([transform(open_image(path, upright=True)) for path in paths]).to(device)
             scores, labels = task.predict_step(batch, 0).topk(top, dim=1)
             for path, row_scores, row_labels in zip(paths, scores.tolist(), labels.tolist(), strict=True):
                 names = [found.class_names[label] for label in row_labels]

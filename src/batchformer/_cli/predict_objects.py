@@ -38,7 +38,7 @@ def predict_objects(found: Any, images: list[Path], out: Path, threshold: float 
     try:
         for done, (path, name, number) in enumerate(zip(images, names, image_ids(images), strict=True)):
             line.update(done / len(images), path.name)
-            picture = open_image(path)
+            picture = open_image(path, upright=True)
             drawn += writer.add(number, path, name, picture, predict_one(found, picture, threshold))
         line.update(1.0, "done", force=True)
     finally:

@@ -30,6 +30,9 @@ class Listing(NamedTuple):
 class FileData(ClassificationData):
     """Subclasses list their files in `_read_listings`; images are read and augmented in `workers` processes."""
 
+    #: whether photos are turned as their cameras noted; published data sets are read as stored, as everybody does
+    upright = False
+
     def __init__(
         self,
         root: str | None = None,
@@ -97,7 +100,8 @@ class FileData(ClassificationData):
             else self.predict_transform
         )
         labels = torch.from_numpy(listing.labels)
-        samples = FileSamples(listing.paths, labels, transform, self.seed if training else None, self._folder)
+        seed = self.seed if training else None
+        samples = FileSamples(listing.paths, labels, transform, seed, self._folder, self.upright)
         return self._host_loader(samples, training)
 
     @property

@@ -14,8 +14,10 @@ class ImageFolders(FileData):
     """Classes are the folders of root/train in alphabetical order; images may lie deeper inside them.
 
     root/val has the same class folders (one may be missing there: that class has no accuracy). How long the tail is
-    follows from the images that are there.
+    follows from the images that are there. Photos are turned as their cameras noted, as in `batchformer predict`.
     """
+
+    upright = True
 
     def _read_listings(self, root: str) -> tuple[Listing, Listing, list[str]]:
         names = class_folders(root, "train")

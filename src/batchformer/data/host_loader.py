@@ -121,13 +121,20 @@ class FileSamples(_LabelledSamples):
     """Images read from files. Paths are kept as one array, which forked workers share without copying it."""
 
     def __init__(
-        self, paths: list[str], labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None, folder: str = ""
+        self,
+        paths: list[str],
+        labels: Tensor,
+        transform: Callable[[Any], Tensor],
+        seed: int | None,
+        folder: str = "",
+        upright: bool = False,
     ) -> None:
         super().__init__(labels, transform, seed)
+        self.upright = upright
         self.paths, self.folder = np.array([os.fsencode(path) for path in paths]), folder
 
     def _image(self, index: int) -> Any:
-        return open_image(self.folder + os.fsdecode(self.paths[index]))
+        return open_image(self.folder + os.fsdecode(self.paths[index]), self.upright)
 
 
 def _stack(samples: list[tuple[Tensor, int]]) -> Batch:
