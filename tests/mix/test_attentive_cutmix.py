@@ -165,6 +165,59 @@ def test_a_transformers_cells_lie_where_its_patches_do():
     assert feature_map(model)(images)[0, :, 1, 2].equal(tokens[1 * 3 + 2])
 
 
+NARROW = {"embed_dim": 48, "depth": 1, "num_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "prefix", "grid"),
+    [
+        ("cait_xxs24_224", {**NARROW, "img_size": (32, 48)}, 1, (2, 3)),
+        ("xcit_nano_12_p16_224", NARROW, 1, (2, 3)),
+        ("mixer_s32_224", {"img_size": (32, 96)}, 0, (1, 3)),
+        ("vit_tiny_patch16_224", {**NARROW, "dynamic_img_size": True}, 1, (2, 3)),
+    ],
+)
+def test_tokens_of_a_timm_model_become_a_map(name, options, prefix, grid):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model(name, **options).eval()
+    cell = 32 if "s32" in name else 16
+    images = torch.rand(2, 3, grid[0] * cell, grid[1] * cell)
+    with torch.no_grad():
+        tokens, cells = model.forward_features(images), feature_map(model)(images)
+    assert cells.shape[2:] == grid
+    assert cells[:, :, -1, 0].equal(tokens[:, prefix + (grid[0] - 1) * grid[1]])
+
+
+def test_a_model_whose_features_are_no_map_is_named():
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("pit_ti_224").eval()  # gives its class token alone
+    with pytest.raises(UserError, match="feature map of a PoolingVisionTransformer"):
+        feature_map(model)(torch.rand(1, 3, 224, 224))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("googlenet", {"transform_input": False}), ("googlenet", {"transform_input": True}), ("inception_v3", {})],
+)
+def test_auxiliary_heads_are_left_out_and_inputs_prepared(name, options):
+    models = pytest.importorskip("torchvision.models")
+    model = getattr(models, name)(weights=None, init_weights=False, num_classes=5, **options).eval()
+    images = torch.rand(1, 3, 96, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(model.fc(feature_map(model)(images).mean((2, 3))), model(images))
+
+
+def test_torchvisions_swin_gives_its_channels_first():
+    swin = pytest.importorskip("torchvision.models.swin_transformer")
+    model = swin.SwinTransformer([4, 4], 12, [1, 1], [1, 2], [2, 2], num_classes=5).eval()
+    images = torch.rand(2, 3, 32, 48)
+    with torch.no_grad():
+        cells = feature_map(model)(images)
+        assert cells.shape == (2, 24, 4, 6)
+        torch.testing.assert_close(model.head(cells.mean((2, 3))), model(images))
+
+
 @pytest.mark.parametrize(("name", "channels"), [("resnet18", 512), ("mobilenet_v2", 1280)])
 def test_torchvision_models_are_cut_after_their_last_map(name, channels):
     models = pytest.importorskip("torchvision.models")
