@@ -39,8 +39,9 @@ class TransMix(Mix):
 
     Only one row of attention is computed, from the input of the layer, in its own precision; the model goes on with its
     fused attention. Which layers can be read, and what is asked where there is no class token (PVT v2, Swin, average
-    pooling), stands in `class_attention_find`. `close()`, or leaving `with TransMix(...) as mix:`, takes what reads out
-    of the model again; keys and outputs of the model are the same all the time.
+    pooling), stands in `class_attention_find`. One pass is read: a second one before `targets()` might be that of other
+    images, and is refused. `close()`, leaving `with TransMix(...) as mix:`, or forgetting the mix takes what reads out
+    of the model again (`batchformer.mix.close` out of its copies); keys and outputs of the model stay the same.
 
     With `bf.attach` inside the model and two streams, the attention of the plain rows gives the targets of both: it is
     the plain model that is kept. `targets()` has a row per image; `TwoStreamLoss` repeats it.
@@ -50,7 +51,7 @@ class TransMix(Mix):
         attention_weight: w; 0 is CutMix.
         block: whose attention, counted from 0, negative from the end (the supplement's Table 1 counts from 1); None is
             the last, the best there. "rollout" multiplies the attention of all blocks, and needs it whole, N x N.
-        grid: height and width of the token grid, where it cannot be told from the number of tokens and the image.
+        grid: height and width of the token grid, where neither the model's patches nor the number of tokens tell it.
         query: "class" or "mean", where the model does not tell rightly.
         keywords: those of `Mix`.
     """
