@@ -99,6 +99,59 @@ def test_converting_to_sync_batch_norm_after_attach_keeps_them_apart(place: dict
     assert all("forward" not in part.__dict__ for part in converted.modules())
 
 
+@pytest.mark.parametrize("replaced", ["all", "one", "by something else"])
+def test_what_was_replaced_after_attach_is_followed_where_it_is_a_batch_norm(replaced: str) -> None:
+    model, twin = twins(Behind())
+    model.default_cfg = {"input_size": (6,)}
+    bf.attach(model, "head", heads=2, dropout=0.0)
+    x = torch.randn(7, 6)
+    if replaced == "by something else":
+        model.head[1] = twin.head[1] = nn.Identity()
+        torch.testing.assert_close(model(x)[:7], twin(x))
+        return
+    if replaced == "one":
+        model.end = nn.SyncBatchNorm.convert_sync_batchnorm(model.end)
+        called = model
+    else:
+        called = torch.compile(nn.SyncBatchNorm.convert_sync_batchnorm(model), backend="eager")
+    torch.testing.assert_close(called(x)[:7], twin(x))
+    torch.testing.assert_close(running(model), running(twin))
+
+
+class Beside(nn.Module):
+    """What is registered after the head and called later, but not behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.other = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.stem(x)
+        return self.head(x), self.other(x)
+
+
+def test_a_branch_that_the_second_stream_does_not_reach_stays_as_it_is() -> None:
+    model, twin = twins(Beside())
+    x = torch.randn(7, 6)
+    bf.attach(model, "head", heads=2, dropout=0.0, example_inputs=x)
+    torch.testing.assert_close(model(x)[1], twin(x)[1])
+    torch.testing.assert_close(running(model), running(twin))
+
+
+def test_a_model_that_cannot_be_run_dry_is_attached_to_all_the_same() -> None:
+    model = Beside().train()
+    bf.attach(model, "head", heads=2)
+    assert model(torch.randn(7, 6))[0].shape == (14, 3)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_split_streams_of_too_few_rows_for_statistics_go_together(rows: int) -> None:
+    model = Neck().train() if rows > 1 else Neck().eval()
+    bf.attach(model, "neck", heads=2, streams="split")
+    assert model(torch.randn(rows, 6)).shape == (rows, 3)
+
+
 class Maps(nn.Module):
     def __init__(self) -> None:
         super().__init__()

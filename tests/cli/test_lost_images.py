@@ -39,10 +39,10 @@ def test_before_the_first_checkpoint_nothing_is_left_and_the_same_command_starts
 def test_after_a_checkpoint_the_run_is_kept_and_goes_on_when_the_image_is_back(say, image, tmp_path, monkeypatch):
     whole = image.read_bytes()
 
-    def lost_after_a_checkpoint(path):
+    def lost_after_a_checkpoint(path, *how):
         if (tmp_path / "run/checkpoints/last.ckpt").is_file():
             image.unlink(missing_ok=True)
-        return open_image(path)
+        return open_image(path, *how)
 
     with monkeypatch.context() as patch:
         patch.setattr("batchformer.data.host_loader.open_image", lost_after_a_checkpoint)

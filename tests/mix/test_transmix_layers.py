@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from transformers import ViTConfig, ViTForImageClassification
 
 import batchformer as bf
 from batchformer.errors import UserError
@@ -57,6 +58,40 @@ def test_a_layer_must_compute_the_attention_that_its_weights_promise():
     assert computes_attention(nn.MultiheadAttention(16, 2))
     with pytest.raises(UserError, match="found no attention"):
         find_attention(nn.MultiheadAttention(16, 2, add_zero_attn=True))
+
+
+class Asking(Plain):
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return super().forward(x)
+
+
+class Half(nn.Module):
+    """A map that takes half precision only, as some kernels do; no trial in float64 gets through it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear, self.in_features = linear, linear.in_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.bfloat16
+        return self.linear(x)
+
+
+def test_what_cannot_be_tried_is_read_where_its_kind_is_known():
+    assert computes_attention(Asking())
+    own = Plain().bfloat16()
+    own.qkv = Half(own.qkv)
+    assert not computes_attention(own)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    vit = ViTForImageClassification(ViTConfig(**sizes, image_size=32)).bfloat16()
+    (_, layer, _), *_ = find_attention(vit)
+    name = next(name for name in ("q_proj", "query") if hasattr(layer, name))
+    setattr(layer, name, Half(getattr(layer, name)))
+    assert computes_attention(layer)
+    for parameter in list(layer.named_parameters()):  # as quantised layers, which keep their weights elsewhere
+        part, _, weight = parameter[0].rpartition(".")
+        delattr(layer.get_submodule(part), weight)
+    assert computes_attention(layer)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "pvt" not in case.name], ids=lambda case: case.name)

@@ -28,8 +28,8 @@ from batchformer.attach.point import Point, move_beside
 from batchformer.attach.probe import Channels, Example, call_blank
 from batchformer.attach.separate_norm import BatchNormMode, separate_norms
 from batchformer.attach.stream_loss import PROPOSAL_LOSS, MeanOfStreams
+from batchformer.attach.trial import on_trial
 from batchformer.errors import UserError
-from batchformer.nn.attention import BatchAttention
 from batchformer.nn.batchformer_v2 import BatchFormerV2
 from batchformer.nn.streams import count_rows
 
@@ -145,7 +145,10 @@ def plan_after(
             plan.supports += _detector_supports(model, plan, places[ordered[0]])
         apart = ("forward_intermediates", "forward_features") if plan.entry.wide else ("forward_intermediates",)
         plan.supports += [WholeOnly(model, name, plan.entry) for name in apart if hasattr(type(model), name)]
-    plan.supports += separate_norms(model, first, called_after(seen[places[ordered[0]]].ends[-1], seen), batch_norm)
+    behind = called_after(seen[places[ordered[0]]].ends[-1], seen)
+    if first.streams == "split":  # rows that are folded from several of an image cannot be told apart there
+        behind = [name for name in behind if 0 in batch_arguments(seen[name], seen_with_three[name])]
+    plan.supports += separate_norms(model, first, behind, batch_norm)
     return plan
 
 
@@ -192,28 +195,12 @@ def _make_wide(model: nn.Module, plan: Plan, place: str, seen: dict[str, Calls],
 
 def _rows_double(model: nn.Module, plan: Plan) -> tuple[bool, Exception | None]:
     """Whether twice the images leave a dry run with the plan in place; and what went wrong in it, if anything did."""
-    pieces: list[InstanceForward] = [*plan.supports, *plan.insertions]
-    inserted = [part for insertion in plan.insertions for part in insertion.module.modules()]
-    # a model that is yet to move to the GPU runs here on the CPU, where the kernels asked for may not; and other
-    # processes need not take part in this
-    backends = {part: part.backend for part in inserted if isinstance(part, BatchAttention)}
-    scopes = {part: part.scope for part in inserted if isinstance(part, BatchFormerV2)}
+    modules = [insertion.module for insertion in plan.insertions]
     hook = model.register_forward_pre_hook(plan.entry, with_kwargs=True)
-    for piece in pieces:
-        piece.put()
     try:
-        for part in backends:
-            part.backend = "auto"
-        for module in scopes:
-            module.scope = "local"
-        outputs, problem = call_blank(model, _IMAGES, example=plan.example)
+        with on_trial([*plan.supports, *plan.insertions], modules):
+            outputs, problem = call_blank(model, _IMAGES, example=plan.example)
         return count_rows(outputs) == 2 * _IMAGES, problem
     finally:
-        for part, backend in backends.items():
-            part.backend = backend
-        for module, scope in scopes.items():
-            module.scope = scope
-        for piece in reversed(pieces):
-            piece.take_away()
         hook.remove()
         plan.entry.inside = False

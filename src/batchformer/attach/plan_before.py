@@ -8,11 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from batchformer.attach.classifiers import get_submodule
-from batchformer.attach.dry_run import called_after, watch
+from batchformer.attach.dry_run import watch
 from batchformer.attach.insertion import Before, Once
 from batchformer.attach.point import Point, move_beside
 from batchformer.attach.probe import Channels, Example, feature_from_layer, feature_from_tensor, run_dry
 from batchformer.attach.separate_norm import BatchNormMode, SeparateNorm, separate_norms
+from batchformer.attach.trial import on_trial
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 
@@ -77,16 +78,31 @@ def _make_point(
 def norms_behind(
     model: nn.Module, points: list[Point], batch_norm: BatchNormMode, example: Example | None
 ) -> list[SeparateNorm]:
-    """What keeps the streams apart in each BatchNorm behind the places."""
+    """What keeps the streams apart in each BatchNorm behind the places: those in the heads; and where some are
+    registered after the heads, those a dry run shows both streams to reach (none, of a model that cannot be run dry).
+    """
     module, heads = points[0].module, [piece.layer for point in points for piece in point.insertions]
     names = {part: name for name, part in model.named_modules()}
     inside = [names[part] for head in heads for part in head.modules()]
     order = list(names.values())
     later = order[max(map(order.index, inside)) + 1 :]
     if separate_norms(model, module, later, batch_norm):  # a classifier is mostly the last: no dry run for those
-        try:
-            seen = watch(model, 2, example)
-        except UserError as problem:
-            raise UserError(f'{problem} Or batch_norm="joint", which needs no dry run.') from None
-        inside += called_after(min(seen[names[head]].begins[0] for head in heads), seen)
+        inside += _names_with_both_streams(model, points, example)
     return separate_norms(model, module, dict.fromkeys(inside), batch_norm)
+
+
+def _names_with_both_streams(model: nn.Module, points: list[Point], example: Example | None) -> list[str]:
+    """The submodules that get twice the rows when the streams are opened."""
+    pieces = [piece for point in points for piece in point.insertions]
+    try:
+        plain = watch(model, 2, example)
+        with on_trial(pieces, [point.module for point in points], streams="duplicate"):
+            both = watch(model, 2, example)
+    except UserError:
+        return []
+    finally:
+        for point in points:
+            point.feature.rows = None
+    return [
+        name for name, calls in plain.items() if name in both and both[name].rows.get(0) == 2 * calls.rows.get(0, 0)
+    ]

@@ -24,14 +24,14 @@ class SeparateNorm(InstanceForward):
     computes, and the running statistics, all that is left at test time, are those of a mixture.
     """
 
-    def __init__(self, layer: nn.Module, module: BatchFormer, path: str) -> None:
+    def __init__(self, layer: nn.Module, module: BatchFormer, parent: nn.Module, name: str) -> None:
         super().__init__(layer)
-        self.module, self.path = module, path
+        self.module, self.parent, self.child = module, parent, name
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        plain = plain_count(x.shape[0], self.module.streams)
-        if self.removed or not self.module.active or not self.layer.training or plain == x.shape[0]:
+        if self.removed or not self.module.active or not self.layer.training or self.too_few(x):
             return self.original(x, *args, **kwargs)
+        plain = plain_count(x.shape[0], self.module.streams)
         normal = self.original(x[:plain], *args, **kwargs)
         tracks, self.layer.track_running_stats = self.layer.track_running_stats, False  # type: ignore[assignment]
         try:
@@ -40,10 +40,20 @@ class SeparateNorm(InstanceForward):
             self.layer.track_running_stats = tracks
         return torch.cat([normal, related])
 
-    def move_to(self, layer: nn.Module) -> None:
-        """To the layer that stands in the place of the one it was put on."""
+    def too_few(self, x: Tensor) -> bool:
+        """Half of two or three images is one, which has no statistics of its own: there both go together."""
+        rows = x.shape[0]
+        return self.module.streams == "split" and (rows < 2 or rows // 2 * x[0, 0].numel() < 2)
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another BatchNorm has taken the place of the one it was put on (`convert_sync_batchnorm` does so)."""
+        now = self.parent._modules.get(self.child)
+        return now is not self.layer and isinstance(now, _BatchNorm)
+
+    def follow(self) -> None:
         self.take_away()
-        self.layer = layer
+        self.layer = self.parent.get_submodule(self.child)
         self.put()
 
 
@@ -53,8 +63,12 @@ def separate_norms(
     """One for each BatchNorm among `paths`; none where all rows are related or both streams go together."""
     if batch_norm == "joint" or module.streams == "single":
         return []
-    named = [(path, model.get_submodule(path)) for path in paths]
-    return [SeparateNorm(layer, module, path) for path, layer in named if isinstance(layer, _BatchNorm)]
+    norms = []
+    for path in paths:
+        above, _, name = path.rpartition(".")
+        if isinstance(layer := model.get_submodule(path), _BatchNorm):
+            norms.append(SeparateNorm(layer, module, model.get_submodule(above), name))
+    return norms
 
 
 def check_batch_norm(batch_norm: Any) -> None:
@@ -62,11 +76,9 @@ def check_batch_norm(batch_norm: Any) -> None:
         raise UserError(f'batch_norm={batch_norm!r} must be "separate" or "joint" (as published).')
 
 
-def follow_replaced(model: nn.Module, norms: list[SeparateNorm]) -> None:
-    """Back onto the model's BatchNorms, where somebody has replaced them since (`convert_sync_batchnorm` does).
-
-    That replaces all of them or none, so it is enough to look at the first.
-    """
-    if norms and model.get_submodule(norms[0].path) is not norms[0].layer:
-        for norm in norms:
-            norm.move_to(model.get_submodule(norm.path))
+@torch.compiler.disable
+def follow_replaced(norms: list[SeparateNorm]) -> None:
+    """Back onto the model's BatchNorms. Not traced: compiled code breaks here, the first time after it happened."""
+    for norm in norms:
+        if norm.replaced:
+            norm.follow()

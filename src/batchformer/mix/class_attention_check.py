@@ -6,6 +6,7 @@ Names of weights do not tell it all: attention between channels or inside window
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ _KNOWN = (
     "timm.models.eva",
     "timm.models.beit",
     "timm.models.cait",
+    "transformers.models.",
 )
 _GRID = (17, 3)  # larger than the windows that attention is cut into
 
@@ -29,7 +31,7 @@ _GRID = (17, 3)  # larger than the windows that attention is cut into
 @torch.no_grad()
 def computes_attention(layer: nn.Module) -> bool:
     """Whether the layer gives softmax(q k^T) v of its tokens, projected, as its weights say."""
-    if next(layer.parameters()).is_meta:
+    if any(weight.is_meta for weight in layer.parameters()):
         return True  # nothing to compare yet
     try:
         # A copy in float64, so that neither the precision of the model nor its device blurs the comparison.
@@ -42,7 +44,7 @@ def computes_attention(layer: nn.Module) -> bool:
         expected = _attend(twin, tokens)[:, : own.shape[1]]  # class attention gives the first row alone
         return own.shape == expected.shape and bool((own - expected).norm() <= 0.01 * expected.norm())
     except Exception:  # another person's layer, given what it may not take
-        return type(layer).__module__ in _KNOWN
+        return type(layer).__module__.startswith(_KNOWN)
 
 
 def _random_tokens(layer: Any) -> Tensor:
@@ -62,7 +64,12 @@ def _beside(layer: nn.Module, tokens: Tensor) -> dict[str, Any]:
         turn = torch.ones_like(tokens[0, :, : layer.head_dim])  # type: ignore[misc]
         return {"position_embeddings": (turn, 0 * turn)}
     known = {"size": _GRID, "key": tokens, "value": tokens}
-    return {name: known[name] for name in names if name in known}
+    required = [
+        name
+        for name, parameter in inspect.signature(type(layer).forward).parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ][2:]  # but for self and the tokens
+    return {name: known.get(name) for name in {*required, *(name for name in names if name in known)}}
 
 
 def _attend(layer: Any, tokens: Tensor) -> Tensor:
