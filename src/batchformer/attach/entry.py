@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from batchformer.attach.insertion import InstanceForward
 from batchformer.attach.padding import argument_names
-from batchformer.attach.separate_norm import SeparateNorm, follow_replaced
+from batchformer.attach.separate_norm import SeparateNorm
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 from batchformer.nn.streams import count_rows, repeat_rows
@@ -43,6 +43,8 @@ class Entry:
             return None
         for norm in self.norms:  # a plain loop, which is easy to compile
             if norm.replaced:
+                from batchformer.attach.follow import follow_replaced
+
                 follow_replaced(self.norms)
                 break
         if self.module.scope == "global":

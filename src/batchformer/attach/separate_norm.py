@@ -74,11 +74,3 @@ def separate_norms(
 def check_batch_norm(batch_norm: Any) -> None:
     if batch_norm not in get_args(BatchNormMode):
         raise UserError(f'batch_norm={batch_norm!r} must be "separate" or "joint" (as published).')
-
-
-@torch.compiler.disable
-def follow_replaced(norms: list[SeparateNorm]) -> None:
-    """Back onto the model's BatchNorms. Not traced: compiled code breaks here, the first time after it happened."""
-    for norm in norms:
-        if norm.replaced:
-            norm.follow()
