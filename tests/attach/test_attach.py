@@ -15,6 +15,8 @@ import batchformer as bf
 from batchformer.attach.lightning import BatchFormerCallback
 from batchformer.errors import UserError
 
+from .training import quiet_trainer
+
 
 class TwoHeads(nn.Module):
     def __init__(self) -> None:
@@ -329,30 +331,22 @@ def images() -> torch.utils.data.DataLoader:
     return torch.utils.data.DataLoader([(torch.randn(6, generator=generator), i % 3) for i in range(8)], batch_size=4)
 
 
-def quiet_trainer(folder: Path, epochs: int) -> L.Trainer:
-    return L.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[BatchFormerCallback(heads=2)],
-    )
+def attaching(folder: Path, epochs: int) -> L.Trainer:
+    return quiet_trainer(folder, epochs, BatchFormerCallback(heads=2))
 
 
 def test_checkpoints_of_the_callback_hold_the_plain_model_and_go_on_with_the_module(tmp_path: Path) -> None:
-    task, trainer = Task(), quiet_trainer(tmp_path, 1)
+    task, trainer = Task(), attaching(tmp_path, 1)
     trainer.fit(task, images())
     file = trainer.checkpoint_callback.best_model_path
     trained = trainer.callbacks[0].attachment.state_dict()
     loaded = Task.load_from_checkpoint(file)  # strict, without the callback
     assert all(torch.equal(loaded.state_dict()[key], value) for key, value in task.state_dict().items())
-    again = quiet_trainer(tmp_path, 1)  # nothing left to train: what is there was loaded
+    again = attaching(tmp_path, 1)  # nothing left to train: what is there was loaded
     again.fit(Task(), images(), ckpt_path=file)
     restored = again.callbacks[0].attachment.state_dict()
     assert all(torch.equal(restored[key], value) for key, value in trained.items())
-    longer = quiet_trainer(tmp_path, 2)
+    longer = attaching(tmp_path, 2)
     longer.fit(Task(), images(), ckpt_path=file)
     assert longer.global_step == 4
 

@@ -47,6 +47,16 @@ class Signal(nn.Module):
         return self.fc(self.norm(self.conv(x)).mean(2))
 
 
+class Maps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem_map, self.body = nn.Conv2d(3, 8, 1), nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.body(self.stem_map(x)).mean((2, 3)))
+
+
 def twins(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     return model.train(), copy.deepcopy(model).train()
 
@@ -139,6 +149,32 @@ def test_a_branch_that_the_second_stream_does_not_reach_stays_as_it_is() -> None
     torch.testing.assert_close(running(model), running(twin))
 
 
+class Auxiliary(Maps):
+    """A second head on features of before the insertion, run last, as in DeepLab."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x), self.second(x)
+
+
+@pytest.mark.parametrize("streams", ["duplicate", "split"])
+def test_behind_an_insertion_too_only_what_both_streams_reach_is_kept_apart(streams: str) -> None:
+    model, twin = twins(Auxiliary())
+    x = torch.randn(4, 3, 8, 8)
+    bf.attach(model, after=["stem_map"], heads=2, dropout=0.0, streams=streams)
+    plain, second = model(x)[0][: 4 if streams == "duplicate" else 2], model(x)[1]
+    for _ in range(2):
+        expected = twin(x)[1]
+    torch.testing.assert_close(second, expected)
+    torch.testing.assert_close(model.second.running_var, twin.second.running_var)
+    fresh = Auxiliary().train()
+    fresh.load_state_dict(twin.state_dict())
+    torch.testing.assert_close(plain, fresh(x[: len(plain)])[0])
+
+
 def test_a_model_that_cannot_be_run_dry_is_attached_to_all_the_same() -> None:
     model = Beside().train()
     bf.attach(model, "head", heads=2)
@@ -150,16 +186,6 @@ def test_split_streams_of_too_few_rows_for_statistics_go_together(rows: int) -> 
     model = Neck().train() if rows > 1 else Neck().eval()
     bf.attach(model, "neck", heads=2, streams="split")
     assert model(torch.randn(rows, 6)).shape == (rows, 3)
-
-
-class Maps(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem_map, self.body = nn.Conv2d(3, 8, 1), nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
-        self.fc = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.body(self.stem_map(x)).mean((2, 3)))
 
 
 def test_what_goes_with_after_only_is_refused_before_a_head() -> None:

@@ -20,6 +20,8 @@ import batchformer as bf
 from batchformer.attach.lightning import BatchFormerCallback
 from batchformer.errors import UserError
 
+from .training import quiet_trainer
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -63,23 +65,11 @@ def batches() -> torch.utils.data.DataLoader:
     return torch.utils.data.DataLoader([(torch.randn(6, generator=generator), i % 3) for i in range(8)], batch_size=4)
 
 
-def trainer_with(folder: Path, epochs: int, callbacks: list[L.Callback]) -> L.Trainer:
-    return L.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=callbacks,
-    )
-
-
 def fit(
     folder: Path, epochs: int, callbacks: list[L.Callback], ckpt_path: str | None = None
 ) -> tuple[Task, L.Trainer, dict[str, Any]]:
     """The task after training, its trainer, and the last checkpoint."""
-    trainer, task = trainer_with(folder, epochs, callbacks), Task()
+    trainer, task = quiet_trainer(folder, epochs, *callbacks), Task()
     trainer.fit(task, batches(), ckpt_path=ckpt_path)
     file = trainer.checkpoint_callback.best_model_path
     return task, trainer, torch.load(file, weights_only=False)
@@ -156,7 +146,7 @@ class SavesItself(Task):
 def test_weights_only_and_a_hook_of_ones_own_see_and_save_the_plain_model(tmp_path: Path) -> None:
     checkpoints = ModelCheckpoint(tmp_path, save_weights_only=True)
     task = SavesItself()
-    trainer_with(tmp_path, 1, [module(), checkpoints]).fit(task, batches())
+    quiet_trainer(tmp_path, 1, *[module(), checkpoints]).fit(task, batches())
     assert task.seen == list(Task().state_dict())
     assert_same(Task.load_from_checkpoint(checkpoints.best_model_path).state_dict(), task.state_dict())
 
@@ -166,7 +156,7 @@ def test_weights_only_and_a_hook_of_ones_own_see_and_save_the_plain_model(tmp_pa
 )
 def test_an_average_that_copies_the_model_before_the_module_is_there_is_refused(tmp_path: Path, average) -> None:
     callback = average()
-    task, trainer = Task(), trainer_with(tmp_path, 1, [callback, module()])
+    task, trainer = Task(), quiet_trainer(tmp_path, 1, *[callback, module()])
     with pytest.raises(UserError, match=rf"swap them, callbacks=\[BatchFormerCallback.*, {type(callback).__name__}"):
         trainer.fit(task, batches())
     assert bf.attachment_of(task.model) is None

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 import batchformer as bf
 from batchformer.attach.lightning import BatchFormerCallback
 
+from .training import quiet_trainer
+
 CLASSES = 3
 
 
@@ -48,16 +50,8 @@ def fit(
     torch.manual_seed(0)
     labels = torch.arange(60) % CLASSES
     data = torch.utils.data.TensorDataset(3 * F.one_hot(labels).float(), labels)
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        callbacks=[BatchFormerCallback(heads=2, dropout=0.0, **settings)],
-    )
+    callback = BatchFormerCallback(heads=2, dropout=0.0, **settings)
+    trainer = quiet_trainer(folder, epochs, callback, num_sanity_val_steps=0)
     loader = torch.utils.data.DataLoader(data, batch_size=6)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

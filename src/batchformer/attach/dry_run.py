@@ -108,6 +108,15 @@ def called_after(end: int, seen: dict[str, Calls]) -> list[str]:
     return [name for name, calls in seen.items() if max(calls.begins, default=-1) > end]
 
 
+def grown(plain: dict[str, Calls], both: dict[str, Calls]) -> set[str]:
+    """The submodules that were given twice the rows in the second of two dry runs."""
+    return {
+        name
+        for name, calls in plain.items()
+        if name in both and any(both[name].rows.get(key) == 2 * rows for key, rows in calls.rows.items())
+    }
+
+
 def before(start: int, seen: dict[str, Calls]) -> list[str]:
     """The largest submodules whose every call ends before `start`."""
     early = {name for name, calls in seen.items() if name and calls.ends and max(calls.ends) < start}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from batchformer.attach.dry_run import (
     before,
     called_after,
     feature_of_output,
+    grown,
     is_signal,
     known_layout,
     parents,
@@ -148,8 +150,22 @@ def plan_after(
     behind = called_after(seen[places[ordered[0]]].ends[-1], seen)
     if first.streams == "split":  # rows that are folded from several of an image cannot be told apart there
         behind = [name for name in behind if 0 in batch_arguments(seen[name], seen_with_three[name])]
+    if separate_norms(model, first, behind, batch_norm):
+        behind = _reached(model, plan, seen, behind)
     plan.supports += separate_norms(model, first, behind, batch_norm)
     return plan
+
+
+def _reached(model: nn.Module, plan: Plan, seen: dict[str, Calls], names: list[str]) -> list[str]:
+    """Those of the submodules that both streams reach: a branch that leaves the model before the insertion (DeepLab's
+    auxiliary head) may run later and yet have plain rows only. All of them where that cannot be tried."""
+    try:
+        with _in_place(model, plan, streams="duplicate"):
+            both = watch(model, _IMAGES, plan.example)
+    except UserError:
+        return names
+    reached = grown(seen, both)
+    return [name for name in names if name in reached]
 
 
 def _last_called(module: nn.Module, path: str) -> str:
@@ -195,12 +211,17 @@ def _make_wide(model: nn.Module, plan: Plan, place: str, seen: dict[str, Calls],
 
 def _rows_double(model: nn.Module, plan: Plan) -> tuple[bool, Exception | None]:
     """Whether twice the images leave a dry run with the plan in place; and what went wrong in it, if anything did."""
-    modules = [insertion.module for insertion in plan.insertions]
+    with _in_place(model, plan):
+        outputs, problem = call_blank(model, _IMAGES, example=plan.example)
+    return count_rows(outputs) == 2 * _IMAGES, problem
+
+
+@contextmanager
+def _in_place(model: nn.Module, plan: Plan, **settings: Any) -> Iterator[None]:
     hook = model.register_forward_pre_hook(plan.entry, with_kwargs=True)
     try:
-        with on_trial([*plan.supports, *plan.insertions], modules):
-            outputs, problem = call_blank(model, _IMAGES, example=plan.example)
-        return count_rows(outputs) == 2 * _IMAGES, problem
+        with on_trial([*plan.supports, *plan.insertions], [one.module for one in plan.insertions], **settings):
+            yield
     finally:
         hook.remove()
         plan.entry.inside = False

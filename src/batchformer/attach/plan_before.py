@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from batchformer.attach.classifiers import get_submodule
-from batchformer.attach.dry_run import watch
+from batchformer.attach.dry_run import grown, watch
 from batchformer.attach.insertion import Before, Once
 from batchformer.attach.point import Point, move_beside
 from batchformer.attach.probe import Channels, Example, feature_from_layer, feature_from_tensor, run_dry
@@ -91,7 +91,7 @@ def norms_behind(
     return separate_norms(model, module, dict.fromkeys(inside), batch_norm)
 
 
-def _names_with_both_streams(model: nn.Module, points: list[Point], example: Example | None) -> list[str]:
+def _names_with_both_streams(model: nn.Module, points: list[Point], example: Example | None) -> set[str]:
     """The submodules that get twice the rows when the streams are opened."""
     pieces = [piece for point in points for piece in point.insertions]
     try:
@@ -99,10 +99,8 @@ def _names_with_both_streams(model: nn.Module, points: list[Point], example: Exa
         with on_trial(pieces, [point.module for point in points], streams="duplicate"):
             both = watch(model, 2, example)
     except UserError:
-        return []
+        return set()
     finally:
         for point in points:
             point.feature.rows = None
-    return [
-        name for name, calls in plain.items() if name in both and both[name].rows.get(0) == 2 * calls.rows.get(0, 0)
-    ]
+    return grown(plain, both)

@@ -45,22 +45,8 @@ def attention_rows(
     keys: Float[Tensor, "batch keys width"] | None = None,
     bias: Float[Tensor, "#batch heads tokens keys"] | None = None,
     rope: Tensor | HalfRotation | None = None,
-) -> Float[Tensor, "batch queries keys"]:
-    """Attention weights, mean over the heads, in float32 whatever the precision around; arguments as `head_rows`."""
-    return head_rows(layer, tokens, query, prefix, keys=keys, bias=bias, rope=rope).mean(1)
-
-
-def head_rows(
-    layer: nn.Module,
-    tokens: Float[Tensor, "batch tokens width"],
-    query: Query,
-    prefix: int = 0,
-    *,
-    keys: Float[Tensor, "batch keys width"] | None = None,
-    bias: Float[Tensor, "#batch heads tokens keys"] | None = None,
-    rope: Tensor | HalfRotation | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
-    """Attention weights of every head.
+    """Attention weights of every head, in float32 whatever the precision around.
 
     Args:
         tokens: what enters the layer; the first `prefix` ones are no part of the image (class token, registers).

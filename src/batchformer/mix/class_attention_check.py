@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchformer.mix.class_attention import head_rows, values_of
+from batchformer.mix.class_attention import attention_rows, values_of
 from batchformer.mix.class_attention_readers import names_by_position, rotates_halves
 
 # Where a layer cannot be run alone (weights sharded or quantised), those of these files are known to be right.
@@ -74,7 +74,7 @@ def _beside(layer: nn.Module, tokens: Tensor) -> dict[str, Any]:
 
 def _attend(layer: Any, tokens: Tensor) -> Tensor:
     table = getattr(layer, "relative_position_bias_table", None)
-    weights = head_rows(layer, tokens, "all", bias=None if table is None else layer._get_rel_pos_bias())
+    weights = attention_rows(layer, tokens, "all", bias=None if table is None else layer._get_rel_pos_bias())
     values = values_of(layer, tokens)
     values = values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1)
     out = (weights.to(values.dtype) @ values).transpose(1, 2).flatten(2)

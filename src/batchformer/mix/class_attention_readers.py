@@ -67,7 +67,7 @@ class TokenReader(Reader):
             asked = "class"
         rope, bias = _position(layer, given), _bias(layer, given)
         _refuse_the_unknown(layer, given, self.names)
-        rows = attention_rows(layer, tokens, asked, self.prefix, keys=keys, bias=bias, rope=rope)
+        rows = attention_rows(layer, tokens, asked, self.prefix, keys=keys, bias=bias, rope=rope).mean(1)
         return rows if whole else rows[:, 0, self.prefix :]
 
 
@@ -95,7 +95,7 @@ class PyramidReader(Reader):
             grid = (reduced.shape[2], reduced.shape[3])
             keys = layer.norm(reduced.flatten(2).transpose(1, 2))
             keys = keys if layer.act is None else layer.act(keys)
-        return attention_rows(layer, tokens, self.query, keys=keys)[:, 0].unflatten(1, grid)
+        return attention_rows(layer, tokens, self.query, keys=keys).mean(1)[:, 0].unflatten(1, grid)
 
 
 class WindowReader(Reader):
@@ -107,7 +107,7 @@ class WindowReader(Reader):
 
     def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False) -> Tensor:
         image: Float[Tensor, "batch height width channels"] = layer.norm1(_first(args, kwargs))
-        return attention_rows(layer.attn, image.flatten(1, 2), self.query)[:, 0].unflatten(1, image.shape[1:3])
+        return attention_rows(layer.attn, image.flatten(1, 2), self.query).mean(1)[:, 0].unflatten(1, image.shape[1:3])
 
 
 def _position(layer: nn.Module, given: dict[str, Any]) -> Tensor | HalfRotation | None:
