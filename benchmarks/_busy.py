@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ class Busy(Callback):
     step, where there is one.
 
     Whole epochs, as a loader may prepare many batches at once, and an epoch has an end. The bare step is the replay of
-    the task's CUDA graph on the batch it holds: no loader, no augmentation, no loop. Profiling slows the host down, so
-    the time of the loop is taken before it: the device idles for what is left of a step when the union of its kernels'
-    times is taken away.
+    the task's CUDA graph on the batch it holds, or the same step called as it is where the recipe has no graph: no
+    loader, no augmentation, no loop. Profiling slows the host down, so the time of the loop is taken before it: the
+    device idles for what is left of a step when the union of its kernels' times is taken away.
     """
 
     def __init__(self, out: str, seconds: float = 3.0, most: int = 50) -> None:
@@ -30,6 +30,7 @@ class Busy(Callback):
         self._began: float | None = None
         self._first_step = 0
         self._profiler: Any = None
+        self._batch: Any = None
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.current_epoch == 0 or trainer.should_stop:
@@ -47,6 +48,7 @@ class Busy(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         images = batch["pixel_values"] if isinstance(batch, dict) else batch[0]
         self.found.setdefault("images", len(images))
+        self._batch = batch
         if self._profiler is not None and trainer.global_step - self._first_step == self.most:
             self._finish(trainer, pl_module)
 
@@ -72,11 +74,24 @@ class Busy(Callback):
                 by_name[event.name] += event.time_range.end - event.time_range.start
             self.found["kernels"] = len(kernels) / steps
             self.found["longest"] = [[name[:100], us / 1e3 / steps] for name, us in by_name.most_common(12)]
-        graph = getattr(getattr(task, "_graphed", None), "_graph", None)
-        if graph is not None:
-            self.found["bare_ms"] = milliseconds(graph.replay, repeats=20, rounds=3)
+        if torch.cuda.is_available() and (bare := self._bare_step(trainer, task)) is not None:
+            self.found["bare_ms"] = milliseconds(bare, repeats=20, rounds=3)
         self.out.write_text(json.dumps(self.found))
         trainer.should_stop = True
+
+    def _bare_step(self, trainer: Any, task: Any) -> Callable[[], Any] | None:
+        graphed = getattr(task, "_graphed", None)
+        if graphed is not None and graphed.captured:
+            return graphed._graph.replay
+        if not hasattr(task, "_train_on"):  # a detector's is not of tensors alone
+            return None
+        images, targets = task._prepare_batch(*self._batch, 0)
+
+        def step() -> None:
+            with trainer.precision_plugin.train_step_context():
+                task._train_on(images, targets)
+
+        return step
 
     @staticmethod
     def _now() -> float:

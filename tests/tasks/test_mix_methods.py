@@ -1,14 +1,19 @@
 """Every method of batchformer.mix inside the task: the same bits every time, TransMix's targets by its attention."""
 
+from functools import partial
+
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from torch._dynamo.utils import counters
 
 import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.tasks import Classification, DistillationOptions, InsertionOptions, MixOptions
+from batchformer.tasks import mixing as mixing_module
+from batchformer.tasks.compiling import compile_in_place
 from batchformer.tasks.reseed import seed_from
 
 from .conftest import COUNTS, TinyData, make_trainer
@@ -207,3 +212,18 @@ def test_a_torchvision_extractor_by_name_and_file(tmp_path):
     images = torch.randn(2, 3, 64, 64)
     wanted = model.eval().features(images)
     torch.testing.assert_close(load_extractor("mobilenet_v2", str(tmp_path / "mobile.pth"))(images), wanted)
+
+
+def test_a_compiled_extractor_looks_at_the_same_cells_and_is_compiled_once(mixing, monkeypatch):
+    monkeypatch.setattr(mixing_module, "compile_in_place", partial(compile_in_place, backend="eager"))
+    net, options = timm.create_model("test_vit", num_classes=4), mixing("attentive-cutmix", mixup=0.0)
+    images, labels = torch.randn(4, 3, 64, 64), torch.arange(4)
+    torch._dynamo.reset()
+    plain, fast = (mixing_module.build_mixing(options, net, 4) for _ in range(2))
+    fast.compile()
+    before = counters["stats"]["unique_graphs"]
+    for step in range(2):
+        wanted, got = plain(images, labels, 0, step), fast(images, labels, 0, step)
+        assert torch.equal(wanted[0], got[0])
+        assert torch.equal(wanted[1], got[1])
+    assert counters["stats"]["unique_graphs"] == before + 1

@@ -15,6 +15,7 @@ from batchformer import mix as bfmix
 from batchformer.errors import UserError
 from batchformer.mix.transmix import TransMixed
 from batchformer.tasks.classification_options import MixOptions
+from batchformer.tasks.compiling import compile_in_place
 from batchformer.tasks.mix_extractor import load_extractor
 from batchformer.tasks.reseed import seed_from
 
@@ -40,6 +41,9 @@ class Mixing(ABC):
     def expect(self, images: Float[Tensor, "batch channels height width"], late: LateTargets) -> TransMixed:
         """Called right before the forward pass of late targets; what comes back has them after it."""
         raise TypeError(f"{type(self).__name__} makes no late targets")
+
+    def compile(self) -> None:  # noqa: B027 (nothing to do is the rule)
+        """Compile what the mixing runs beside the model in training."""
 
     def close(self) -> None:  # noqa: B027 (nothing to do is the rule)
         """Take out of the model what was put into it."""
@@ -115,6 +119,12 @@ class SeededMix(Mixing):
         mixed = TransMixed(self.transmix, images, *late)
         self.transmix.expect(mixed)
         return mixed
+
+    def compile(self) -> None:
+        for method in self.mix.mixes:
+            if isinstance(method, bfmix.AttentiveCutMix):
+                method.extractor.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                compile_in_place(method.extractor)
 
     def close(self) -> None:
         self.mix.close()
