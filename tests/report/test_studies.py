@@ -14,6 +14,7 @@ from batchformer.report.results_page import results_page
 from batchformer.report.runs import by_recipe
 from batchformer.report.statistics import paired_difference
 from batchformer.report.studies import base_of, find_studies, with_references
+from batchformer.report.study_section import EQUAL_COST
 from batchformer.report.verdict import verdict
 
 BASE = "vit-cifar100-32"
@@ -82,7 +83,8 @@ def test_the_study_is_one_table_of_the_results_page(tmp_path):
     page = results_page(write(tmp_path, results))
     assert page.count(f"## Study: {BASE}") == 1
     assert "Not in the paper" in page
-    lines = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    table, _ = page.split(EQUAL_COST)
+    lines = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
     assert list(lines) == ["baseline", "long", "published", "stable-block8"]
     base, dead = top1(results, "baseline"), top1(results, "published")
     gain = format_difference(paired_difference(list(base.values()), list(dead.values())))
@@ -93,6 +95,20 @@ def test_the_study_is_one_table_of_the_results_page(tmp_path):
     assert "| – | – | 100 |" in lines["long"]
     assert f"{BASE}-long`, baseline" in page
     assert "makes 2,100 updates" in page
+
+
+def test_a_variant_is_held_to_the_baseline_of_equal_cost_where_that_was_run(tmp_path):
+    results = study()
+    folder = write(tmp_path, [*results, *comparison(seeds=2)])
+    longer, published = (list(top1(results, name).values()) for name in ("long", "published"))
+    wanted = format_difference(paired_difference(longer, published))
+    for page in (results_page(folder), readme_table(folder)):
+        lines = [line for line in page.partition(EQUAL_COST)[2].splitlines() if line.startswith("| `")]
+        (line,) = [line for line in lines if line.startswith("| `published` | `long` |")]
+        assert f"| {wanted} |" in line
+        assert not any(line.startswith("| `stable-block8`") for line in lines)  # its long baseline was not run
+    without = write(tmp_path / "without", [each for each in results if each["recipe"] != f"{BASE}-long"])
+    assert EQUAL_COST not in results_page(without)
 
 
 def test_the_study_says_how_much_the_modules_relate(tmp_path):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from batchformer.report.paper_detection import DETECTION
 from batchformer.report.paper_row import PaperResult, Row
@@ -155,16 +156,27 @@ MAIN = {
 
 @dataclass(frozen=True)
 class OwnStudy:
-    """Variants of `recipe` under names of their own, none of them a row of a paper."""
+    """Variants of `recipe` under names of their own, none of them a row of a paper.
+
+    `equal_cost`: for a variant the baseline that was trained for as many GPU-seconds as it.
+    """
 
     recipe: str
     setting: str
+    equal_cost: Mapping[str, str] = field(default_factory=dict)
 
 
 STUDIES = {
     "vit-cifar100-32": OwnStudy(
         "vit-cifar100-32",
         "CIFAR-100 at 32 px, DeiT-Ti's width and depth with patches of 4, from scratch, 50 epochs",
+        # by the steps of benchmarks/results/vit_step.json
+        {
+            "published": "long",
+            "stable": "long",
+            "published-block8": "long-block8",
+            "stable-block8": "long-block8",
+        },
     ),
     "mix-vit-cifar100-32": OwnStudy(
         "vit-cifar100-32-cutmix",

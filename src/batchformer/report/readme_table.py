@@ -12,8 +12,8 @@ from batchformer.report.markdown import one_digit
 from batchformer.report.paper import MAIN, STUDIES
 from batchformer.report.provenance import caveats
 from batchformer.report.runs import by_recipe, load_runs
-from batchformer.report.studies import Study, find_studies
-from batchformer.report.study_section import accuracy
+from batchformer.report.studies import Study, equal_cost, find_studies
+from batchformer.report.study_section import EQUAL_COST, accuracy
 from batchformer.report.verdict import verdict
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -22,6 +22,8 @@ RULE = ("---", "---", "---:", "---:", "---:", "---:", "---:")
 SHOWN_STUDIES = ("vit-cifar100-32",)
 STUDY_HEADER = ("variant", "seeds", "accuracy, %", "difference to the baseline")
 STUDY_RULE = ("---", "---:", "---:", "---:")
+COST_HEADER = ("variant", "baseline", "difference to it")
+COST_RULE = ("---", "---", "---:")
 
 
 def readme_table(results: Path) -> str:
@@ -59,7 +61,14 @@ def _study_part(study: Study) -> str:
         ]
         for variant in study.variants
     ]
-    return f"`{study.base}`: {STUDIES[study.base].setting}.\n\n" + _table(STUDY_HEADER, STUDY_RULE, *rows)
+    equal = [
+        [f"`{variant.name}`", f"`{longer.name}`", format_difference(study.difference(variant, longer))]
+        for variant, longer in equal_cost(study)
+    ]
+    parts = [f"`{study.base}`: {STUDIES[study.base].setting}.", _table(STUDY_HEADER, STUDY_RULE, *rows)]
+    if equal:
+        parts += [EQUAL_COST, _table(COST_HEADER, COST_RULE, *equal)]
+    return "\n\n".join(parts)
 
 
 def _table(*rows: Sequence[str]) -> str:

@@ -30,15 +30,23 @@ class Study:
     variants: Sequence[Variant]
     reference: Variant | None
 
-    def difference(self, variant: Variant) -> PairedDifference | None:
-        """Accuracy minus that of the reference, seeds matched."""
-        if self.reference is None or variant is self.reference:
+    def difference(
+        self, variant: Variant, reference: Variant | None = None, metric: str = "all"
+    ) -> PairedDifference | None:
+        """Accuracy minus that of the reference (the study's own, unless another is given), seeds matched."""
+        reference = reference or self.reference
+        if reference is None or variant is reference:
             return None
-        before, after = (
-            by_seed([run.raw for run in each.runs], each.method, "all") for each in (self.reference, variant)
-        )
+        before, after = (by_seed([run.raw for run in each.runs], each.method, metric) for each in (reference, variant))
         seeds = [seed for seed in before if seed in after]
         return paired_difference([before[s] for s in seeds], [after[s] for s in seeds]) if seeds else None
+
+
+def equal_cost(study: Study) -> list[tuple[Variant, Variant]]:
+    """Variants, each with the baseline that was trained for as many GPU-seconds, where both were run."""
+    named = {variant.name: variant for variant in study.variants}
+    pairs = STUDIES[study.base].equal_cost.items() if study.base in STUDIES else ()
+    return [(named[name], named[longer]) for name, longer in pairs if name in named and longer in named]
 
 
 def find_studies(recipes: Mapping[str, Sequence[Run]]) -> list[Study]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from batchformer.report.comparison import by_seed, format_difference, format_summary, metrics_of
 from batchformer.report.health import number, series
@@ -12,7 +12,9 @@ from batchformer.report.paper import MAIN, STUDIES
 from batchformer.report.provenance import caveats, differs_from, facts
 from batchformer.report.runs import Run
 from batchformer.report.statistics import summarise
-from batchformer.report.studies import Study, Variant
+from batchformer.report.studies import Study, Variant, equal_cost
+
+EQUAL_COST = "The same, each held to a baseline that was trained for as many GPU-seconds:"
 
 
 def study_section(study: Study) -> str:
@@ -34,6 +36,7 @@ def study_section(study: Study) -> str:
         for variant in study.variants
     ]
     lines += [markdown(header, table), "", _reading(study, next(iter(metrics.values())), list(extra)), ""]
+    lines += _at_equal_cost(study, metrics)
     for variant in study.variants:
         told = dict(facts(variant.runs))
         words = "; ".join(told[key] for key in ("Settings", "Length", "Device") if key in told)
@@ -74,6 +77,27 @@ def _reading(study: Study, metric: str, columns: Sequence[str]) -> str:
             "others."
         )
     return told
+
+
+def _at_equal_cost(study: Study, metrics: Mapping[str, str]) -> list[str]:
+    rows = [
+        [
+            f"`{variant.name}`",
+            f"`{longer.name}`",
+            _EXTRA["epochs"](longer.runs),
+            *(
+                cell
+                for metric in metrics
+                for cell in (accuracy(longer, metric), format_difference(study.difference(variant, longer, metric)))
+            ),
+        ]
+        for variant, longer in equal_cost(study)
+    ]
+    if not rows:
+        return []
+    header = ["variant", "baseline of equal cost", "its epochs"]
+    header += [words for label in metrics.values() for words in (f"its {label}", f"difference to it, {label}")]
+    return [EQUAL_COST, "", markdown(header, rows), ""]
 
 
 def _mean_of(runs: Sequence[Run], part: Callable[[Run], float | None], form: str) -> str:
