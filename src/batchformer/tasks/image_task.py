@@ -11,6 +11,7 @@ from batchformer.tasks.compiling import compile_in_place
 from batchformer.tasks.evaluated_task import EvaluatedTask
 from batchformer.tasks.graph_step import GraphedStep
 from batchformer.tasks.optimizer import set_lr
+from batchformer.tasks.patch_conv import convolve_again, cut_into_patches
 from batchformer.tasks.reseed import reseed
 from batchformer.tasks.step_count import align_step_counts
 from batchformer.tasks.train_meter import TrainMeter
@@ -60,6 +61,7 @@ class ImageTask(EvaluatedTask):
         self._meter: TrainMeter | None = None
         self._meter_state: dict[str, float] | None = None
         self._graphed: GraphedStep | None = None
+        self._patch_layers: list[nn.Conv2d] = []
 
     # ---- what a subclass gives
 
@@ -174,6 +176,7 @@ class ImageTask(EvaluatedTask):
 
     def on_fit_start(self) -> None:
         if self.compile_net and self.device.type == "cuda":
+            self._patch_layers = cut_into_patches(self.net)
             compile_in_place(self.net)
 
     def on_train_start(self) -> None:
@@ -210,6 +213,8 @@ class ImageTask(EvaluatedTask):
     def on_train_end(self) -> None:
         self._graphed = None  # its memory, and what cannot be copied or pickled
         self._meter = None
+        convolve_again(self._patch_layers)
+        self._patch_layers = []
 
     def _begin_epoch(self) -> None:
         self._set_lr()
