@@ -2,8 +2,8 @@
 
 Each run is `batchformer fit` in a process of its own, `--jobs` at a time: small networks leave a large card idle. With
 NVIDIA's MPS they run side by side, with one thread each unless OMP_NUM_THREADS is set. Finished runs are kept, stopped
-ones go on. The result files are copied to `results/<name>-<variant>/`, and the table of paired differences to the
-baseline is printed.
+ones go on. Result files are copied to `results/<name>-<variant>/` as they come; at the end the table of paired
+differences to the baseline is printed.
 """
 
 from __future__ import annotations
@@ -90,19 +90,23 @@ class Study:
         with open(out.parent / f"seed{seed}.log", "w") as log:
             code = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT, env=environment(args.jobs))
         print(f"{variant} seed {seed}: {'done' if code == 0 else f'failed, see {log.name}'}", flush=True)
+        self._accuracy(variant, seed, args)
         return code
 
+    def _accuracy(self, variant: str, seed: int, args: argparse.Namespace) -> float | None:
+        """Of a finished run, whose result is copied: at once, as the study may be stopped before its end."""
+        file = self.folder(variant, seed, args) / "result.json"
+        if not file.is_file():
+            return None
+        result = json.loads(file.read_text())
+        kept = args.results / self.run_name(variant) / f"{result['method']}-seed{seed}.json"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, kept)
+        return float(result["metrics"]["all"])
+
     def _collect(self, variant: str, args: argparse.Namespace) -> dict[int, float]:
-        found = {}
-        for seed in args.seeds:
-            file = self.folder(variant, seed, args) / "result.json"
-            if file.is_file():
-                result = json.loads(file.read_text())
-                found[seed] = result["metrics"]["all"]
-                kept = args.results / self.run_name(variant) / f"{result['method']}-seed{seed}.json"
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, kept)
-        return found
+        accuracies = {seed: self._accuracy(variant, seed, args) for seed in args.seeds}
+        return {seed: found for seed, found in accuracies.items() if found is not None}
 
     def _print_table(self, table: Mapping[str, dict[int, float]], seeds: Sequence[int]) -> None:
         base = table.get("baseline", {})
