@@ -8,7 +8,7 @@ from made_up import classification, comparison, health, result, write
 from batchformer.report import load_runs, write_report
 from batchformer.report.comparison import comparison_table, format_difference, metrics_of
 from batchformer.report.paper import MAIN, STUDIES
-from batchformer.report.provenance import command
+from batchformer.report.provenance import command, facts
 from batchformer.report.readme_table import readme_table
 from batchformer.report.results_page import results_page
 from batchformer.report.runs import by_recipe
@@ -180,6 +180,19 @@ def test_settings_of_the_module_do_not_make_a_baseline_another_training(tmp_path
     assert "differ in more" not in write_report([write(tmp_path / "a", results)], tmp_path / "a.html").read_text()
     results[-1]["config"]["model"]["lr"] = 0.5
     assert "differ in more" in write_report([write(tmp_path / "b", results)], tmp_path / "b.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [("cutmix", ""), ("transmix", ", attention of block 7"), ("attentive-cutmix", ", extractor mobilenet_v2")],
+)
+def test_settings_tell_the_mixing_and_what_that_one_reads(tmp_path, method, told):
+    made = classification(BASE, "baseline", 0)
+    made["config"]["model"]["mix"] = {"method": method, "cutmix": 1.0, "block": 7, "extractor": "mobilenet_v2"}
+    settings = dict(facts(load_runs([write(tmp_path, [made])])))["Settings"]
+    assert f"mixing by {method}, CutMix 1.0{told}, " in f"{settings}, "
+    assert ("block" in settings) == (method == "transmix")
+    assert ("extractor" in settings) == (method == "attentive-cutmix")
 
 
 def test_balanced_classes_leave_out_what_is_about_frequency(tmp_path):

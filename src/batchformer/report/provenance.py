@@ -29,8 +29,11 @@ _SETTINGS = {
     "model.batchformer.norm": "norm",
     "model.batchformer.layer_scale": "layer scale",
     "model.batchformer.group_size": "group size",
+    "model.mix.method": "mixing by",
     "model.mix.mixup": "mixup",
     "model.mix.cutmix": "CutMix",
+    "model.mix.block": "attention of block",
+    "model.mix.extractor": "extractor",
     "model.optimizer.lr": "learning rate",
     "model.optimizer.module_lr_factor": "factor for the module",
     "model.optimizer.weight_decay": "weight decay",
@@ -42,6 +45,8 @@ _SETTINGS = {
     "trainer.precision": "precision",
 }
 _OF_THE_MODULE = ("model.batchformer.", "model.stream_loss", "model.optimizer.module_lr_factor")
+# options that one way of mixing reads and the others do not
+_OF_A_MIX = {"model.mix.block": "transmix", "model.mix.extractor": "attentive-cutmix"}
 _MAY_DIFFER = ("seed", "method", "root", "out", "dir", "name", "version", "workers", "seed_everything", "recipe",
                "detector_from")  # fmt: skip
 
@@ -52,6 +57,8 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     settings = flatten(run.raw.get("config"))
     if run.method == "baseline":
         settings = {key: value for key, value in settings.items() if not key.startswith(_OF_THE_MODULE)}
+    mixing = settings.get("model.mix.method")
+    settings = {key: value for key, value in settings.items() if _OF_A_MIX.get(key, mixing) == mixing}
     chosen = [
         f"{name} {settings[key]}" for key, name in _SETTINGS.items() if settings.get(key) not in (None, "None", "null")
     ]
