@@ -124,6 +124,11 @@ def test_a_wrong_argument_is_named(arguments: dict, says: str) -> None:
         bf.BatchFormer(**arguments)
 
 
+def test_whole_numbers_are_refused_as_features_because_they_would_be_cut_again() -> None:
+    with pytest.raises(UserError, match=r"torch\.int64"):
+        bf.BatchFormer(8)(torch.ones(3, 8, dtype=torch.long))
+
+
 def test_features_of_another_width_are_refused() -> None:
     with pytest.raises(UserError, match=r"dim=8.*\(3, 9\)"):
         bf.BatchFormer(8).relate(torch.randn(3, 9))

@@ -40,7 +40,7 @@ def test_the_kind_of_a_dict_is_kept() -> None:
     assert len(targets["ids"]) == 3
 
 
-@pytest.mark.parametrize("targets", [np.array([1, 2, 3]), "abc", {"ids": np.array([1, 2, 3])}, 3])
+@pytest.mark.parametrize("targets", [np.array([1, 2, 3]), "abc", {"ids": np.array([1, 2, 3])}, 3, torch.tensor(3)])
 def test_what_cannot_be_repeated_is_refused(targets: object) -> None:
     with pytest.raises(UserError, match="cannot be repeated"):
         bf.repeat_targets(targets, LOGITS)

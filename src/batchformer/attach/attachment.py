@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -19,11 +17,17 @@ from batchformer.attach.plan_after import block_paths, encoder_layer_paths, plan
 from batchformer.attach.plan_before import norms_behind, points_before
 from batchformer.attach.point import Point
 from batchformer.attach.probe import Channels, Example
+from batchformer.attach.refuse import (
+    check_channels,
+    refuse_attached_parts,
+    refuse_spread_over_processes,
+    refuse_unknown_options,
+    refuse_what_is_no_model,
+)
 from batchformer.attach.separate_norm import BatchNormMode, SeparateNorm, check_batch_norm
 from batchformer.attach.stream_loss import MeanOfStreams
 from batchformer.errors import UserError
 from batchformer.kernels.choose import Choice
-from batchformer.nn import BatchFormer
 from batchformer.nn.streams import count_rows, plain_count, plain_rows, related_rows
 
 PREFIX = "batchformer"
@@ -31,6 +35,7 @@ _HANDLE = "_batchformer_attachment"
 T = TypeVar("T")
 
 
+@torch.inference_mode(False)  # parameters that are made in inference mode could never be trained
 def attach(
     model: nn.Module,
     before: str | Sequence[str] | None = None,
@@ -75,16 +80,18 @@ def attach(
     compute the loss with `TwoStreamLoss` or `repeat_targets`; `labels` that a model takes into its `forward` (as those
     of transformers) are repeated there. The parameters are on the model under `batchformer.`.
     """
+    refuse_what_is_no_model(model, "attach")
     model = _unwrap(model)
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise UserError("attach before wrapping the model in DistributedDataParallel: it has counted the parameters.")
+    refuse_spread_over_processes(model)
     if (existing := attachment_of(model)) is not None:
         raise UserError(
             f"a BatchFormer is already attached {existing.points[0].side} {', '.join(map(repr, existing.paths))}: "
             f"detach it first, or name all places in one call, {existing.points[0].side}=[...]."
         )
-    _refuse_unknown(module_keywords)
+    refuse_attached_parts(model, _HANDLE)
+    refuse_unknown_options(module_keywords)
     check_batch_norm(batch_norm)
+    check_channels(channels)
     example = Example.of(example_inputs)
     if sum(place is not None for place in (before, after, blocks, encoder_layers)) > 1:
         raise UserError("attach takes one of before=, after=, blocks= and encoder_layers=: choose one.")
@@ -121,6 +128,7 @@ def attach(
 
 def detach(model: nn.Module) -> nn.Module:
     """Take out what `attach` put into the model; the same object comes back, with the keys it had."""
+    refuse_what_is_no_model(model, "detach")
     plain = _unwrap(model)
     if isinstance(plain, nn.parallel.DistributedDataParallel):
         plain = _unwrap(plain.module)
@@ -288,15 +296,6 @@ class Attachment:
 def _unwrap(model: nn.Module) -> nn.Module:
     """The module inside `torch.compile(model)`."""
     return getattr(model, "_orig_mod", model)
-
-
-def _refuse_unknown(keywords: Mapping[str, Any]) -> None:
-    known = [name for name in inspect.signature(BatchFormer.__init__).parameters if name not in ("self", "dim")]
-    for name in keywords:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}" if near else f"there are {', '.join(known)}"
-            raise UserError(f"attach has no option {name!r}: {hint}.")
 
 
 def _remove_hooks(model: nn.Module) -> None:

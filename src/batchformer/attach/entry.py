@@ -18,7 +18,18 @@ _LABELS = "labels"  # the argument by which transformers' models (and many writt
 _COUNT = "num_items_in_batch"  # by which transformers' Trainer has a sum of losses divided
 
 
-class Entry:
+class _Hook:
+    """torch.jit.script asks a hook for its name, which is where it can be told."""
+
+    @property
+    def __name__(self) -> str:
+        raise AttributeError(
+            "an attached model cannot go through torch.jit.script: detach it first, bf.detach(model), or use "
+            "torch.export (or torch.jit.trace) in eval mode, which see the plain model."
+        )
+
+
+class Entry(_Hook):
     """A forward pre-hook of the whole model: in training, labels for both streams; to a wide model every image twice.
 
     A model that computes its loss inside `forward` sees each label twice, so its mean over rows is the mean over both
@@ -108,7 +119,7 @@ class WholeOnly(InstanceForward):
         return self.original(*args, **kwargs)
 
 
-class RowCheck:
+class RowCheck(_Hook):
     """A forward hook of the whole model: the rows that left the module must be the rows that leave the model.
 
     It is called after a forward that failed, too, without outputs: what is known of that one is forgotten.

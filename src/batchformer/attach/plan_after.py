@@ -102,7 +102,8 @@ def plan_after(
 ) -> Plan:
     if not paths:
         raise UserError("after=[] names no place: name a submodule.")
-    places = {path: _last_called(get_submodule(model, path), path) for path in paths}
+    first_names = {module: name for name, module in model.named_modules()}  # by which dry runs know them
+    places = {path: first_names[_last_called(get_submodule(model, path))] for path in paths}
     layers = {path: model.get_submodule(place) for path, place in places.items()}
     if len({id(layer) for layer in layers.values()}) < len(paths):
         raise UserError("after= names one submodule twice: name each place once.")
@@ -168,15 +169,14 @@ def _reached(model: nn.Module, plan: Plan, seen: dict[str, Calls], names: list[s
     return [name for name in names if name in reached]
 
 
-def _last_called(module: nn.Module, path: str) -> str:
+def _last_called(module: nn.Module) -> nn.Module:
     """After a Sequential is after its last child; that one is called even where somebody runs the children one by one.
 
     (timm's ResNets do so under gradient checkpointing.)
     """
     while type(module).forward is nn.Sequential.forward and len(module._modules):
-        name = list(module._modules)[-1]
-        module, path = module.get_submodule(name), f"{path}.{name}"
-    return path
+        module = module.get_submodule(list(module._modules)[-1])
+    return module
 
 
 def _detector_supports(model: nn.Module, plan: Plan, place: str) -> list[InstanceForward]:

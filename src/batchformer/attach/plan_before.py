@@ -32,6 +32,8 @@ def points_before(
     for path in paths:
         if isinstance(get_submodule(model, path), nn.ModuleList | nn.ModuleDict):
             raise UserError(f"{path!r} is a list of layers, which is never called itself: name one of its layers.")
+    if len({id(model.get_submodule(path)) for path in paths}) < len(paths):
+        raise UserError("before= names one submodule twice: name each place once.")
     groups = _heads_by_feature(model, paths, example)
     return [_make_point(model, group, dim, channels, keywords, seen) for group, seen in groups]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -119,21 +120,26 @@ class BatchAttention(nn.Module):
         super().__init__()
         if backend not in BACKENDS:
             raise UserError(f"backend={backend!r} must be one of {', '.join(map(repr, BACKENDS))}.")
-        if dim < 1:
-            raise UserError(f"dim={dim} must be the width of the features, 1 or more.")
-        if heads < 1 or dim % heads:
+        if not is_whole(dim):
+            raise UserError(f"dim={dim!r} must be the width of the features, a whole number, 1 or more.")
+        if not is_whole(heads) or dim % heads:
             raise UserError(
-                f"dim={dim} does not divide by heads={heads}: choose a number of heads among "
+                f"dim={dim} does not divide by heads={heads!r}: choose a number of heads among "
                 f"{[h for h in range(1, min(dim, 64) + 1) if dim % h == 0]}."
             )
-        if group_size is not None and group_size < 1:
-            raise UserError(f"group_size={group_size} must be 1 or more (or None for the whole batch).")
+        if group_size is not None and not is_whole(group_size):
+            raise UserError(f"group_size={group_size!r} must be 1 sample or more (or None for the whole batch).")
         self.dim, self.heads, self.dropout, self.group_size = dim, heads, dropout, group_size
         self.backend: Backend = backend
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
-        self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * dim))
         self.out_proj = nn.Linear(dim, dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As `torch.nn.MultiheadAttention` begins; called again where weights are made late (meta device, FSDP)."""
         nn.init.xavier_uniform_(self.in_proj_weight)
+        nn.init.zeros_(self.in_proj_bias)
         nn.init.zeros_(self.out_proj.bias)
 
     def forward(
@@ -166,8 +172,7 @@ class BatchAttention(nn.Module):
 
     def backend_used(self, x: Float[Tensor, "batch position _"]) -> Choice:
         """What `forward` would run for this input, here and now (autocast counts), and why."""
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        dtype = torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
         choice = choose(self.backend, x.device, dtype, self.dim, self.heads)
         if choice.backend == "triton" and not x.numel():
             return Choice("sdpa", "the input is empty")
@@ -181,3 +186,13 @@ class BatchAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, heads={self.heads}, dropout={self.dropout}, group_size={self.group_size}"
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast is on where x is; tensors without data (meta), for which torch cannot say, have none."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def is_whole(number: Any) -> bool:
+    """A whole number of 1 or more: 2.0 would be taken by some of the places it goes to, and not by others."""
+    return isinstance(number, Integral) and not isinstance(number, bool) and number >= 1  # type: ignore[operator]

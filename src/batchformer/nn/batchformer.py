@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 
 from batchformer.errors import UserError
 from batchformer.kernels.choose import Backend, Choice, Memory
+from batchformer.nn.attention import autocasts, is_whole
 from batchformer.nn.encoder import BatchEncoderLayer, Norm, run_layers
 from batchformer.nn.streams import STREAMS, Streams, open_streams, repeat_targets
 from batchformer.parallel.members import SCOPES, Members, Scope
@@ -68,12 +69,14 @@ class BatchFormer(nn.Module):
             raise UserError(f'variant={variant!r} must be "published" or "stable".')
         if variant == "stable" and norm == "post":
             norm = "relative"
-        if layers < 1:
-            raise UserError(f"layers={layers} must be 1 or more; to train without the module use `disabled()`.")
+        if not is_whole(layers):
+            raise UserError(f"layers={layers!r} must be 1 or more; to train without the module use `disabled()`.")
         if streams not in STREAMS:
             raise UserError(f"streams={streams!r} must be one of {', '.join(map(repr, STREAMS))}.")
         if scope not in SCOPES:
             raise UserError(f'scope={scope!r} must be "local" or "global".')
+        if process_group is not None and scope == "local":
+            raise UserError('process_group= says whose batches scope="global" attends over: say that too, or leave it.')
         self.dim, self.streams = dim, streams
         self.scope, self.members = scope, Members(process_group)
         self.enabled = True
@@ -127,10 +130,12 @@ class BatchFormer(nn.Module):
                 f"BatchFormer(dim={self.dim}) got an input of shape {tuple(x.shape)}: it needs (batch, {self.dim}) or "
                 f"(batch, positions, {self.dim})."
             )
+        if not x.is_floating_point():
+            raise UserError(f"BatchFormer relates features, and got {x.dtype}: give it floats, x.float() for one.")
         rows = x[:, None] if x.ndim == 2 else x.flatten(1, -2)  # with no row at all, too
         if grid is None and x.ndim == 4:
             grid = (x.shape[1], x.shape[2])
-        if not torch.is_autocast_enabled(x.device.type):
+        if not autocasts(x):
             rows = rows.to(next(self.parameters()).dtype)  # half-precision features with a full-precision module
         if valid is None:
             return self._encode(rows, None, grid).to(x.dtype).reshape(x.shape)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from batchformer.errors import UserError
 from batchformer.kernels.choose import MEMORIES, Backend, Choice, Memory, why_not_fused
-from batchformer.nn.attention import BatchAttention
+from batchformer.nn.attention import BatchAttention, autocasts, is_whole
 
 Norm = Literal["post", "pre", "relative"]
 NORMS: tuple[Norm, ...] = ("post", "pre", "relative")
@@ -52,6 +52,8 @@ class BatchEncoderLayer(nn.Module):
             raise UserError(f'norm={norm!r} must be "post" (as published), "pre" or "relative".')
         if not 0.0 <= dropout <= 1.0:
             raise UserError(f"dropout={dropout} must lie between 0 and 1.")
+        if hidden_dim is not None and not is_whole(hidden_dim):
+            raise UserError(f"hidden_dim={hidden_dim!r} must be 1 or more (or None for the width of the features).")
         hidden_dim = dim if hidden_dim is None else hidden_dim
         self.norm, self.dropout = norm, dropout
         self.memory: Memory = memory
@@ -62,12 +64,20 @@ class BatchEncoderLayer(nn.Module):
         self.norm2 = nn.LayerNorm(dim)
         if layer_scale is None and norm == "relative":
             layer_scale = 0.1
+        self.layer_scale = layer_scale
         if layer_scale is None:
             self.register_parameter("scale1", None)
             self.register_parameter("scale2", None)
         else:
-            self.scale1 = nn.Parameter(torch.full((dim,), layer_scale))
-            self.scale2 = nn.Parameter(torch.full((dim,), layer_scale))
+            self.scale1 = nn.Parameter(torch.empty(dim))
+            self.scale2 = nn.Parameter(torch.empty(dim))
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Of the layer itself, where weights are made late (meta device, FSDP); its parts have their own."""
+        if self.layer_scale is not None:
+            nn.init.constant_(self.scale1, self.layer_scale)
+            nn.init.constant_(self.scale2, self.layer_scale)
 
     def forward(
         self,
@@ -99,7 +109,7 @@ class BatchEncoderLayer(nn.Module):
         parts = self._parts()
         if tuple(map(type, parts[1:])) != _KINDS or any(_own(part, "bias") is None for part in parts[1:]):
             return "a part of the layer was replaced"
-        if x.dtype != parts[1].weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != parts[1].weight.dtype and not autocasts(x):
             return "input and weights are of different types"
         if any(map(_is_watched, parts)):
             return "hooks on parts of the layer want to see them run"

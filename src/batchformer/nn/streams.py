@@ -101,9 +101,10 @@ def _repeat(targets: Any, rows: int) -> Any:
     if isinstance(targets, tuple):
         items = [_repeat(v, rows) if _has_rows(v) else v for v in targets]
         return targets if all(a is b for a, b in zip(items, targets, strict=True)) else alike(targets, items)
-    if not isinstance(targets, Tensor | list):
+    if not isinstance(targets, Tensor | list) or (isinstance(targets, Tensor) and not targets.ndim):
+        kind = "a single number" if isinstance(targets, Tensor) else f"the type {type(targets).__name__}"
         raise UserError(
-            f"targets of the type {type(targets).__name__} cannot be repeated for the second stream: pass a tensor, a "
+            f"targets of {kind} cannot be repeated for the second stream: pass a tensor, a "
             f"list with one entry per image, or a dict or tuple of these."
         )
     count = len(targets)

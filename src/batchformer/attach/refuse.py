@@ -1,0 +1,57 @@
+"""What attach refuses before it looks at a place: things that are no model, models it cannot serve, unknown options."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from torch import nn
+
+from batchformer.attach.probe import Channels
+from batchformer.errors import UserError
+from batchformer.nn import BatchFormer
+
+# By name: importing FSDP takes longer than attaching.
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
+def refuse_what_is_no_model(model: Any, call: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"{call} takes a model, an nn.Module, and got {type(model).__name__}: give it the model itself."
+        )
+
+
+def refuse_spread_over_processes(model: nn.Module) -> None:
+    """Weights that come after the wrapping are left out of its exchange: the processes would part ways unnoticed."""
+    for part in model.modules():
+        found = next((kind.__name__ for kind in type(part).__mro__ if kind.__name__ in _WRAPPERS), None)
+        if found is not None:
+            how = "sharding it" if found == "FSDPModule" else f"wrapping the model in {found}"
+            raise UserError(f"attach before {how}: it has counted the parameters.")
+
+
+def refuse_attached_parts(model: nn.Module, handle: str) -> None:
+    """Two of them on one way would open four streams."""
+    for name, part in model.named_modules():
+        if name and handle in part.__dict__:
+            raise UserError(
+                f"a BatchFormer is already attached to {name!r}, a part of this {type(model).__name__}: detach that "
+                f"one first, or leave it and do not attach to the whole."
+            )
+
+
+def refuse_unknown_options(keywords: Mapping[str, Any]) -> None:
+    known = [name for name in inspect.signature(BatchFormer.__init__).parameters if name not in ("self", "dim")]
+    for name in keywords:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}" if near else f"there are {', '.join(known)}"
+            raise UserError(f"attach has no option {name!r}: {hint}.")
+
+
+def check_channels(channels: Any) -> None:
+    if channels is not None and channels not in get_args(Channels):
+        raise UserError(f'channels={channels!r} must be "first" or "last".')

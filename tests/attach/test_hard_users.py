@@ -1,0 +1,147 @@
+"""What attach meets in the programs of others: models without data, sharded, with two names, attached in part."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import batchformer as bf
+from batchformer.errors import UserError
+
+
+class Net(nn.Module):
+    """Two token layers, of which the list `layers` is another name, and a classifier that is `head` as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.high = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.layers = nn.ModuleList([self.low, self.high])
+        self.fc = self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.high(self.low(x)).mean(1))
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.fc = Net(), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.net(x))
+
+
+def trace(model: nn.Module) -> list[object]:
+    """Whatever attach leaves on a model."""
+    hooks = [hook for part in model.modules() for hook in (*part._forward_hooks, *part._forward_pre_hooks)]
+    return hooks + [part for part in model.modules() if "forward" in part.__dict__] + [bf.attachment_of(model)]
+
+
+TOKENS = torch.randn(4, 5, 6)
+# a dry run finds the tokens by itself nowhere, since the model takes no images
+PLACES = [{"before": "fc", "heads": 2}, {"after": "high", "heads": 2, "example_inputs": TOKENS}]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=["before", "after"])
+def test_attached_in_inference_mode_the_module_trains_all_the_same(place: dict) -> None:
+    model = Net().train()
+    with torch.inference_mode():
+        attachment = bf.attach(model, **place)
+    bf.TwoStreamLoss(nn.CrossEntropyLoss())(model(TOKENS), torch.arange(4) % 3).backward()
+    assert all(parameter.grad is not None for parameter in attachment.parameters())
+
+
+@pytest.mark.parametrize("place", PLACES, ids=["before", "after"])
+def test_a_model_without_data_is_attached_to_and_filled_later(place: dict) -> None:
+    with torch.device("meta"):
+        model = Net().train()
+        if "example_inputs" in place:
+            place = {**place, "example_inputs": torch.empty(TOKENS.shape)}
+    attachment = bf.attach(model, variant="stable", **place)
+    assert model(TOKENS.to("meta")).shape == (8, 3)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, torch.nan)
+    for part in model.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    assert all(parameter.isfinite().all() for parameter in attachment.parameters())
+    assert attachment.modules[0].layers[0].scale2.unique().item() == pytest.approx(0.1)
+
+
+def test_places_are_found_by_any_of_their_names() -> None:
+    model = Net().train()
+    by_alias = bf.attach(model, after="layers.1", heads=2, example_inputs=TOKENS)
+    assert len(model(TOKENS)) == 8
+    by_alias.detach()
+    assert len(model(TOKENS)) == 4
+
+
+@pytest.mark.parametrize("arguments", [{"before": ["fc", "head"]}, {"after": ["high", "layers.1"]}])
+def test_one_place_under_two_names_is_refused(arguments: dict) -> None:
+    model = Net()
+    with pytest.raises(UserError, match="names one submodule twice"):
+        bf.attach(model, heads=2, example_inputs=TOKENS, **arguments)
+    assert trace(model) == [None]
+
+
+def test_what_has_an_attached_part_is_refused() -> None:
+    model = Whole().train()
+    bf.attach(model.net, before="fc", heads=2)
+    with pytest.raises(UserError, match="already attached to 'net', a part of this Whole"):
+        bf.attach(model, before="fc", heads=1)
+    assert len(model(TOKENS)) == 8  # the part goes on
+    bf.detach(model.net)
+    bf.attach(model, before="fc", heads=1)
+
+
+def test_a_sharded_model_is_refused_since_its_processes_would_part_ways() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = Whole()
+        fully_shard(model.net, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(UserError, match="attach before sharding it"):
+            bf.attach(model, before="fc", heads=1)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("thing", [None, "resnet50", Net], ids=["None", "a name", "a class"])
+def test_what_is_no_model_is_refused(thing: object) -> None:
+    for call in (bf.attach, bf.detach):
+        with pytest.raises(UserError, match=rf"{call.__name__} takes a model"):
+            call(thing)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"channels": "middle"}, "channels='middle'"),
+        ({"heads": 2.0}, r"heads=2\.0"),
+        ({"group_size": 2.5}, r"group_size=2\.5"),
+        ({"hidden_dim": 0}, "hidden_dim=0"),
+        ({"layers": 1.5}, r"layers=1\.5"),
+        ({"process_group": 2}, 'process_group= says whose batches scope="global"'),
+    ],
+)
+def test_a_wrong_value_is_refused_and_leaves_nothing(arguments: dict, says: str) -> None:
+    model = Net()
+    with pytest.raises(UserError, match=says):
+        bf.attach(model, before="fc", **{"heads": 2, **arguments})
+    assert trace(model) == [None]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripting_says_to_detach_first_and_then_works() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    x = torch.randn(4, 6)
+    expected = model(x)
+    bf.attach(model, heads=2)
+    assert torch.equal(torch.jit.trace(model, x)(x), expected)
+    with pytest.raises(AttributeError, match=r"detach it first, bf\.detach\(model\)"):
+        torch.jit.script(model)
+    assert torch.equal(torch.jit.script(bf.detach(model))(x), expected)
