@@ -18,6 +18,8 @@ def check_labels(labels: np.ndarray, classes: int, where: str) -> None:
 def class_counts(labels: np.ndarray, names: list[str], where: str) -> list[int]:
     """Training images per class; a class without any is refused: Balanced Softmax takes the log of the count."""
     check_labels(labels, len(names), where)
+    if len(names) < 2:
+        raise UserError(f"{where} has one class only ({names[0]}): there is nothing to tell apart; add another class.")
     counts = np.bincount(labels, minlength=len(names)).tolist()
     if 0 in counts:
         empty = counts.index(0)

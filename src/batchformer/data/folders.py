@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from batchformer.data.files import FileData, Listing
-from batchformer.data.images import EXTENSIONS, is_image
+from batchformer.data.images import EXTENSIONS, images_in
 from batchformer.errors import UserError
 
 
@@ -51,12 +51,7 @@ def list_images(root: str, part: str, names: list[str]) -> Listing:
     labels: list[int] = []
     for label, name in enumerate(names):
         folder = Path(root) / part / name
-        found = sorted(
-            os.path.relpath(os.path.join(place, file), root)
-            for place, _, files in os.walk(folder)
-            for file in files
-            if is_image(Path(file)) and not file.startswith(".")
-        )
+        found = [os.path.relpath(path, root) for path in images_in(folder)]
         if not found and part == "train":
             raise UserError(
                 f"class {name} has no training image in {folder} (looked for {' '.join(EXTENSIONS)}): "

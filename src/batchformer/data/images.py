@@ -1,9 +1,11 @@
-"""Opening one image file, or saying which one cannot be opened."""
+"""Finding image files in folders; opening one, or saying which one cannot be opened."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageOps
 
 from batchformer.errors import UserError
@@ -15,18 +17,56 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in EXTENSIONS
 
 
+def images_in(folder: str | Path) -> list[str]:
+    """Paths of the images in a folder and in the folders inside it, in alphabetical order.
+
+    Links are followed, as torchvision's ImageFolder does. What is hidden is passed over: it is not the user's but a
+    program's (macOS' ._photo.jpg, Jupyter's .ipynb_checkpoints).
+    """
+    return sorted(
+        os.path.join(place, name)
+        for place, names in _visible_folders(folder)
+        for name in names
+        if is_image(Path(name)) and not name.startswith(".")
+    )
+
+
+def _visible_folders(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
+    above: dict[str, frozenset[str]] = {}  # for each folder what it really is, and what the folders around it are
+    for place, inside, files in os.walk(folder, followlinks=True):
+        around = above.get(place, frozenset()) | {os.path.realpath(place)}
+        # a link to a folder around it would be walked for ever
+        inside[:] = [
+            name
+            for name in inside
+            if not name.startswith(".") and os.path.realpath(os.path.join(place, name)) not in around
+        ]
+        above.update({os.path.join(place, name): around for name in inside})
+        yield place, files
+
+
 def open_image(path: str | Path, upright: bool = False) -> Image.Image:
     """The whole image in RGB, decoded now: a cut-off file is found here and not in the middle of a transform.
 
     `upright`: as viewers show it. A phone stores what its sensor saw and notes beside it (EXIF) how to turn that. Else
     the pixels as they are stored, which the annotations of data sets refer to.
     """
-    return _read(path, lambda image: (_turned(image) if upright else image).convert("RGB"))
+    return _read(path, lambda image: _in_colour(_turned(image) if upright else image))
 
 
 def check_image(path: str | Path) -> None:
     """That there is an image, by the first bytes of the file; nothing is decoded."""
     _read(path, lambda image: image)
+
+
+def _in_colour(image: Image.Image) -> Image.Image:
+    """RGB of 8 bits. Pillow cuts grey values of more bits off at 255: nearly all of such an image would be white."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # Pillow 10 calls a 16-bit PNG I
+        eight_bits = (np.asarray(image).astype(np.float32) / 257).round().clip(0, 255).astype(np.uint8)
+        return Image.fromarray(eight_bits).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise ValueError("its grey values have 32 bits and nothing says which of them is white; save it with 8 or 16")
+    return image.convert("RGB")
 
 
 def _turned(image: Image.Image) -> Image.Image:

@@ -70,7 +70,10 @@ def write(name: str, dest: str | Path) -> Path:
     root = Path(dest)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(f"{root} exists and is not an empty folder: name another one.")
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UserError(f"{root} cannot be made ({problem.strerror}): name another folder.") from problem
     if name in _LISTS:
         _write_lists(name, root)
     else:

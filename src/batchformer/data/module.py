@@ -1,5 +1,6 @@
 """What all data sets share: keywords, where a loader runs, how a run is resumed."""
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from batchformer.data.epochs import EpochLoader
 from batchformer.errors import UserError
+
+_MOST_WORKERS = 256  # more only where there are as many cores
 
 
 class DataModule(L.LightningDataModule):
@@ -47,6 +50,9 @@ class DataModule(L.LightningDataModule):
             )
         if workers < 0:
             raise UserError(f"workers must be 0 or more, got {workers}.")
+        most = max(_MOST_WORKERS, os.cpu_count() or 1)
+        if workers > most:  # every one is a process with its own copy of Python and torch
+            raise UserError(f"workers must be {most} or fewer on this machine, got {workers}: each is a process.")
         if augment_repeats < 1:
             raise UserError(f"data.augment_repeats must be 1 (each image once) or more, got {augment_repeats}.")
         self.root = root

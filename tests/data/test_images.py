@@ -1,0 +1,77 @@
+"""Which files of a folder are images, and what an image of unusual make is read as."""
+
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from batchformer.data import ImageFolders
+from batchformer.data.images import images_in, open_image
+from batchformer.errors import UserError
+
+
+def picture(path, mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, (8, 6), 100 if mode == "L" else None).save(path)
+    return path
+
+
+def test_hidden_files_and_folders_are_passed_over(tmp_path):
+    seen = picture(tmp_path / "a.jpg")
+    deep = picture(tmp_path / "more" / "B.PNG")
+    (tmp_path / "._a.jpg").write_bytes(b"of macOS")
+    picture(tmp_path / ".ipynb_checkpoints" / "a-checkpoint.jpg")
+    (tmp_path / "notes.txt").write_text("no image")
+    assert images_in(tmp_path) == [str(seen), str(deep)]
+
+
+def test_linked_folders_are_followed_and_end_where_they_would_go_round(tmp_path):
+    picture(tmp_path / "elsewhere" / "far.jpg")
+    near = picture(tmp_path / "cat" / "near.jpg")
+    os.symlink(tmp_path / "elsewhere", tmp_path / "cat" / "linked")
+    os.symlink(tmp_path / "cat", tmp_path / "cat" / "round")
+    os.symlink(tmp_path, tmp_path / "cat" / "above")
+    found = images_in(tmp_path / "cat")
+    assert str(near) in found
+    assert str(tmp_path / "cat" / "linked" / "far.jpg") in found
+    assert len(found) <= 4  # the folders above once more at most
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_grey_values_of_16_bits_are_scaled_and_not_cut_off(tmp_path, ending):
+    values = np.array([[0, 257, 100 * 257, 65535]], np.uint16)
+    Image.fromarray(values).save(tmp_path / f"deep.{ending}")
+    image = np.asarray(open_image(tmp_path / f"deep.{ending}", upright=True))
+    assert image[0, :, 0].tolist() == [0, 1, 100, 255]
+    assert (image == image[..., :1]).all()
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_grey_values_without_a_range_are_refused(tmp_path, kind):
+    Image.fromarray(np.zeros((2, 2), kind)).save(tmp_path / "x.tif")
+    with pytest.raises(
+        UserError, match=r"x\.tif cannot be read \(its grey values have 32 bits .* save it with 8 or 16"
+    ):
+        open_image(tmp_path / "x.tif")
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr"])
+def test_every_other_mode_becomes_rgb(tmp_path, mode):
+    ending = "jpg" if mode in ("CMYK", "YCbCr") else "png"
+    Image.new("RGB", (8, 6), (255, 255, 255)).convert(mode).save(tmp_path / f"x.{ending}")
+    image = open_image(tmp_path / f"x.{ending}")
+    assert image.mode == "RGB"
+    assert image.getpixel((3, 3)) == (255, 255, 255)
+
+
+def test_one_class_is_refused(tmp_path):
+    for part in ("train", "val"):
+        picture(tmp_path / part / "only" / "1.png")
+    with pytest.raises(UserError, match=r"has one class only \(only\): .* add another class"):
+        ImageFolders(str(tmp_path)).setup()
+
+
+def test_a_crowd_of_workers_is_refused():
+    with pytest.raises(UserError, match=r"workers must be [0-9]+ or fewer on this machine, got 100000"):
+        ImageFolders("nowhere", workers=100_000)
