@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(args: list[str], debug: bool) -> int:
+    if args[:1] == ["help"] and len(args) > 1:
+        args = [args[1], "--help"]
     if not args or args[0] in ("-h", "--help", "help"):
         print(_help())
         return 0

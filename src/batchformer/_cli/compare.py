@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from batchformer._cli.arguments import Option, read_arguments
+from batchformer._cli.arguments import Arguments, Option, read_arguments
 from batchformer._cli.shelf import find_recipe
 from batchformer._cli.show import program
 from batchformer._cli.training_options import (
@@ -44,8 +44,12 @@ Any field of the recipe can be changed for both sides: --trainer.max_epochs 3 --
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [*COMMON, Option("seeds", "many"), Option(SEED_OF_LIGHTNING)], recipe_keys=True)
+    given = read_arguments(
+        args, [*COMMON, Option("seeds", "many"), Option(SEED_OF_LIGHTNING), Option("method")], recipe_keys=True
+    )
     refuse_both(given)
+    if given.flag("method"):
+        raise UserError("compare trains both methods: leave out --method, or train one of them with batchformer fit.")
     if given.flag(SEED_OF_LIGHTNING):
         raise UserError(f"compare trains over several seeds: give --seeds instead of --{SEED_OF_LIGHTNING}.")
     if any(key in ("model.method", "model.seed") for key, _ in given.recipe_keys):
@@ -90,7 +94,7 @@ def run(args: list[str]) -> int:
         raise KeyboardInterrupt(f"stopped; go on with: {program()} compare {shlex.join(words)} --resume") from None
     line.clear()
     if is_main_process():
-        _conclude(name, out, seeds, results)
+        _conclude(name, out, seeds, results, _same_again(given))
     return 0
 
 
@@ -135,7 +139,7 @@ def _kept(folder: RunFolder, config: dict[str, Any], line: Any) -> dict[str, Any
     return result
 
 
-def _conclude(name: str, out: Path, seeds: list[int], results: list[dict[str, Any]]) -> None:
+def _conclude(name: str, out: Path, seeds: list[int], results: list[dict[str, Any]], again: str) -> None:
     from batchformer.report import comparison_table, format_table, verdict, write_report
     from batchformer.report.measures import measure_of
 
@@ -153,9 +157,18 @@ def _conclude(name: str, out: Path, seeds: list[int], results: list[dict[str, An
     print(format_table(rows))
     print(f"\n{verdict(rows).sentence}\n")
     print(f"Look at:  {page}   (open it in a browser: {shown})")
-    print(f"Next:     {program()} export {out}/batchformer-seed{seeds[0]}     the plain weights, without BatchFormer")
-    print(f"          {program()} compare {name} --seeds 5 --out DIR   more seeds, a narrower interval")
+    trained = shlex.quote(f"{out}/batchformer-seed{seeds[0]}")
+    print(f"Next:     {program()} export {trained}     the plain weights, without BatchFormer")
+    print(f"          {program()} compare {again} --seeds 5 --out DIR   more seeds, a narrower interval")
     print(f"          {program()} recipes   the other data sets, and folder-lt for your own images")
+
+
+def _same_again(given: Arguments) -> str:
+    """The words that make the same comparison with other seeds and in another folder."""
+    short = [(name, given.values[name][-1]) for name in ("name", "data-root") if given.flag(name)]
+    pairs = [word for name, value in (*short, *given.recipe_keys) for word in (f"--{name}", value)]
+    flags = ["--no-analysis"] if given.flag("no-analysis") else []
+    return shlex.join([given.positional[0], *pairs, *flags])
 
 
 def as_plain(row: Any) -> dict[str, Any]:

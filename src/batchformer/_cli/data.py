@@ -62,7 +62,7 @@ def _describe(recipe: str, overrides: list[tuple[str, str]]) -> None:
     about = cli.build()[1].describe()
     head, tail = about["head"], about["tail"]
     print(
-        f"{name}: {about['classes']} classes, "
+        f"{name}: {about['classes']} {'class' if about['classes'] == 1 else 'classes'}, "
         f"{about['train_images']:,} training and {about['test_images']:,} test images"
     )
     things = "boxes" if "train_boxes" in about else "images"

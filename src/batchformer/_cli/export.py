@@ -30,6 +30,8 @@ def run(args: list[str]) -> int:
 
     found = load_run(given.positional[0])
     out = Path(given.value("out") or found.folder.path / "model.safetensors")
+    if note := found.note():
+        print(note)
     proof = export(found, out, averaged=given.flag("ema"))
     print(f"{out}: {proof['tensors']} tensors, {proof['parameters']:,} parameters, no trace of BatchFormer.")
     print(f"Proved: they load strict=True into a fresh {proof['builder']},")

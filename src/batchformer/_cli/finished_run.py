@@ -23,6 +23,14 @@ class FinishedRun:
     class_names: list[str]
     epochs_done: int
 
+    def note(self) -> str:
+        """What to say before using the weights of a run that was stopped; nothing of one that is finished."""
+        if self.folder.finished:
+            return ""
+        last = self.config["trainer"].get("max_epochs")
+        how_far = f"epoch {self.epochs_done}" + (f" of {last}" if last and last > 0 else "")
+        return f"Note: {self.folder.path} is not finished ({how_far}); these are the weights of its last checkpoint."
+
 
 def load_run(path: str, overrides: list[tuple[str, str]] | None = None) -> FinishedRun:
     """Read config.yaml and checkpoints/last.ckpt of a run folder."""

@@ -58,7 +58,7 @@ def run(args: list[str]) -> int:
     with a_word_while_loading():
         from batchformer._cli.recipe_cli import RecipeCLI
         from batchformer.running.progress import ProgressLine
-        from batchformer.running.train import open_folder, prepare, train
+        from batchformer.running.train import open_folder, prepare, refuse_other_settings, train
 
     cli = RecipeCLI()
     config = cli.load(file, overrides)
@@ -66,6 +66,9 @@ def run(args: list[str]) -> int:
     folder = RunFolder(Path(given.value("out") or f"runs/{name}/{method}-seed{seed}"))
     resume = given.flag("resume")
     if resume and folder.finished:
+        if folder.config.is_file():
+            refuse_other_settings(folder, config)
+        folder.read_result()  # a damaged one is told before anything else
         print(f"{folder.path} is finished already; nothing to do.")
         _show(folder)
         return 0
@@ -91,5 +94,6 @@ def _show(folder: RunFolder) -> None:
     print(metrics_table(result))
     print(f"\nRun folder: {folder.path} (result.json, metrics.csv, checkpoints/, tensorboard/)")
     first = "report" if result["metrics"] else "test"  # without numbers there is nothing to report
-    commands = (f"{first} {folder.path}", f"export {folder.path}", f"predict {folder.path} IMAGES")
+    run = shlex.quote(str(folder.path))
+    commands = (f"{first} {run}", f"export {run}", f"predict {run} IMAGES")
     print("Next: " + "   |   ".join(f"{program()} {command}" for command in commands))

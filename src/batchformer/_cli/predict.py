@@ -10,7 +10,7 @@ from typing import Any
 
 from batchformer._cli.arguments import Option, read_arguments
 from batchformer.errors import UserError
-from batchformer.running.atomic import write_text
+from batchformer.running.atomic import refuse_unwritable, write_text
 
 HELP = """
 batchformer predict RUN IMAGES_OR_FOLDERS... [--out predictions.csv] [--topk 5]
@@ -47,10 +47,13 @@ def run(args: list[str]) -> int:
     if task in _OF_OBJECTS:
         if given.value("topk") is not None:
             raise UserError("--topk is of classification: a detector takes --threshold instead.")
+        _say(found.note())
         return _predict_objects(found, images, Path(given.value("out") or "predictions"), threshold)
     if threshold is not None:
         raise UserError("--threshold is of detection and panoptic segmentation: this run classifies, see --topk.")
     out = Path(given.value("out") or "predictions.csv")
+    refuse_unwritable(out)  # thousands of images may lie between here and the writing
+    _say(found.note())
     rows = [
         [str(path), *(cell for name, score in classes for cell in (name, f"{score:.6f}"))]
         for path, classes in classify(found, images, min(top, len(found.class_names)))
@@ -70,6 +73,11 @@ def run(args: list[str]) -> int:
         print(f"... and {len(rows) - 5} more")
     print(f"\n{len(rows)} {'image' if len(rows) == 1 else 'images'} classified: {out}")
     return 0
+
+
+def _say(note: str) -> None:
+    if note:
+        print(note)
 
 
 def _threshold(given: str | None) -> float | None:
@@ -96,14 +104,14 @@ def _predict_objects(found: Any, images: list[Path], out: Path, threshold: float
 
 def find_images(places: list[str]) -> Iterator[Path]:
     """Files as they are given, folders searched in alphabetical order."""
-    from batchformer.data.images import is_image
+    from batchformer.data.images import EXTENSIONS, images_in
 
     for place in map(Path, places):
         if place.is_dir():
-            inside = sorted(path for path in place.rglob("*") if path.is_file() and is_image(path))
+            inside = images_in(place)
             if not inside:
-                raise UserError(f"There is no image in the folder {place}.")
-            yield from inside
+                raise UserError(f"There is no image in the folder {place} (looked for {' '.join(EXTENSIONS)}).")
+            yield from map(Path, inside)
         elif place.is_file():
             yield place
         else:

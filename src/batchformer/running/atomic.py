@@ -40,8 +40,24 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
             raise UserError(f"{path} could not be written: {reason}; {what_to_do}.") from problem
         if isinstance(problem, OSError):  # its own words name the temporary file
             reason = "it is a folder" if path.is_dir() else (problem.strerror or str(problem))
+            if isinstance(problem, FileExistsError | NotADirectoryError):
+                reason = f"a part of {path.parent} is a file"
             raise UserError(f"{path} could not be written: {reason}; choose another place.") from problem
         raise
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Says what :func:`write_atomically` would say of this place, as far as it can be seen without writing."""
+    folder = next((above for above in path.absolute().parents if above.exists()), Path("/"))
+    reason = None
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not folder.is_dir():
+        reason = f"a part of {path.parent} is a file"
+    elif not os.access(folder, os.W_OK):
+        reason = "writing there is not permitted"
+    if reason is not None:
+        raise UserError(f"{path} could not be written: {reason}; choose another place.")
 
 
 def write_text(path: Path, text: str) -> None:

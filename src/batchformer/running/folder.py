@@ -12,6 +12,8 @@ from typing import Any
 from batchformer.errors import UserError
 from batchformer.running.atomic import remove_stale_temporaries, write_json, write_text
 
+_IN_A_RESULT = ("recipe", "method", "seed", "steps", "metrics")  # what the commands cannot do without
+
 
 def is_main_process() -> bool:
     """Under DDP the same command runs once per device; only the first one may make and check folders.
@@ -117,8 +119,14 @@ class RunFolder:
         if not self.finished:
             return None
         try:
-            return json.loads(self.result.read_text())
+            result = json.loads(self.result.read_text())
         except ValueError as problem:
             raise UserError(
                 f"{self.result} is damaged ({problem}); run the command again with --overwrite."
             ) from problem
+        missing = [name for name in _IN_A_RESULT if not isinstance(result, dict) or name not in result]
+        if missing:
+            raise UserError(
+                f"{self.result} is damaged (it has no {', '.join(missing)}); run the command again with --overwrite."
+            )
+        return result

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import lightning.pytorch as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.accelerators import CPUAccelerator
 
 from batchformer.errors import UserError
 
 _NEEDS_OTHER_HARDWARE = ("backend found", "not available", "can not run on your system", "torch_xla")
+_PROCESSES_PER_CORE = 4  # room for tests of several processes on a small machine
 _RETURN_NOTHING = ("_spawn", "_fork", "_notebook")
 
 
@@ -20,7 +23,7 @@ def trainer_or_sentence(keywords: dict[str, Any]) -> L.Trainer:
         # Lightning copies into such processes what cannot be copied, and brings back the weights but no history.
         raise UserError(f"trainer.strategy {strategy} keeps the numbers of a run in its processes: use ddp.")
     try:
-        return L.Trainer(**keywords)
+        trainer = L.Trainer(**keywords)
     except (MisconfigurationException, ValueError, TypeError, RuntimeError, ModuleNotFoundError) as problem:
         reason = " ".join(str(problem).split()).rstrip(".!")
         accelerator = keywords.get("accelerator")
@@ -30,6 +33,18 @@ def trainer_or_sentence(keywords: dict[str, Any]) -> L.Trainer:
                 "leave it out, or give cpu."
             ) from problem
         raise UserError(f"Lightning refuses the trainer settings: {reason}.") from problem
+    _refuse_a_crowd(trainer)
+    return trainer
+
+
+def _refuse_a_crowd(trainer: L.Trainer) -> None:
+    """On the CPU a device is one more process with its own torch: Lightning would start any number of them."""
+    most = _PROCESSES_PER_CORE * (os.cpu_count() or 1)
+    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > most:
+        raise UserError(
+            f"trainer.devices {trainer.num_devices} would start so many processes on the {os.cpu_count() or 1} cores "
+            f"of this machine: give {most} or fewer."
+        )
 
 
 def refuse_to_train_nothing(trainer: L.Trainer) -> None:

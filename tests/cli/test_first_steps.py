@@ -1,0 +1,114 @@
+"""What somebody new meets: help, the commands that are proposed next, runs that were stopped, damaged results."""
+
+import json
+import os
+import shlex
+import shutil
+
+import pytest
+from PIL import Image
+
+from batchformer._cli.arguments import Option, read_arguments
+from batchformer._cli.compare import _same_again
+from tests.cli.conftest import TINY
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def copy_of_run(tiny_run, tmp_path):
+    return shutil.copytree(tiny_run, tmp_path / "a copy")
+
+
+def test_help_of_a_command_is_the_same_both_ways(say):
+    assert say("help", "export") == say("export", "--help")
+    assert "Did you mean export?" in say("help", "exprt")[2]
+
+
+def test_the_commands_proposed_next_can_be_pasted(say, copy_of_run):
+    code, out, _ = say("fit", "digits-lt", *TINY, "--out", "a copy", "--resume")
+    assert code == 0
+    proposed = [part.split("batchformer ", 1)[1] for part in out.split("Next: ")[1].split("   |   ")]
+    assert [shlex.split(command)[1] for command in proposed] == ["a copy"] * 3
+
+
+def test_the_comparison_proposed_next_is_the_same_one():
+    options = [Option("name"), Option("data-root"), Option("seeds", "many"), Option("out")]
+    words = ["mine.yaml", "--data-root", "my photos", "--seeds", "2", "--out", "x", "--trainer.max_epochs", "3"]
+    again = _same_again(read_arguments(words, options, recipe_keys=True))
+    assert again == "mine.yaml --data-root 'my photos' --trainer.max_epochs 3"
+
+
+def test_a_finished_run_is_not_shown_for_other_settings(say, copy_of_run):
+    code, out, err = say("fit", "digits-lt", *TINY, "--trainer.max_epochs", "5", "--out", "a copy", "--resume")
+    assert (code, out) == (2, "")
+    assert "trainer.max_epochs 2, now it is 5" in err
+
+
+@pytest.mark.parametrize("content", ["[]", '{"recipe": "x"}', "{"])
+def test_a_damaged_result_is_one_sentence(say, copy_of_run, content):
+    (copy_of_run / "result.json").write_text(content)
+    for command in (["test", "a copy"], ["fit", "digits-lt", *TINY, "--out", "a copy", "--resume"]):
+        code, out, err = say(*command)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert "result.json is damaged" in err
+        assert "--overwrite" in err
+
+
+def test_weights_of_a_stopped_run_come_with_a_note(say, copy_of_run, tiny_run, tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    note = "Note: a copy is not finished (epoch 2 of 2)"
+    assert note not in say("predict", tiny_run, "x.png")[1]
+    (copy_of_run / "result.json").unlink()
+    for command in (["predict", "a copy", "x.png"], ["export", "a copy"]):
+        code, out, _ = say(*command)
+        assert code == 0
+        assert out.startswith(note)
+
+
+def test_predict_passes_hidden_files_over_and_finds_linked_folders(say, tiny_run, tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "far/a.png")
+    (tmp_path / "photos/._a.png").write_bytes(b"of macOS")
+    os.symlink(tmp_path / "far", tmp_path / "photos/linked")
+    code, out, err = say("predict", tiny_run, "photos")
+    assert code == 0, err
+    assert "photos/linked/a.png: " in out
+    assert "1 image classified" in out
+
+
+@pytest.mark.parametrize(("out", "reason"), [("folder", "it is a folder"), ("file/x.csv", "a part of file is a file")])
+def test_predict_says_before_it_starts_that_it_cannot_write(say, tiny_run, tmp_path, monkeypatch, out, reason):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    monkeypatch.setattr("batchformer._cli.predict.classify", lambda *_: pytest.fail("classified first"))
+    code, _, err = say("predict", tiny_run, "x.png", "--out", out)
+    assert code == 2
+    assert f"{out} could not be written: {reason}; choose another place." in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["compare", "digits-lt", "--method", "baseline"], "compare trains both methods: leave out --method"),
+        (["fit", "digits-lt", "--trainer.accelerator", "cpu", "--trainer.devices", "9999"], "trainer.devices 9999"),
+        (["data", "miniature", "folder", "file/x"], "file/x cannot be made (Not a directory): name another folder."),
+    ],
+)
+def test_one_sentence(say, tmp_path, arguments, expected):
+    (tmp_path / "file").write_text("")
+    code, out, err = say(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert expected in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_results_are_checked_for_what_the_commands_need(tiny_run):
+    from batchformer.running.folder import _IN_A_RESULT
+
+    assert set(_IN_A_RESULT) <= set(json.loads((tiny_run / "result.json").read_text()))
