@@ -114,6 +114,13 @@ def test_renormalised_images_are_those_of_the_other_normalisation():
     torch.testing.assert_close(Renormalize(*ours)(normalised(*ours)), normalised(*imagenet))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_the_extractor_sees_images_of_its_own_precision_and_the_batch_keeps_its(dtype):
+    images, ids = torch.rand(4, 3, 8, 8, dtype=dtype), torch.arange(4)
+    mixed = AttentiveCutMix(nn.Conv2d(3, 4, 2, stride=2), 4, size=None)(images, ids)
+    assert mixed.images.dtype == dtype
+
+
 def test_nothing_happens_to_the_extractor():
     extractor = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
     extractor[2].eval()

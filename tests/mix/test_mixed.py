@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -132,6 +133,7 @@ def test_a_copy_goes_on_from_the_same_random_state(copied):
         (torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4).long(), "float images"),
         (torch.zeros(4, 8, 8), torch.zeros(4).long(), "float images"),
         (torch.zeros(4, 3, 8, 8), torch.zeros(3).long(), "4 images and 3 targets"),
+        (torch.zeros(4, 3, 8, 8), torch.tensor(3), "4 images and 1 targets"),
         (torch.zeros(4, 3, 8, 8), torch.full((4,), 7), "class ids from 7 to 7"),
         (torch.zeros(4, 3, 8, 8), torch.zeros(4, 6), r"soft targets \(batch, 5\)"),
         (torch.zeros(4, 3, 8, 8), torch.zeros(4), "class ids"),
@@ -141,6 +143,10 @@ def test_a_copy_goes_on_from_the_same_random_state(copied):
 def test_a_batch_that_cannot_be_mixed_is_refused(images, targets, message):
     with pytest.raises(UserError, match=message):
         bf.mix.CutMix(5)(images, targets)
+
+
+def test_a_number_of_classes_may_come_from_numpy():
+    assert bf.mix.CutMix(np.int64(5))(torch.zeros(2, 3, 8, 8), torch.arange(2)).targets().shape == (2, 5)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 from torch import nn
@@ -80,7 +81,7 @@ def encoder_layer_paths(model: nn.Module, numbers: Sequence[int] | Literal["all"
 
 def _numbered_children(model: nn.Module, name: str, numbers: Sequence[int] | Literal["all"], kind: str) -> list[str]:
     names = [f"{name}.{child}" for child, _ in model.get_submodule(name).named_children()]
-    if numbers != "all" and not (isinstance(numbers, Sequence) and all(isinstance(k, int) for k in numbers)):
+    if numbers != "all" and not (isinstance(numbers, Sequence) and all(isinstance(k, Integral) for k in numbers)):
         raise UserError(f'{kind}s are a list of numbers, such as [{len(names) - 1}], or "all"; got {numbers!r}.')
     chosen = range(len(names)) if numbers == "all" else numbers
     if wrong := [k for k in chosen if not 0 <= k < len(names)]:

@@ -107,7 +107,10 @@ class AttentiveCutMix(Mix):
         first = next(self.extractor.parameters(), None)
         if first is not None and first.device != images.device:
             self.extractor.to(images.device)
-        seen = images.detach() if self.prepare is None else self.prepare(images.detach())
+        seen = images.detach()
+        if first is not None and first.is_floating_point() and not torch.is_autocast_enabled(images.device.type):
+            seen = seen.to(first.dtype)
+        seen = seen if self.prepare is None else self.prepare(seen)
         if self.size is not None and seen.shape[-2:] != (self.size, self.size):
             seen = F.interpolate(seen, (self.size, self.size), mode="bilinear", antialias=True)
         with evaluating(self.extractor):

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from batchformer.errors import UserError
 from batchformer.mix.mixed import Mixed, soft_labels
+from batchformer.mix.workers import warn_of_copied_numbers
+from batchformer.nn.attention import is_whole
 
 Partner = Literal["random", "flip"]
 
@@ -62,7 +64,7 @@ class Mix(ABC):
         generator: torch.Generator | None = None,
     ) -> None:
         name = type(self).__name__
-        if not (isinstance(num_classes, int) and num_classes > 0):
+        if not is_whole(num_classes):
             raise UserError(f"{name}: num_classes={num_classes!r} must be a positive whole number.")
         if not alpha > 0:
             raise UserError(f"{name}: alpha={alpha!r} must be above 0; use prob=0 to switch mixing off.")
@@ -72,10 +74,11 @@ class Mix(ABC):
             raise UserError(f"{name}: label_smoothing={label_smoothing!r} must be at least 0 and below 1.")
         if partner not in ("random", "flip"):
             raise UserError(f'{name}: partner={partner!r} must be "random" or "flip".')
-        self.num_classes, self.alpha, self.prob = num_classes, float(alpha), float(prob)
+        self.num_classes, self.alpha, self.prob = int(num_classes), float(alpha), float(prob)
         self.label_smoothing, self.per_sample = float(label_smoothing), per_sample
         self.partner: Partner = partner
         self.generator = generator
+        self._seed = None if generator is None else generator.initial_seed()
 
     def __call__(
         self,
@@ -88,6 +91,7 @@ class Mix(ABC):
 
     def draw(self, images: Float[Tensor, "batch channels height width"]) -> Draw:
         """The random part."""
+        warn_of_copied_numbers(type(self).__name__, self.generator, self._seed)
         batch, device = len(images), images.device
         at = self.generator.device if self.generator is not None else torch.device("cpu")
         numbers = torch.rand(batch if self.per_sample else 1, 3, generator=self.generator, device=at)
@@ -128,8 +132,9 @@ class Mix(ABC):
                 f"{name} mixes the images of a batch with each other, and this batch has {len(images)}: leave the "
                 f"last, smaller batch out (drop_last=True) or train on it unmixed."
             )
-        if len(targets) != len(images):
-            raise UserError(f"{name} got {len(images)} images and {len(targets)} targets: one for each is needed.")
+        count = len(targets) if targets.ndim else 1
+        if count != len(images):
+            raise UserError(f"{name} got {len(images)} images and {count} targets: one for each is needed.")
 
     def close(self) -> None:  # noqa: B027 (nothing to do is the rule)
         """Take out of a model what the method put into it; most put nothing there."""

@@ -21,6 +21,7 @@ from batchformer.mix.puzzle_energy import cell_saliency, puzzle_energy
 from batchformer.mix.saliency import unit_range
 from batchformer.mix.saliency_mix import both_or_none
 from batchformer.mix.transport import move_cells, transport_plan
+from batchformer.mix.workers import refuse_in_worker
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,10 @@ class PuzzleMix(Mix):
         }
         self.transport, self.transport_size, self.transport_eps = transport, transport_size, transport_eps
         self.mean, self.std = both_or_none("PuzzleMix", mean, std)
+
+    def check(self, images: Tensor, targets: Tensor) -> None:
+        super().check(images, targets)
+        refuse_in_worker("PuzzleMix")
 
     def draw(self, images: Float[Tensor, "batch channels height width"]) -> PuzzleDraw:
         height, width = images.shape[-2:]

@@ -11,6 +11,7 @@ from torch import Tensor
 from batchformer.errors import UserError
 from batchformer.mix.base import Draw, Mix
 from batchformer.mix.mixed import Mixed
+from batchformer.mix.workers import warn_of_copied_numbers
 
 
 class MixSwitch(Mix):
@@ -53,10 +54,12 @@ class MixSwitch(Mix):
             raise UserError("MixSwitch takes a generator on the CPU: its choice decides what the host does next.")
         self.mixes, self.weights = list(mixes), chances
         for mix in self.mixes:
-            mix.generator = mix.generator or generator
+            if mix.generator is None:
+                mix.generator, mix._seed = generator, self._seed
 
     def choose(self) -> Mix:
         """The method of the next batch."""
+        warn_of_copied_numbers("MixSwitch", self.generator, self._seed)
         at = torch.rand((), generator=self.generator, dtype=torch.float64).item() * sum(self.weights)
         for mix, weight in zip(self.mixes, self.weights, strict=True):
             if at < weight:

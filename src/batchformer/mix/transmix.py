@@ -19,6 +19,7 @@ from batchformer.mix.class_attention_readers import ClassQuery, TokenReader
 from batchformer.mix.class_attention_record import Recorder, roll_out
 from batchformer.mix.cutmix import cut
 from batchformer.mix.mixed import Mixed
+from batchformer.mix.workers import refuse_in_worker
 
 
 class TransMix(Mix):
@@ -97,6 +98,7 @@ class TransMix(Mix):
 
     def check(self, images: Tensor, targets: Tensor) -> None:
         super().check(images, targets)
+        refuse_in_worker("TransMix")
         if self.recorders[0].removed:
             raise UserError("this TransMix was closed and no longer sees the model: make a new one.")
         height, width = images.shape[-2:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -133,7 +134,7 @@ class StreamGuard:
 
 def chance_loss(classes: int | Sequence[float]) -> float:
     """Cross entropy of the best prediction that ignores its input: the entropy of the labels."""
-    counts = [1.0] * classes if isinstance(classes, int) else [float(count) for count in classes]
+    counts = [1.0] * int(classes) if isinstance(classes, int | Integral) else [float(count) for count in classes]
     total = sum(counts)
     if sum(count > 0 for count in counts) < 2 or min(counts) < 0:
         raise UserError("StreamGuard needs two classes or more: give their number, or the training images of each.")
