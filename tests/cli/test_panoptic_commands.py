@@ -14,7 +14,8 @@ import transformers
 from PIL import ExifTags, Image
 from safetensors.torch import load_file
 
-from batchformer._cli.shelf import recipe_text
+from batchformer._cli.recipe_file import read_recipe
+from batchformer._cli.shelf import find_recipe, recipe_text
 from batchformer.cli import main
 from batchformer.data import miniature
 from batchformer.data.panoptic_png import read_segment_ids
@@ -26,6 +27,7 @@ SMALL = {
     "trainer.accelerator": "cpu",
     "model.schedule.warmup_epochs": "0",
     "model.backbone": "test_resnet",
+    "model.backbone_weights": "null",
     "model.detector_args": "{d_model: 32, encoder_layers: 2, decoder_layers: 2, encoder_ffn_dim: 16, "
     "decoder_ffn_dim: 16, num_queries: 10}",
     "data.image_size": "48",
@@ -83,6 +85,14 @@ def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name):
     comment = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
     assert len(comment[0]) < 120
     assert any(f"batchformer fit {name}" in line for line in comment)
+
+
+def test_the_detector_of_table_5_begins_with_imagenet_weights_as_that_of_table_1():
+    weights = [
+        read_recipe(find_recipe(name)[1])["model"]["backbone_weights"]
+        for name in ("detr-coco-panoptic-boxes", "detr-coco")
+    ]
+    assert weights == ["pretrained", "pretrained"]
 
 
 def test_the_head_leaves_detector_and_module_as_they_were(stages):
