@@ -78,8 +78,8 @@ def attach(
     Heads that read the same feature share one module, computed once; heads that read different features get one each.
     In eval mode the attached model is the plain one, bit for bit. In training it returns 2B rows (plain, then related):
     compute the loss with `TwoStreamLoss` or `repeat_targets`; `labels` that a model takes into its `forward` (as those
-    of transformers) are repeated there. The parameters are on the model under `batchformer.`; an optimizer that was made
-    before does not have them.
+    of transformers) are repeated there. The parameters are on the model under `batchformer.`; an optimizer made before
+    does not have them.
     """
     refuse_what_is_no_model(model, "attach")
     model = _unwrap(model)
