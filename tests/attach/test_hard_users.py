@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 import batchformer as bf
 from batchformer.errors import UserError
@@ -108,6 +109,56 @@ def test_a_sharded_model_is_refused_since_its_processes_would_part_ways() -> Non
             bf.attach(model, before="fc", heads=1)
     finally:
         dist.destroy_process_group()
+
+
+class Forked(nn.Module):
+    """Its layer gives two tensors, of which the model reads the second; `read` says whether the first as well."""
+
+    class Fork(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 8), nn.Linear(6, 8)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.one(x), self.two(x)
+
+    def __init__(self, read: bool, checkpointed: bool) -> None:
+        super().__init__()
+        self.fork, self.fc, self.read, self.checkpointed = self.Fork(), nn.Linear(8, 3), read, checkpointed
+        nn.init.zeros_(self.fc.weight)  # as many a head begins: no output shows what reaches it
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = checkpoint(self.fork, x, use_reentrant=True) if self.checkpointed else self.fork(x)
+        return self.fc((one + two if self.read else two).mean(1))
+
+
+def test_a_layer_whose_first_tensor_nobody_reads_is_refused() -> None:
+    model = Forked(read=False, checkpointed=False)
+    with pytest.raises(UserError, match="'fork' gives several tensors, and Forked does not read the first one"):
+        bf.attach(model, after="fork", heads=2, example_inputs=TOKENS)
+    assert trace(model) == [None]
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("trainable", [False, True])
+def test_one_that_is_read_or_cannot_be_followed_is_not(checkpointed: bool, trainable: bool) -> None:
+    model = Forked(read=True, checkpointed=checkpointed).requires_grad_(trainable).train()
+    bf.attach(model, after="fork", heads=2, example_inputs=TOKENS)
+    assert len(model(TOKENS)) == 8
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("streams", ["duplicate", "split", "single"])
+def test_rows_that_are_no_images_are_refused(streams: str) -> None:
+    """Transformers with the sequence first have tokens there; with as many images as tokens nothing else would tell."""
+
+    class SequenceFirst(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.high(self.low(x).transpose(0, 1)).mean(0))
+
+    with pytest.raises(UserError, match="'high' does not have the images on its first axis"):
+        bf.attach(SequenceFirst(), after="high", heads=2, example_inputs=TOKENS, streams=streams)
 
 
 @pytest.mark.parametrize("thing", [None, "resnet50", Net], ids=["None", "a name", "a class"])

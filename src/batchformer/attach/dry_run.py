@@ -18,7 +18,8 @@ class Calls:
     begins: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     rows: dict[int | str, int] = field(default_factory=dict)
-    output: Tensor | None = None
+    output: Tensor | None = None  # the first tensor of what it gives, which is the one that is related
+    gives_several: bool = False
 
 
 def watch(model: nn.Module, images: int, example: Example | None = None) -> dict[str, Calls]:
@@ -37,6 +38,7 @@ def watch(model: nn.Module, images: int, example: Example | None = None) -> dict
         def end(_: nn.Module, args: Any, out: Any, name: str = name) -> None:
             seen[name].ends.append(next(clock))
             seen[name].output = _first_tensor(out)
+            seen[name].gives_several = not isinstance(out, Tensor)
 
         handles += [module.register_forward_pre_hook(begin, with_kwargs=True), module.register_forward_hook(end)]
     try:
@@ -89,6 +91,17 @@ def feature_of_output(path: str, calls: Calls | None, dim: int | None, channels:
         f"the output of {path!r} has the shape {shape}, which is not clearly tokens (batch, tokens, width) or a map: "
         f'say channels="first" or "last", and dim= where it is neither.'
     )
+
+
+def check_batch_first(path: str, two: Calls, three: Calls) -> None:
+    """The rows of an output must grow with the images, as a shape alone does not tell."""
+    shapes = [tuple(calls.output.shape) for calls in (two, three) if calls.output is not None]
+    if len(shapes) == 2 and 3 * shapes[0][0] != 2 * shapes[1][0]:
+        raise UserError(
+            f"the output of {path!r} does not have the images on its first axis (two of them give the shape "
+            f"{shapes[0]}, three {shapes[1]}), so its rows are no samples to relate: attach after a submodule that "
+            f"gives (batch, ...)."
+        )
 
 
 def known_layout(model: nn.Module, layer: nn.Module) -> Channels | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from batchformer.attach.after import After, Thin
 from batchformer.attach.classifiers import get_submodule
@@ -17,6 +18,7 @@ from batchformer.attach.dry_run import (
     batch_arguments,
     before,
     called_after,
+    check_batch_first,
     feature_of_output,
     grown,
     is_signal,
@@ -34,7 +36,7 @@ from batchformer.attach.stream_loss import PROPOSAL_LOSS, MeanOfStreams
 from batchformer.attach.trial import on_trial
 from batchformer.errors import UserError
 from batchformer.nn.batchformer_v2 import BatchFormerV2
-from batchformer.nn.streams import count_rows
+from batchformer.nn.streams import count_rows, first_with_rows
 
 _IMAGES = 2  # of a dry run
 
@@ -115,6 +117,7 @@ def plan_after(
     for path, place in places.items():
         if len(seen[place].begins) > 1:
             raise UserError(f"{path!r} is called {len(seen[place].begins)} times in a forward: name one called once.")
+        check_batch_first(path, seen[place], seen_with_three[place])
     ordered = sorted(paths, key=lambda path: seen[places[path]].begins[0])
     if share and len({features[path] for path in ordered}) > 1:
         raise UserError("share=True needs outputs of one width and layout at all places: attach them with share=False.")
@@ -149,6 +152,8 @@ def plan_after(
             plan.supports += _detector_supports(model, plan, places[ordered[0]])
         apart = ("forward_intermediates", "forward_features") if plan.entry.wide else ("forward_intermediates",)
         plan.supports += [WholeOnly(model, name, plan.entry) for name in apart if hasattr(type(model), name)]
+    if not padded:
+        _check_read(model, plan, [path for path in ordered if seen[places[path]].gives_several])
     behind = called_after(seen[places[ordered[0]]].ends[-1], seen)
     if first.streams == "split":  # rows that are folded from several of an image cannot be told apart there
         behind = [name for name in behind if 0 in batch_arguments(seen[name], seen_with_three[name])]
@@ -168,6 +173,36 @@ def _reached(model: nn.Module, plan: Plan, seen: dict[str, Calls], names: list[s
         return names
     reached = grown(seen, both)
     return [name for name in names if name in reached]
+
+
+def _check_read(model: nn.Module, plan: Plan, paths: Sequence[str]) -> None:
+    """Of submodules that give several tensors the first is related; a model that does not read it would train a
+    second stream that is the first one again (CoaT's parallel blocks). Gradients tell, whatever the weights are."""
+    if not paths:
+        return
+    with _in_place(model, plan):
+        outputs, problem = call_blank(model, _IMAGES, example=plan.example, with_graph=True)
+    left = first_with_rows(outputs)
+    if problem is not None or left is None or not left.requires_grad:
+        return
+    for path in paths:
+        insertion = plan.insertions[plan.paths.index(path)]
+        # where not even the layer itself is reached, the graph is cut (frozen, or checkpointed) and tells nothing
+        if _reaches(left, insertion.layer) and not _reaches(left, insertion.module):
+            raise UserError(
+                f"{path!r} gives several tensors, and {type(model).__name__} does not read the first one, which would "
+                f"be related, on the way to its output: attach after another submodule."
+            )
+
+
+def _reaches(output: Tensor, module: nn.Module) -> bool:
+    """Whether a gradient of the output reaches a weight of the module."""
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    try:
+        found = torch.autograd.grad(output.sum(), weights, retain_graph=True, allow_unused=True) if weights else ()
+    except RuntimeError:  # checkpoints of the older kind allow no such question
+        return False
+    return any(one is not None for one in found)
 
 
 def _last_called(module: nn.Module) -> nn.Module:

@@ -116,11 +116,12 @@ def call_blank(
     images: int = 2,
     before_each: Callable[[], Any] | None = None,
     example: Example | None = None,
+    with_graph: bool = False,
 ) -> tuple[Any, Exception | None]:
     """What the model returns for blank images of the first size it takes, or for the example given; else None and the
-    first complaint."""
+    first complaint. `with_graph` keeps the graph of gradients."""
     problem: Exception | None = None
-    with _without_state(model):
+    with _without_state(model), torch.set_grad_enabled(with_graph):
         for args, kwargs in [example.rows(images)] if example is not None else _blanks(model, images):
             if before_each is not None:
                 before_each()

@@ -118,6 +118,14 @@ def _repeat(targets: Any, rows: int) -> Any:
     return torch.cat([targets, targets]) if isinstance(targets, Tensor) else targets + targets
 
 
+def first_with_rows(outputs: Any) -> Tensor | None:
+    """The tensor that `count_rows` counts."""
+    if isinstance(outputs, Tensor):
+        return outputs if outputs.ndim else None
+    items = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, tuple | list) else ()
+    return next((found for found in map(first_with_rows, items) if found is not None), None)
+
+
 def count_rows(outputs: Any) -> int | None:
     """Rows of the first tensor with a batch axis in a (nested) output; None where there is none."""
     if isinstance(outputs, Tensor):
