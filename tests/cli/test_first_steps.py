@@ -112,3 +112,60 @@ def test_results_are_checked_for_what_the_commands_need(tiny_run):
     from batchformer.running.folder import _IN_A_RESULT
 
     assert set(_IN_A_RESULT) <= set(json.loads((tiny_run / "result.json").read_text()))
+
+
+@pytest.fixture
+def photos(say, tmp_path):
+    assert say("data", "miniature", "folder", "photos")[0] == 0
+    return ["--data-root", "photos", "--data.workers", "0", "--data.image_size", "32", "--trainer.precision", "32-true"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--model.backbone", "vit_tiny_patch16_224"], "add --model.backbone_args.img_size 32, or set data.image_size"),
+        (["--data.batch_size", "1"], "raise data.batch_size to 2 or more"),
+        (["--model.backbone_args.widht", "2"], "backbone resnet18 does not take widht"),
+        (["--model.backbone", "resnet20", "--model.backbone_args.widht", "2"], "backbone resnet20 does not take widht"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_one_sentence_and_leaves_nothing(say, photos, tmp_path, options, expected):
+    code, out, err = say("fit", "folder-lt", *photos, "--trainer.enable_progress_bar", "false", *options)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert expected in err
+    assert not (tmp_path / "runs/folder-lt/batchformer-seed0").exists()
+
+
+def test_a_failure_nobody_thought_of_leaves_no_run_in_the_way(say, tmp_path, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("something unheard of")
+
+    monkeypatch.setattr("batchformer.tasks.long_tailed.LongTailed.training_step", fail)
+    code, _, err = say("fit", "digits-lt", *TINY, "--trainer.enable_progress_bar", "false", "--out", "run")
+    assert code == 1
+    assert "ZeroDivisionError: something unheard of" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_split_without_classes_has_no_number(say, photos):
+    quick = [
+        "--trainer.max_epochs",
+        "1",
+        "--trainer.limit_train_batches",
+        "1",
+        "--data.batch_size",
+        "8",
+        "--no-analysis",
+    ]
+    shutil.rmtree("photos/train/class_0")
+    shutil.rmtree("photos/val/class_0")
+    code, fitted, err = say("fit", "folder-lt", *photos, *quick, "--out", "run")
+    assert code == 0, err
+    code, tested, err = say("test", "run")
+    assert code == 0, err
+    for out in (fitted, tested):
+        assert "Many (> 100 images)       –   0 classes" in out
+
+
+def test_an_average_is_not_promised_where_none_can_be_kept(say, tiny_run):
+    assert "only image classification" in say("export", tiny_run, "--ema")[2]

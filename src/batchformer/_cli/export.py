@@ -53,9 +53,12 @@ def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
     task, data, net = found.task, found.data, found.task.net
     if averaged:
         if not hasattr(task, "ema"):
-            raise UserError(
-                f"{found.folder.path} kept no moving average of its weights: train with --model.ema 0.9999."
+            way_out = (
+                "train with --model.ema 0.9999"
+                if hasattr(task, "ema_decay")
+                else "only image classification (the vit-* and deit-* recipes) can keep one, with --model.ema 0.9999"
             )
+            raise UserError(f"{found.folder.path} kept no moving average of its weights: {way_out}.")
         net = task.ema.module
     side = min(data.image_size, _LARGEST_SIDE)
     images = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(0))

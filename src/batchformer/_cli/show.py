@@ -61,7 +61,7 @@ def metrics_table(result: dict[str, Any]) -> str:
     lines = [f"{result['recipe']}, {result['method']}, seed {result['seed']}: test accuracy after the last epoch, %"]
     for name in names:
         value, classes = metrics[name], shots.get(name, len(counts))
-        number = "–" if value is None else f"{value:.2f}"
+        number = "–" if value is None or value != value else f"{value:.2f}"
         lines.append(f"  {LABELS[name]:<{width}} {number:>6}   {classes} {'class' if classes == 1 else 'classes'}")
     return "\n".join([*lines, *_speed(result)])
 

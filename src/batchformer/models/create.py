@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,16 +24,23 @@ OWN: dict[str, Callable[..., nn.Module]] = {
 
 def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
     """The models of this room by their names, every other name from timm (no pretrained weights unless asked for)."""
-    if name in OWN:
-        return OWN[name](num_classes=num_classes, **arguments)
     import timm
 
-    if not timm.is_model(name):
+    if name not in OWN and not timm.is_model(name):
         near = difflib.get_close_matches(name, [*OWN, *timm.list_models()], n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()."
         raise UserError(f"backbone {name!r} is neither a CIFAR ResNet nor a timm model: {hint}")
     try:
+        if name in OWN:
+            return OWN[name](num_classes=num_classes, **arguments)
         return timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **arguments})
+    except TypeError as problem:
+        if (unknown := re.search(r"unexpected keyword argument '(\w+)'", str(problem))) is None:
+            raise
+        raise UserError(
+            f"backbone {name} does not take {unknown[1]}: leave model.backbone_args.{unknown[1]} out; where a recipe "
+            "sets it, give --model.backbone_args {}."
+        ) from problem
     except (OSError, RuntimeError) as problem:  # huggingface_hub's and urllib's errors are OSErrors
         if not arguments.get("pretrained"):
             raise

@@ -17,6 +17,7 @@ from batchformer.running.checkpoint_io import AtomicCheckpointIO, read_checkpoin
 from batchformer.running.checkpointer import LastCheckpoint
 from batchformer.running.folder import RunFolder, is_main_process
 from batchformer.running.logs import loggers
+from batchformer.running.network_mistakes import in_one_sentence, refuse_other_image_size
 from batchformer.running.options import RunOptions
 from batchformer.running.progress import ProgressLine, RunProgress
 from batchformer.running.recorder import RunRecorder
@@ -55,6 +56,7 @@ def prepare(
     goes_on = resume and folder.checkpoint.is_file()
     task.before_build(data, goes_on)
     task.build(data.num_classes, list(data.class_counts))
+    refuse_other_image_size(task.net, task.backbone, data.image_size)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.matmul_precision is not None:
@@ -104,6 +106,11 @@ def train(run: Prepared, config: dict[str, Any], checkpoint: Path | None, analys
         what_is_left = _leave_what_can_go_on(folder)
         if isinstance(problem, BadSample):
             raise BadSample(f"{str(problem).rstrip('.')}; {what_is_left}.") from problem
+        raise
+    except Exception as problem:
+        _leave_what_can_go_on(folder)
+        if (mistake := in_one_sentence(problem)) is not None:
+            raise mistake from problem
         raise
     if recorder.validated_step != trainer.global_step:
         trainer.validate(task, datamodule=data, verbose=False)
