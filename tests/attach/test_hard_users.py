@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import timm
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -159,6 +160,26 @@ def test_rows_that_are_no_images_are_refused(streams: str) -> None:
 
     with pytest.raises(UserError, match="'high' does not have the images on its first axis"):
         bf.attach(SequenceFirst(), after="high", heads=2, example_inputs=TOKENS, streams=streams)
+
+
+class Adapted(nn.Module):
+    """A layer with a low-rank part beside it, as PEFT wraps it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = layer
+        self.lora_A, self.lora_B = nn.Linear(layer.in_features, 4), nn.Linear(4, layer.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+def test_the_module_stands_before_an_adapted_classifier_not_inside_the_adapter() -> None:
+    model = timm.create_model("resnet18", num_classes=3).train()
+    model.fc = Adapted(model.fc)
+    attachment = bf.attach(model)
+    assert [(point.paths, point.module.dim) for point in attachment.points] == [(("fc",), 512)]
+    assert len(model(torch.randn(2, 3, 32, 32))) == 4
 
 
 @pytest.mark.parametrize("thing", [None, "resnet50", Net], ids=["None", "a name", "a class"])

@@ -92,7 +92,9 @@ def _usually_named(model: nn.Module) -> list[str]:
 def _last_of_container(model: nn.Module, path: str) -> str:
     """A head of several layers ends in the one that scores: the features are what enters that one."""
     module = model.get_submodule(path)
-    inner = None if isinstance(module, nn.Linear | nn.Conv2d) else _last_scoring_layer(module)
+    # PEFT's adapters: what they add stands beside the `base_layer`, and both read what enters the adapter
+    whole = isinstance(module, nn.Linear | nn.Conv2d) or hasattr(module, "base_layer")
+    inner = None if whole else _last_scoring_layer(module)
     return f"{path}.{inner}" if inner else path
 
 
