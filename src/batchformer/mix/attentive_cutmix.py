@@ -14,6 +14,7 @@ from batchformer.errors import UserError
 from batchformer.mix._evaluating import evaluating
 from batchformer.mix.base import Draw, Mix, Partner
 from batchformer.mix.mixed import Mixed
+from batchformer.nn.attention import autocasts
 
 
 class AttentiveCutMix(Mix):
@@ -108,7 +109,7 @@ class AttentiveCutMix(Mix):
         if first is not None and first.device != images.device:
             self.extractor.to(images.device)
         seen = images.detach()
-        if first is not None and first.is_floating_point() and not torch.is_autocast_enabled(images.device.type):
+        if first is not None and first.is_floating_point() and not autocasts(images):
             seen = seen.to(first.dtype)
         seen = seen if self.prepare is None else self.prepare(seen)
         if self.size is not None and seen.shape[-2:] != (self.size, self.size):
