@@ -208,3 +208,10 @@ def test_text_has_enough_contrast_in_light_and_dark():
             for text in ("ink", "muted", "batchformer", "baseline", "helped", "hurt", "unclear", "incomplete"):
                 bright, dim = sorted((luminance(colours[text]), luminance(colours[ground])), reverse=True)
                 assert (bright + 0.05) / (dim + 0.05) >= 4.5, (text, ground)
+
+
+def test_one_epoch_and_one_step_are_said_as_one(tmp_path):
+    once = result(epochs=1, steps=1)
+    write(tmp_path / "runs", [once])
+    page = write_report([tmp_path / "runs"], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "1 epoch, 1 step<" in page

@@ -83,3 +83,18 @@ def test_nothing_found_says_where_it_looked(tmp_path):
         load_runs([tmp_path])
     with pytest.raises(UserError, match="nowhere does not exist"):
         load_runs([tmp_path / "nowhere"])
+
+
+def test_a_run_that_is_not_finished_is_told_apart_from_a_wrong_folder(tmp_path):
+    (tmp_path / "config.yaml").write_text("a: 1")
+    with pytest.raises(UserError, match=r"is a run that is not finished, it has no result.json: .* --resume"):
+        load_runs([tmp_path])
+
+
+def test_nobody_is_told_to_delete_a_file_that_is_no_result(tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff")
+    (tmp_path / "settings.json").write_text("// a file of another program")
+    for place in (tmp_path / "photo.jpg", tmp_path):
+        with pytest.raises(UserError, match="is damaged or no result file") as caught:
+            load_runs([place])
+        assert "delete it" not in str(caught.value)

@@ -78,7 +78,9 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         "Baseline": _joined(runs, lambda r: r.text("borrowed_from") and f"the runs of {r.text('borrowed_from')}"),
         "Protocol": _protocol(runs),
         "Length": ", ".join(
-            f"{run.raw[key]:,} {key}" for key in ("epochs", "steps") if isinstance(run.raw.get(key), int)
+            f"{run.raw[key]:,} {key if run.raw[key] != 1 else key[:-1]}"
+            for key in ("epochs", "steps")
+            if isinstance(run.raw.get(key), int)
         ),
         "Data": ", ".join(images),
         "Data fingerprint": _joined(runs, lambda r: (r.raw.get("data") or {}).get("fingerprint")),

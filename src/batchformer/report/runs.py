@@ -58,6 +58,11 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
                 f"({run.recipe}, {run.method}, {run.seed}): pass only one of them"
             )
     if not runs:
+        for place in places:
+            if (place / "config.yaml").is_file():
+                raise UserError(
+                    f"{place} is a run that is not finished, it has no result.json: go on with its command and --resume"
+                )
         where = ", ".join(str(path) for path in places) or "nothing"
         raise UserError(f"no result.json found in {where}: give a run folder, a folder of `compare`, or a result file")
     return [runs[key] for key in sorted(runs)]
@@ -91,7 +96,10 @@ def _read(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{file} is damaged ({error}): delete it or run that recipe again") from None
+        # it may be anybody's file that lies in the folder or was named by mistake: no word of deleting it
+        raise UserError(
+            f"{file} is damaged or no result file ({error}): run that recipe again, or name the runs without it"
+        ) from None
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
 
