@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.analysis.pictures import write_pictures
-from batchformer.data.images import is_image, open_image
+from batchformer.data.images import images_in, open_image
 from batchformer.errors import UserError
 
 
@@ -60,7 +60,7 @@ def main() -> None:
 def find_images(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give one with images in it.")
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and is_image(path))
+    paths = [Path(path) for path in images_in(folder)]
     if len(paths) < 2:
         raise UserError(f"{folder} holds {len(paths)} images: attention over a batch needs two or more.")
     return paths

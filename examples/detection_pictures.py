@@ -21,7 +21,7 @@ import torch
 from batchformer.analysis.detection_pictures import FOLDER
 from batchformer.analysis.detection_pictures_runs import Seen, scenes_from, scenes_of, write_comparison
 from batchformer.data import CocoDetection, miniature
-from batchformer.data.images import is_image, open_image
+from batchformer.data.images import images_in, open_image
 from batchformer.errors import UserError
 from batchformer.metrics import CocoAP
 from batchformer.tasks import Detection
@@ -77,7 +77,7 @@ def trained_runs(given: argparse.Namespace) -> tuple[dict[str, Any], Any, list[s
 
 
 def photos_of(folder: Path, count: int, data: Any) -> Seen:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and is_image(path))[:count]
+    paths = [Path(path) for path in images_in(folder)][:count]
     if not paths:
         raise UserError(f"there is no image in {folder}.")
     return scenes_from([open_image(path) for path in paths], data)

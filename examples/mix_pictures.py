@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.analysis.mix_pictures import write_mix_picture
-from batchformer.data.images import is_image, open_image
+from batchformer.data.images import images_in, open_image
 from batchformer.errors import UserError
 
 METHODS = ("transmix", "cutmix", "mixup", "saliencymix", "attentive-cutmix", "puzzlemix")
@@ -74,7 +74,7 @@ def spread(folder: Path, count: int) -> list[Path]:
     """So many images, evenly over the folder, so that several classes are among them."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give one with images in it.")
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and is_image(path))
+    paths = [Path(path) for path in images_in(folder)]
     count = min(count, len(paths))
     if count < 2:
         raise UserError(f"{folder} holds {len(paths)} images and {count} would be mixed: two or more are needed.")
