@@ -140,6 +140,15 @@ def test_a_layer_whose_first_tensor_nobody_reads_is_refused() -> None:
     assert trace(model) == [None]
 
 
+def test_one_that_another_output_reads_is_not() -> None:
+    class Both(Forked):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            one, two = self.fork(x)
+            return {"second": self.fc(two.mean(1)), "first": one}
+
+    bf.attach(Both(read=False, checkpointed=False), after="fork", heads=2, example_inputs=TOKENS)
+
+
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("trainable", [False, True])
@@ -173,6 +182,9 @@ class Adapted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.base_layer(x) + self.lora_B(self.lora_A(x))
 
+    def get_base_layer(self):
+        return self.base_layer
+
 
 def test_the_module_stands_before_an_adapted_classifier_not_inside_the_adapter() -> None:
     model = timm.create_model("resnet18", num_classes=3).train()
@@ -180,6 +192,20 @@ def test_the_module_stands_before_an_adapted_classifier_not_inside_the_adapter()
     attachment = bf.attach(model)
     assert [(point.paths, point.module.dim) for point in attachment.points] == [(("fc",), 512)]
     assert len(model(torch.randn(2, 3, 32, 32))) == 4
+
+
+def test_a_layer_that_is_only_called_like_an_adapters_is_none() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_layer, self.out = nn.Linear(512, 16), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.base_layer(x).relu())
+
+    model = timm.create_model("resnet18", num_classes=3)
+    model.fc = Head()
+    assert bf.attach(model).paths == ("fc.out",)
 
 
 @pytest.mark.parametrize("thing", [None, "resnet50", Net], ids=["None", "a name", "a class"])

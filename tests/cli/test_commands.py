@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import pytest
 import torch
@@ -69,6 +70,17 @@ def test_a_finished_run_has_nothing_to_resume(say, tiny_run):
     assert code == 0
     assert "finished already" in out
     assert (tiny_run / "checkpoints/last.ckpt").stat().st_mtime_ns == before
+
+
+def test_nor_has_one_of_an_older_version_that_knew_fewer_settings(say, tiny_run, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(tiny_run, old)
+    config = yaml.safe_load((old / "config.yaml").read_text())
+    del config["model"]["loss_weight"]
+    (old / "config.yaml").write_text(yaml.safe_dump(config))
+    assert say("fit", "digits-lt", *TINY, "--out", old, "--resume")[0] == 0
+    code, _, err = say("fit", "digits-lt", *TINY, "--out", old, "--resume", "--trainer.max_epochs", "7")
+    assert (code, "max_epochs" in err) == (2, True)
 
 
 def test_seed_and_method_reach_every_part(say, tmp_path):

@@ -10,6 +10,7 @@ from PIL import Image
 
 from batchformer._cli.arguments import Option, read_arguments
 from batchformer._cli.compare import _same_again
+from batchformer.tasks import LongTailed
 from tests.cli.conftest import TINY
 
 
@@ -145,6 +146,40 @@ def test_a_failure_nobody_thought_of_leaves_no_run_in_the_way(say, tmp_path, mon
     assert code == 1
     assert "ZeroDivisionError: something unheard of" in err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_failure_later_leaves_what_there_is_to_look_at(say, tmp_path, monkeypatch):
+    step = LongTailed.training_step
+
+    def fail(self, batch, batch_idx):
+        if self.current_epoch == 1:
+            raise ZeroDivisionError("something unheard of")
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(LongTailed, "training_step", fail)
+    longer = [
+        "--trainer.max_epochs",
+        "3",
+        "--run.checkpoint_every_epochs",
+        "3",
+        "--trainer.enable_progress_bar",
+        "false",
+    ]
+    code, _, err = say("fit", "digits-lt", *TINY, *longer, "--out", "run")
+    assert (code, "something unheard of" in err) == (1, True)
+    assert (tmp_path / "run/metrics.csv").is_file()
+
+
+@pytest.mark.parametrize("option", ["--resume", "--overwrite"])
+def test_a_folder_that_is_no_run_is_left_as_it_is(say, tmp_path, option):
+    files = [tmp_path / "pictures" / name for name in ("me.png", "logo.svg", "checkpoints/mine.ckpt", "tensorboard/x")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    code, _, err = say("fit", "digits-lt", *TINY, option, "--out", "pictures")
+    assert code == 2
+    assert "choose another --out" in err
+    assert sorted(path for path in (tmp_path / "pictures").rglob("*") if path.is_file()) == sorted(files)
 
 
 def test_a_split_without_classes_has_no_number(say, photos):

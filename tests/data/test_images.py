@@ -49,11 +49,19 @@ def test_grey_values_of_16_bits_are_scaled_and_not_cut_off(tmp_path, ending):
 
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_grey_values_without_a_range_are_refused(tmp_path, kind):
-    Image.fromarray(np.zeros((2, 2), kind)).save(tmp_path / "x.tif")
+    Image.fromarray(np.full((2, 2), 300, kind)).save(tmp_path / "x.tif")
     with pytest.raises(
-        UserError, match=r"x\.tif cannot be read \(its grey values have 32 bits .* save it with 8 or 16"
+        UserError, match=r"x\.tif cannot be read \(its grey values are above 255 .* save it with 8 or 16"
     ):
         open_image(tmp_path / "x.tif")
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"), [(np.uint16, "png"), (np.uint16, "tif"), (np.int32, "tif"), (np.float32, "tif")]
+)
+def test_grey_values_of_8_bits_in_a_wider_file_stay(tmp_path, kind, ending):
+    Image.fromarray(np.array([[0, 7, 200, 255]], kind)).save(tmp_path / f"x.{ending}")
+    assert np.asarray(open_image(tmp_path / f"x.{ending}"))[0, :, 0].tolist() == [0, 7, 200, 255]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr"])

@@ -121,6 +121,16 @@ def test_the_extractor_sees_images_of_its_own_precision_and_the_batch_keeps_its(
     assert mixed.images.dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_extractor_in_half_precision_sees_images_that_were_resized_in_full(dtype):
+    extractor = nn.Conv2d(3, 4, 2, stride=2)
+    images = torch.rand(4, 3, 8, 8)
+    wanted = AttentiveCutMix(extractor, 4, size=12, prepare=lambda seen: seen - 0.5).heatmap(images)
+    half = AttentiveCutMix(extractor.to(dtype), 4, size=12, prepare=lambda seen: seen - 0.5)
+    torch.testing.assert_close(half.heatmap(images), wanted, atol=2e-2, rtol=2e-2)
+    assert half.heatmap(images.to(dtype)).shape == wanted.shape
+
+
 def test_nothing_happens_to_the_extractor():
     extractor = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
     extractor[2].eval()

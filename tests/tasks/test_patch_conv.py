@@ -52,6 +52,13 @@ def test_of_a_transformer_the_first_layer_alone_changes_and_comes_back():
     assert type(net.patch_embed.proj) is nn.Conv2d
 
 
+def test_what_a_training_that_failed_left_comes_back_after_the_next():
+    net = timm.create_model("test_vit", num_classes=3)
+    cut_into_patches(net)
+    convolve_again(cut_into_patches(net))
+    assert type(net.patch_embed.proj) is nn.Conv2d
+
+
 def test_convolutions_that_overlap_pad_or_see_features_stay():
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3, stride=2, padding=1),

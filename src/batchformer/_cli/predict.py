@@ -108,7 +108,7 @@ def find_images(places: list[str]) -> Iterator[Path]:
 
     for place in map(Path, places):
         if place.is_dir():
-            inside = images_in(place)
+            inside = [path for path in images_in(place) if Path(path).is_file()]  # not a link to nowhere
             if not inside:
                 raise UserError(f"There is no image in the folder {place} (looked for {' '.join(EXTENSIONS)}).")
             yield from map(Path, inside)

@@ -93,7 +93,8 @@ def _last_of_container(model: nn.Module, path: str) -> str:
     """A head of several layers ends in the one that scores: the features are what enters that one."""
     module = model.get_submodule(path)
     # PEFT's adapters: what they add stands beside the `base_layer`, and both read what enters the adapter
-    whole = isinstance(module, nn.Linear | nn.Conv2d) or hasattr(module, "base_layer")
+    adapted = getattr(module, "base_layer", None) if hasattr(module, "get_base_layer") else None
+    whole = isinstance(module, nn.Linear | nn.Conv2d) or isinstance(adapted, nn.Linear | nn.Conv2d)
     inner = None if whole else _last_scoring_layer(module)
     return f"{path}.{inner}" if inner else path
 

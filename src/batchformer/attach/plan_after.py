@@ -36,7 +36,7 @@ from batchformer.attach.stream_loss import PROPOSAL_LOSS, MeanOfStreams
 from batchformer.attach.trial import on_trial
 from batchformer.errors import UserError
 from batchformer.nn.batchformer_v2 import BatchFormerV2
-from batchformer.nn.streams import count_rows, first_with_rows
+from batchformer.nn.streams import count_rows, tensors_with_rows
 
 _IMAGES = 2  # of a dry run
 
@@ -182,8 +182,8 @@ def _check_read(model: nn.Module, plan: Plan, paths: Sequence[str]) -> None:
         return
     with _in_place(model, plan):
         outputs, problem = call_blank(model, _IMAGES, example=plan.example, with_graph=True)
-    left = first_with_rows(outputs)
-    if problem is not None or left is None or not left.requires_grad:
+    left = [output for output in tensors_with_rows(outputs) if output.requires_grad]
+    if problem is not None or not left:
         return
     for path in paths:
         insertion = plan.insertions[plan.paths.index(path)]
@@ -195,11 +195,12 @@ def _check_read(model: nn.Module, plan: Plan, paths: Sequence[str]) -> None:
             )
 
 
-def _reaches(output: Tensor, module: nn.Module) -> bool:
-    """Whether a gradient of the output reaches a weight of the module."""
+def _reaches(outputs: Sequence[Tensor], module: nn.Module) -> bool:
+    """Whether a gradient of the outputs reaches a weight of the module."""
     weights = [weight for weight in module.parameters() if weight.requires_grad]
+    total = torch.stack([output.float().sum() for output in outputs]).sum()
     try:
-        found = torch.autograd.grad(output.sum(), weights, retain_graph=True, allow_unused=True) if weights else ()
+        found = torch.autograd.grad(total, weights, retain_graph=True, allow_unused=True) if weights else ()
     except RuntimeError:  # checkpoints of the older kind allow no such question
         return False
     return any(one is not None for one in found)

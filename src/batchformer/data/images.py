@@ -60,12 +60,19 @@ def check_image(path: str | Path) -> None:
 
 
 def _in_colour(image: Image.Image) -> Image.Image:
-    """RGB of 8 bits. Pillow cuts grey values of more bits off at 255: nearly all of such an image would be white."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # Pillow 10 calls a 16-bit PNG I
-        eight_bits = (np.asarray(image).astype(np.float32) / 257).round().clip(0, 255).astype(np.uint8)
-        return Image.fromarray(eight_bits).convert("RGB")
-    if image.mode in ("I", "F"):
-        raise ValueError("its grey values have 32 bits and nothing says which of them is white; save it with 8 or 16")
+    """RGB of 8 bits. Pillow cuts grey values of more bits off at 255: nearly all of such an image would be white.
+
+    Where no value is above 255 they are taken for 8 bits in a wider file.
+    """
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        grey = np.asarray(image).astype(np.float32)
+        if grey.max(initial=0.0) > 255:
+            if image.mode in ("I", "F") and image.format not in ("PNG", "PPM"):  # these two are of 16 bits at most
+                raise ValueError(
+                    "its grey values are above 255 and nothing says which is white; save it with 8 or 16 bits"
+                )
+            grey /= 257
+        return Image.fromarray(grey.round().clip(0, 255).astype(np.uint8)).convert("RGB")
     return image.convert("RGB")
 
 

@@ -16,6 +16,8 @@ from batchformer.mix.base import Draw, Mix, Partner
 from batchformer.mix.mixed import Mixed
 from batchformer.nn.attention import autocasts
 
+_PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 class AttentiveCutMix(Mix):
     """The k most attended cells of image B over image A, y_B's part of the label k / cells (Walawalkar et al., 2020).
@@ -109,11 +111,14 @@ class AttentiveCutMix(Mix):
         if first is not None and first.device != images.device:
             self.extractor.to(images.device)
         seen = images.detach()
-        if first is not None and first.is_floating_point() and not autocasts(images):
-            seen = seen.to(first.dtype)
+        seen = (
+            seen.float() if seen.dtype in (torch.float16, torch.bfloat16) else seen
+        )  # half cannot be resized on a CPU
         seen = seen if self.prepare is None else self.prepare(seen)
         if self.size is not None and seen.shape[-2:] != (self.size, self.size):
             seen = F.interpolate(seen, (self.size, self.size), mode="bilinear", antialias=True)
+        if first is not None and first.dtype in _PRECISIONS and not autocasts(images):
+            seen = seen.to(first.dtype)
         with evaluating(self.extractor):
             features = self.extractor(seen)
         if not isinstance(features, Tensor) or features.ndim != 4 or len(features) != len(images):

@@ -22,7 +22,7 @@ def warn_of_copied_numbers(name: str, generator: torch.Generator | None, seed: i
         _warned = True
         warnings.warn(
             f"{name} draws from a generator of its own in a DataLoader's worker, and every worker begins with the same "
-            f"copy of it, in every epoch again: leave generator= out (torch seeds each worker), or seed it in "
+            f"copy of it, whenever workers are started: leave generator= out (torch seeds each worker), or seed it in "
             f"worker_init_fn.",
             UserWarning,
             stacklevel=2,

@@ -137,7 +137,10 @@ class BatchAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As `torch.nn.MultiheadAttention` begins; called again where weights are made late (meta device, FSDP)."""
+        """As `torch.nn.MultiheadAttention` begins; called again where weights are made late (meta device, FSDP).
+
+        Whoever calls this of all modules calls that of `out_proj` after it: its bias then begins as a Linear's does.
+        """
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.in_proj_bias)
         nn.init.zeros_(self.out_proj.bias)

@@ -118,12 +118,12 @@ def _repeat(targets: Any, rows: int) -> Any:
     return torch.cat([targets, targets]) if isinstance(targets, Tensor) else targets + targets
 
 
-def first_with_rows(outputs: Any) -> Tensor | None:
-    """The tensor that `count_rows` counts."""
+def tensors_with_rows(outputs: Any) -> list[Tensor]:
+    """All tensors with a batch axis in a (nested) output."""
     if isinstance(outputs, Tensor):
-        return outputs if outputs.ndim else None
+        return [outputs] if outputs.ndim else []
     items = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, tuple | list) else ()
-    return next((found for found in map(first_with_rows, items) if found is not None), None)
+    return [found for item in items for found in tensors_with_rows(item)]
 
 
 def count_rows(outputs: Any) -> int | None:

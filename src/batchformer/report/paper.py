@@ -158,7 +158,7 @@ MAIN = {
 class OwnStudy:
     """Variants of `recipe` under names of their own, none of them a row of a paper.
 
-    `equal_cost`: for a variant the baseline that was trained for as many GPU-seconds as it.
+    `equal_cost`: for a variant the baseline that was trained for as many GPU-seconds as the published form there.
     """
 
     recipe: str

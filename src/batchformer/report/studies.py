@@ -43,7 +43,7 @@ class Study:
 
 
 def equal_cost(study: Study) -> list[tuple[Variant, Variant]]:
-    """Variants, each with the baseline that was trained for as many GPU-seconds, where both were run."""
+    """Variants, each with the longer baseline it is held to, where both were run."""
     named = {variant.name: variant for variant in study.variants}
     pairs = STUDIES[study.base].equal_cost.items() if study.base in STUDIES else ()
     return [(named[name], named[longer]) for name, longer in pairs if name in named and longer in named]

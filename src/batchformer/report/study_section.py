@@ -14,7 +14,10 @@ from batchformer.report.runs import Run
 from batchformer.report.statistics import summarise
 from batchformer.report.studies import Study, Variant, equal_cost
 
-EQUAL_COST = "The same, each held to a baseline that was trained for as many GPU-seconds:"
+EQUAL_COST = (
+    "The same, held to a baseline that was trained for as many GPU-seconds as the published form in that place (by the "
+    "ratio of their steps, `vit_step`; wall times are those of several runs on one card):"
+)
 
 
 def study_section(study: Study) -> str:

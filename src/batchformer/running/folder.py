@@ -52,6 +52,10 @@ class RunFolder:
         return self.path.is_dir() and any(self.path.iterdir())
 
     @property
+    def is_run(self) -> bool:
+        return self.config.is_file() or self.checkpoint.is_file() or self.result.is_file()
+
+    @property
     def finished(self) -> bool:
         return self.result.is_file()
 
@@ -72,7 +76,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what a run has written, and nothing else: the folder may be somebody's home by mistake."""
-        if not self.config.is_file() and not self.checkpoint.is_file() and not self.result.is_file():
+        if not self.is_run:
             raise UserError(
                 f"{self.path} does not look like a run folder, so it is not overwritten; choose another --out."
             )
@@ -90,9 +94,12 @@ class RunFolder:
 
     def take_back(self) -> None:
         """A run that failed before its first checkpoint: its files go, and the folder if nothing else is in it."""
-        self.clear()
-        if not self.started:
-            self.path.rmdir()
+        self.clear_unfinished()
+        self.config.unlink(missing_ok=True)
+        self.open_existing()
+        for folder in (self.checkpoint.parent, self.path):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
 
     def open_existing(self) -> None:
         remove_stale_temporaries(self.path)

@@ -16,9 +16,10 @@ def refuse_other_image_size(net: nn.Module, backbone: str, image_size: int) -> N
     built: Any = getattr(embedding, "img_size", None)
     if not getattr(embedding, "strict_img_size", False) or built is None or tuple(built) == (image_size, image_size):
         return
+    other_way = f", or set data.image_size to {built[0]}" if built[0] == built[1] else ""
     raise UserError(
         f"{backbone} is built for images of {built[0]} x {built[1]} pixels, and data.image_size is {image_size}: add "
-        f"--model.backbone_args.img_size {image_size}, or set data.image_size to {built[0]}."
+        f"--model.backbone_args.img_size {image_size}{other_way}."
     )
 
 

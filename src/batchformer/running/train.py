@@ -74,13 +74,18 @@ def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwri
     """Prepare the run folder; returns the checkpoint to go on from, or None to start at the beginning."""
     if not is_main_process():
         return folder.checkpoint if resume and folder.checkpoint.is_file() else None
+    if resume and folder.started:
+        folder.open_existing()
+        if folder.started and not folder.is_run:
+            raise UserError(
+                f"{folder.path} holds files that are not of a run, which may get lost: choose another --out."
+            )
     if not (resume and folder.started):
         folder.open_new(overwrite)
         folder.write_config(config_text(config))
         return None
     if folder.config.is_file():
         refuse_other_settings(folder, config)
-    folder.open_existing()
     if not folder.checkpoint.is_file():
         folder.clear_unfinished()
         folder.write_config(config_text(config))
@@ -108,7 +113,8 @@ def train(run: Prepared, config: dict[str, Any], checkpoint: Path | None, analys
             raise BadSample(f"{str(problem).rstrip('.')}; {what_is_left}.") from problem
         raise
     except Exception as problem:
-        _leave_what_can_go_on(folder)
+        if trainer.current_epoch == 0:  # later there is something to look at
+            _leave_what_can_go_on(folder)
         if (mistake := in_one_sentence(problem)) is not None:
             raise mistake from problem
         raise
@@ -169,9 +175,12 @@ def config_text(config: dict[str, Any]) -> str:
 
 
 def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
-    """The same weights as a run never stopped: only with the same settings."""
+    """The same weights as a run never stopped: only with the same settings.
+
+    A finished run is only looked at, so settings that it did not know, being of an older version, count for nothing.
+    """
     before, now = _flat(yaml.safe_load(folder.config.read_text())), _flat(config)
-    for key in sorted({*before, *now}):
+    for key in sorted(before.keys() & now.keys() if folder.finished else before.keys() | now.keys()):
         began = before.get(key, _CAME_LATER.get(key))
         if began != now.get(key) and not key.startswith(_FREE_TO_CHANGE):
             raise UserError(

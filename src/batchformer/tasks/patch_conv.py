@@ -28,7 +28,9 @@ class PatchConv2d(nn.Conv2d):
 
 def cut_into_patches(net: nn.Module) -> list[nn.Conv2d]:
     """Let the layers of `net` that turn images into patches run as products. No key changes; which layers these are."""
-    changed = [module for module in net.modules() if type(module) is nn.Conv2d and _tiles_images(module)]
+    kinds = (nn.Conv2d, PatchConv2d)  # a training that failed may have left some of them so
+    convolutions = [module for module in net.modules() if isinstance(module, nn.Conv2d) and type(module) in kinds]
+    changed = [module for module in convolutions if _tiles_images(module)]
     for module in changed:
         module.__class__ = PatchConv2d
     return changed
