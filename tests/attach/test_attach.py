@@ -14,8 +14,7 @@ from torch import Tensor, nn
 import batchformer as bf
 from batchformer.attach.lightning import BatchFormerCallback
 from batchformer.errors import UserError
-
-from .training import quiet_trainer
+from tests.training import quiet_trainer
 
 
 class TwoHeads(nn.Module):

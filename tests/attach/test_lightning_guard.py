@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.attach.lightning import BatchFormerCallback
-
-from .training import quiet_trainer
+from tests.training import quiet_trainer
 
 CLASSES = 3
 

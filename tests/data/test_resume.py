@@ -6,6 +6,7 @@ import torch
 
 from batchformer.data import DigitsLT
 from batchformer.errors import UserError
+from tests.training import quiet_trainer
 
 EPOCHS, BATCH = 3, 100
 
@@ -48,19 +49,8 @@ class Saver(L.Callback):
 
 def run(tmp_path, data, ckpt_path=None, callbacks=(), **options):
     model = Recorder()
-    trainer = L.Trainer(
-        max_epochs=EPOCHS,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        callbacks=list(callbacks),
-        default_root_dir=tmp_path,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        **options,
-    )
+    options |= {"enable_checkpointing": False, "use_distributed_sampler": False, "num_sanity_val_steps": 0}
+    trainer = quiet_trainer(tmp_path, EPOCHS, *callbacks, **options)
     trainer.fit(model, data, ckpt_path=ckpt_path)
     return model.seen
 

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from batchformer.tasks import Classification, image_task
 from batchformer.tasks.patch_conv import PatchConv2d, convolve_again, cut_into_patches
 
-from .tiny_vit import built
+from .tiny_vit import NO_MIX, built
 
 sizes = st.integers(1, 4)
 
@@ -71,8 +72,11 @@ def test_convolutions_that_overlap_pad_or_see_features_stay():
     assert cut_into_patches(net) == []
 
 
-def test_training_ends_with_the_layer_as_it_was():
-    task = built()
-    task._patch_layers = cut_into_patches(task.net)
+def test_training_compiles_products_and_ends_with_the_layer_as_it_was(monkeypatch):
+    task, compiled = built(compile=True, mix=NO_MIX), []
+    monkeypatch.setattr(image_task, "compile_in_place", lambda net: compiled.append(type(net.patch_embed.proj)))
+    monkeypatch.setattr(Classification, "device", torch.device("cuda"))  # asked for, never used
+    task.on_fit_start()
+    assert compiled == [PatchConv2d]
     task.on_train_end()
     assert type(task.net.patch_embed.proj) is nn.Conv2d

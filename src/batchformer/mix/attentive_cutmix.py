@@ -111,9 +111,8 @@ class AttentiveCutMix(Mix):
         if first is not None and first.device != images.device:
             self.extractor.to(images.device)
         seen = images.detach()
-        seen = (
-            seen.float() if seen.dtype in (torch.float16, torch.bfloat16) else seen
-        )  # half cannot be resized on a CPU
+        if seen.dtype in (torch.float16, torch.bfloat16):  # which torch cannot resize on a CPU
+            seen = seen.float()
         seen = seen if self.prepare is None else self.prepare(seen)
         if self.size is not None and seen.shape[-2:] != (self.size, self.size):
             seen = F.interpolate(seen, (self.size, self.size), mode="bilinear", antialias=True)

@@ -1,4 +1,4 @@
-"""A trainer of Lightning that says nothing, for tests of the callback."""
+"""A trainer of Lightning that says nothing."""
 
 from __future__ import annotations
 
