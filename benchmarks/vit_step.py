@@ -3,14 +3,14 @@
     python benchmarks/vit_step.py [--only baseline stable] [--profile] [--out DIR]
 
 The step is the task's own (forward, loss of both streams, backward, AdamW; compiled, in one CUDA graph) on a batch that
-lies on the device. The variants compile side by side, each in a process of its own, and are timed one after the other.
-The ratio to the baseline says how many epochs of it cost as much as the variant: `v2_study.py --long-epochs`.
+lies on the device. The variants compile side by side, each in a process of its own; when all are ready they are timed
+one after the other. The ratio to the baseline says how many epochs of it cost as much as the variant: `v2_study.py
+--long-epochs`.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import subprocess
 import sys
@@ -41,7 +41,8 @@ def options(variant: str) -> dict[str, Any]:
     return model
 
 
-def measure(variant: str, lock: Path, out: Path, profile: bool) -> None:
+def measure(variant: str, out: Path, profile: bool) -> None:
+    """Says when it is ready, and waits for its turn."""
     from batchformer.tasks import Classification
     from batchformer.tasks.graph_step import GraphedStep
 
@@ -66,18 +67,18 @@ def measure(variant: str, lock: Path, out: Path, profile: bool) -> None:
     for _ in range(5):
         graphed(images, targets)
     torch.cuda.synchronize()
-    with open(lock, "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        for _ in range(20):
-            graphed(images, targets)
-        ms = milliseconds(lambda: graphed(images, targets), repeats=30)
-        if profile:
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as record:
-                for _ in range(3):
-                    graphed(images, targets)
-                torch.cuda.synchronize()
-            table = record.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=90)
-            (out / f"{variant}.profile.txt").write_text(table)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(20):
+        graphed(images, targets)
+    ms = milliseconds(lambda: graphed(images, targets), repeats=30)
+    if profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as record:
+            for _ in range(3):
+                graphed(images, targets)
+            torch.cuda.synchronize()
+        table = record.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=90)
+        (out / f"{variant}.profile.txt").write_text(table)
     peak = torch.cuda.max_memory_allocated() / 2**30
     (out / f"{variant}.json").write_text(json.dumps({"variant": variant, "ms": ms, "peak_gib": peak}))
 
@@ -87,19 +88,22 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(STUDY.variants), default=SHOWN)
     parser.add_argument("--profile", action="store_true", help="also write the kernels of each step beside the result")
     parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)  # variant, lock file, folder: one process each
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)  # variant and folder: one process each
     args = parser.parse_args()
     if args.measure:
-        variant, lock, out = args.measure
-        return measure(variant, Path(lock), Path(out), args.profile)
+        variant, out = args.measure
+        return measure(variant, Path(out), args.profile)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if args.out is None else args.out
         folder.mkdir(parents=True, exist_ok=True)
         words = [sys.executable, __file__, *(["--profile"] if args.profile else []), "--measure"]
-        lock = Path(scratch) / "lock"
-        running = [subprocess.Popen([*words, variant, str(lock), str(folder)]) for variant in args.only]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        running = [subprocess.Popen([*words, variant, str(folder)], **pipes) for variant in args.only]
         for process in running:
-            process.wait()
+            while process.stdout.readline() not in ("ready\n", ""):  # the end, where a variant fails
+                pass
+        for process in running:
+            process.communicate("your turn\n")
         found = [folder / f"{variant}.json" for variant in args.only]
         rows = [json.loads(file.read_text()) for file in found if file.is_file()]
         for file in found:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from batchformer.data import DeviceLoader
-from batchformer.data.augment import batched_augmentation
+from batchformer.data.augment import batched_augmentation, resample
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 STATISTICS = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
@@ -97,3 +97,18 @@ def test_detectors_samples_kept_on_the_device_make_the_same_batches_there(tmp_pa
             assert torch.equal(batch["pixel_values"].cpu(), expected["pixel_values"])
             for label, other in zip(batch["labels"], expected["labels"], strict=True):
                 assert all(label[name].is_cuda and torch.equal(label[name].cpu(), other[name]) for name in other)
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 224), (20, 28, 33), (64, 64, 40), (70, 65, 48)], ids=str)
+def test_resized_crops_are_those_of_the_cpu_to_the_bit(shape):
+    """By the kernel, and where the images are too large for it by products."""
+    rows, columns, size = shape
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (50, 3, rows, columns), generator=draw, dtype=torch.uint8)
+    height, width = (torch.randint(2, length + 1, (50,), generator=draw) for length in (rows, columns))
+    across = resample._weights((columns - width) // 2, width, size, columns, height % 2 == 0)
+    down = resample._weights(rows - height, height, size, rows)
+    kernel = resample._kernel(torch.device("cuda"), rows, columns) or resample._resample
+    assert (kernel is resample._resample) == (max(rows, columns) > 64)
+    on_device = kernel(images.cuda(), across.cuda(), down.cuda())
+    assert torch.equal(on_device.cpu(), resample._resample(images, across, down))

@@ -1,5 +1,10 @@
 """Resized crops against torchvision's, and the regions they are cut from."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -112,3 +117,12 @@ def test_weights_are_exact_in_eight_bits_each():
     region = regions(50, 32)
     for part in _weights(region[:, 1], region[:, 3], 40, 32):
         assert torch.equal(part.to(torch.bfloat16).float(), part)
+
+
+def test_the_kernel_computes_what_the_tensor_operations_do():
+    pytest.importorskip("triton")
+    script = Path(__file__).with_name("interpret_resample.py")  # in its own process: Triton interprets all or nothing
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["32x32 to 224", "20x28 to 33", "9x16 to 70", "64x64 to 40"]

@@ -5,9 +5,11 @@ import pickle
 
 import pytest
 import torch
+import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._dynamo.utils import counters
 
 from batchformer.errors import UserError
 from batchformer.mix import AttentiveCutMix, Renormalize, feature_map
@@ -245,6 +247,19 @@ def test_torchvision_models_are_cut_after_their_last_map(name, channels):
     pooled = cut(images).mean((2, 3))
     head = model.fc if hasattr(model, "fc") else model.classifier
     torch.testing.assert_close(head(pooled), model(images))
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18"])
+def test_a_compiled_extractor_is_one_graph(name):
+    """torch compiles every part of a plain `nn.Sequential` alone."""
+    extractor = feature_map(torchvision.models.get_model(name).eval().requires_grad_(False))
+    torch._dynamo.reset()
+    counters.clear()
+    extractor.compile(dynamic=False, backend="eager")
+    mix = AttentiveCutMix(extractor, 2, size=64)
+    for _ in range(2):
+        mix(torch.rand(2, 3, 16, 16), torch.tensor([0, 1]))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_bad_input_is_refused_with_a_way_out():

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from timm.data import Mixup
 
 from batchformer.errors import UserError
 from batchformer.tasks import MixOptions
 from batchformer.tasks.mixing import SeededMixup
+from batchformer.tasks.reseed import seed_from
 
 from .conftest import TinyData
 from .tiny_vit import NO_MIX, built, fit, vit_task
@@ -43,6 +45,19 @@ def test_labels_follow_the_images(options):
         mixed, labels = SeededMixup(options, 0.0, 2)(images, torch.tensor([0, 1]), step)
         assert labels[0, 0].item() == pytest.approx(mixed[0].mean().item(), abs=1e-6)
         assert labels.sum(1).tolist() == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+def test_images_and_labels_are_timms(mode):
+    """For every draw: mixup, CutMix, and a batch left alone."""
+    options = MixOptions(mixup=0.8, cutmix=1.0, prob=0.7, mode=mode)
+    for step in range(20):
+        mixed, labels = SeededMixup(options, 0.1, 4)(IMAGES, LABELS, step)
+        timms = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, prob=0.7, mode=mode, label_smoothing=0.1, num_classes=4)
+        np.random.seed(seed_from(step) % 2**32)
+        expected, expected_labels = timms(IMAGES.clone(), LABELS)
+        torch.testing.assert_close(mixed, expected, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(labels, expected_labels)
 
 
 def test_an_odd_batch_is_refused():

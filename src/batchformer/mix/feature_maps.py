@@ -52,6 +52,15 @@ class InputOf(nn.Module):
         return self.prepare(images)
 
 
+class InTurn(nn.Sequential):
+    """Its parts one after the other: torch compiles this as one, and of a plain `nn.Sequential` every part alone."""
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
+        for part in self:
+            images = part(images)
+        return images
+
+
 def feature_map(model: nn.Module) -> nn.Module:
     """The part of a timm or torchvision classifier that ends in its last feature map, for `AttentiveCutMix`.
 
@@ -64,14 +73,14 @@ def feature_map(model: nn.Module) -> nn.Module:
     if "features" in children:
         # torchvision's Swin has its channels last until here
         after = [children[name] for name in ("norm", "permute") if name in children] if "permute" in children else []
-        return nn.Sequential(children["features"], *after) if after else children["features"]
+        return InTurn(children["features"], *after)
     if "avgpool" in children:
         names = list(children)
         parts = [child for name, child in children.items() if names.index(name) < names.index("avgpool")]
         parts = [part for part in parts if "Aux" not in type(part).__name__]
         if getattr(model, "transform_input", False):
             parts.insert(0, InputOf(model._transform_input))  # type: ignore[arg-type]
-        return nn.Sequential(*parts)
+        return InTurn(*parts)
     raise _unclear(model)
 
 

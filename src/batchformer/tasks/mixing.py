@@ -53,7 +53,8 @@ class SeededMixup(Mixing):
     """timm's mixup and CutMix.
 
     timm draws from numpy's global generator: here it is seeded for the call and put back as it was after it, so that
-    what a batch is mixed with depends on nothing but the numbers given.
+    what a batch is mixed with depends on nothing but the numbers given. And it mixes in place, while the batch may be a
+    view of the data: a mixing of whole batches is done anew here, which moves half the bytes of a copy mixed in place.
     """
 
     def __init__(self, options: MixOptions, label_smoothing: float, num_classes: int) -> None:
@@ -77,12 +78,33 @@ class SeededMixup(Mixing):
                 f"mixup and CutMix mix images in pairs, and this batch has {len(images)}: set an even data.batch_size "
                 f"and data.drop_last true, or model.mix.mixup 0 and model.mix.cutmix 0."
             )
+        from timm.data.mixup import mixup_target
+
         before = np.random.get_state()
         np.random.seed(seed_from(*numbers) % 2**32)
         try:
-            return self.mix(images.clone(), labels)  # timm mixes in place; the batch may be a view of the data
+            if self.mix.mode != "batch":
+                return self.mix(images.clone(), labels)
+            mixed, kept = self._mix_batch(images)
+            return mixed, mixup_target(labels, self.mix.num_classes, kept, self.mix.label_smoothing)
         finally:
             np.random.set_state(before)
+
+    def _mix_batch(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> tuple[Float[Tensor, "batch channels height width"], float]:
+        """Each image mixed with the one as far from the other end of the batch, and its part in the result."""
+        from timm.data.mixup import cutmix_bbox_and_lam
+
+        kept, cut = self.mix._params_per_batch()
+        if kept == 1.0:
+            return images, kept
+        if not cut:
+            return torch.lerp(images.flip(0), images, kept), kept
+        (top, bottom, left, right), kept = cutmix_bbox_and_lam(images.shape, kept, correct_lam=self.mix.correct_lam)
+        mixed = images.clone()
+        mixed[:, :, top:bottom, left:right] = images[:, :, top:bottom, left:right].flip(0)
+        return mixed, kept
 
 
 class SeededMix(Mixing):

@@ -9,12 +9,15 @@ Done by matrix products, which may run in TF32 or bfloat16 where the user allows
 eight bits, as the pixels have, so every product and every sum is exact in all of these, and the result is the same.
 """
 
+import warnings
+from collections.abc import Callable
+from functools import cache
+
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 _COARSE, _FINE = 2.0**7, 2.0**15
-_Parts = tuple[Float[Tensor, "n size pixels"], Float[Tensor, "n size pixels"]]
 
 
 def _cubic(distance: Tensor) -> Tensor:
@@ -27,8 +30,9 @@ def _cubic(distance: Tensor) -> Tensor:
 
 def _weights(
     first: Int[Tensor, " n"], length: Int[Tensor, " n"], size: int, pixels: int, mirror: Tensor | None = None
-) -> _Parts:
-    """What each of `pixels` pixels of a line adds to each of `size` positions made from `first` .. `first + length`."""
+) -> Float[Tensor, "2 n {size} {pixels}"]:
+    """What each of `pixels` pixels of a line adds to each of `size` positions made from `first` .. `first + length`:
+    a coarse part and a fine one."""
     device = first.device
     position = torch.arange(size, device=device).expand(len(first), size)
     if mirror is not None:
@@ -41,7 +45,7 @@ def _weights(
     weight = torch.where((pixel >= begin) & (pixel < end), weight, 0.0)
     weight = weight / weight.sum(2, keepdim=True)
     coarse = (weight * _COARSE).round() / _COARSE
-    return coarse, ((weight - coarse) * _FINE).round() / _FINE
+    return torch.stack([coarse, ((weight - coarse) * _FINE).round() / _FINE])
 
 
 def _whole(values: Tensor) -> Tensor:
@@ -55,14 +59,43 @@ def resized_crop(
     mirror: Tensor | None = None,
 ) -> UInt8[Tensor, "n 3 {size} {size}"]:
     """The `region` (top, left, height, width) of each image as a square of `size` pixels, mirrored where said so."""
-    n, channels, rows, columns = images.shape
+    rows, columns = images.shape[2:]
     top, left, height, width = region.unbind(1)
+    across = _weights(left, width, size, columns, mirror)
+    down = _weights(top, height, size, rows)
+    kernel = _kernel(images.device, rows, columns) if images.is_cuda else None
+    return (kernel or _resample)(images, across, down)
+
+
+def _resample(
+    images: UInt8[Tensor, "n 3 rows columns"],
+    across: Float[Tensor, "2 #n size columns"],
+    down: Float[Tensor, "2 #n size rows"],
+) -> UInt8[Tensor, "n 3 size size"]:
+    n, channels, rows, columns = images.shape
     with torch.autocast(images.device.type, enabled=False):
         lines = images.float().view(n, channels * rows, columns)
-        coarse, fine = (part.transpose(1, 2) for part in _weights(left, width, size, columns, mirror))
-        across = _whole(lines @ coarse + lines @ fine).view(n, channels, rows, size)
-        coarse, fine = (part.unsqueeze(1) for part in _weights(top, height, size, rows))
-        return _whole((coarse @ across).add_(fine @ across)).to(torch.uint8)
+        coarse, fine = across.transpose(2, 3)
+        wide = _whole(lines @ coarse + lines @ fine).view(n, channels, rows, -1)
+        coarse, fine = down.unsqueeze(2)
+        return _whole((coarse @ wide).add_(fine @ wide)).to(torch.uint8)
+
+
+@cache
+def _kernel(device: torch.device, rows: int, columns: int) -> Callable[..., Tensor] | None:
+    """Both products in one launch, if that runs here: Triton may be missing, or the images too large for it."""
+    try:
+        from batchformer.data.augment.resample_kernel import MOST_PIXELS, resample_in_one_launch
+
+        if max(rows, columns) > MOST_PIXELS:
+            return None
+        image = torch.zeros(1, 3, rows, columns, dtype=torch.uint8, device=device)
+        weights = [torch.zeros(2, 1, 1, pixels, device=device) for pixels in (columns, rows)]
+        resample_in_one_launch(image, *weights)
+    except Exception as error:
+        warnings.warn(f"images are resized without their Triton kernel, which is slower: {error}", stacklevel=2)
+        return None
+    return resample_in_one_launch
 
 
 def resize(images: UInt8[Tensor, "n 3 height width"], size: int) -> UInt8[Tensor, "n 3 {size} {size}"]:
