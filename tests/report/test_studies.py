@@ -14,10 +14,10 @@ from batchformer.report.results_page import results_page
 from batchformer.report.runs import by_recipe
 from batchformer.report.statistics import paired_difference
 from batchformer.report.studies import base_of, find_studies, with_references
-from batchformer.report.study_section import EQUAL_COST
 from batchformer.report.verdict import verdict
 
 BASE = "vit-cifar100-32"
+EQUAL_COST = STUDIES[BASE].equal_cost_words
 
 
 def study():

@@ -13,7 +13,7 @@ from batchformer.report.paper import MAIN, STUDIES
 from batchformer.report.provenance import caveats
 from batchformer.report.runs import by_recipe, load_runs
 from batchformer.report.studies import Study, equal_cost, find_studies
-from batchformer.report.study_section import EQUAL_COST, accuracy
+from batchformer.report.study_section import accuracy
 from batchformer.report.verdict import verdict
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -67,7 +67,7 @@ def _study_part(study: Study) -> str:
     ]
     parts = [f"`{study.base}`: {STUDIES[study.base].setting}.", _table(STUDY_HEADER, STUDY_RULE, *rows)]
     if equal:
-        parts += [EQUAL_COST, _table(COST_HEADER, COST_RULE, *equal)]
+        parts += [STUDIES[study.base].equal_cost_words, _table(COST_HEADER, COST_RULE, *equal)]
     return "\n\n".join(parts)
 
 

@@ -14,11 +14,6 @@ from batchformer.report.runs import Run
 from batchformer.report.statistics import summarise
 from batchformer.report.studies import Study, Variant, equal_cost
 
-EQUAL_COST = (
-    "The same, held to a baseline that was trained for as many GPU-seconds as the published form in that place (by the "
-    "ratio of their steps, `vit_step`; wall times are those of several runs on one card):"
-)
-
 
 def study_section(study: Study) -> str:
     """One table of all variants: accuracy, difference to the baseline, both training losses at the end, cost."""
@@ -98,9 +93,9 @@ def _at_equal_cost(study: Study, metrics: Mapping[str, str]) -> list[str]:
     ]
     if not rows:
         return []
-    header = ["variant", "baseline of equal cost", "its epochs"]
+    header = ["variant", "longer baseline", "its epochs"]
     header += [words for label in metrics.values() for words in (f"its {label}", f"difference to it, {label}")]
-    return [EQUAL_COST, "", markdown(header, rows), ""]
+    return [STUDIES[study.base].equal_cost_words, "", markdown(header, rows), ""]
 
 
 def _mean_of(runs: Sequence[Run], part: Callable[[Run], float | None], form: str) -> str:

@@ -49,13 +49,13 @@ def _resample(
     lines = _whole(tl.dot(pixels, coarse) + tl.dot(pixels, fine)).to(tl.float16)
     for first in range(0, size, TILE):
         y = first + tl.arange(0, TILE)
-        weights = down + image * down_image + y[:, None] * rows + row[None, :]
-        there = (y < size)[:, None] & (row < rows)[None, :]
-        coarse = tl.load(weights, mask=there, other=0.0).to(tl.float16)
-        fine = tl.load(weights + down_part, mask=there, other=0.0).to(tl.float16)
-        values = _whole(tl.dot(coarse, lines) + tl.dot(fine, lines))
-        there = (y < size)[:, None] & (x < size)[None, :]
-        tl.store(out + (plane * size + y[:, None]) * size + x[None, :], values.to(tl.uint8), mask=there)
+        part = down + image * down_image + y[:, None] * rows + row[None, :]
+        known = (y < size)[:, None] & (row < rows)[None, :]
+        large = tl.load(part, mask=known, other=0.0).to(tl.float16)
+        small = tl.load(part + down_part, mask=known, other=0.0).to(tl.float16)
+        values = _whole(tl.dot(large, lines) + tl.dot(small, lines))
+        wanted = (y < size)[:, None] & (x < size)[None, :]
+        tl.store(out + (plane * size + y[:, None]) * size + x[None, :], values.to(tl.uint8), mask=wanted)
 
 
 def resample_in_one_launch(
