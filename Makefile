@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Where the environment forbids to keep bytecode, every start compiles all of torch and lightning anew: ten seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 install: $(VENV)/.installed
 

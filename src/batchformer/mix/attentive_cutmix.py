@@ -14,7 +14,7 @@ from batchformer.errors import UserError
 from batchformer.mix._evaluating import evaluating
 from batchformer.mix.base import Draw, Mix, Partner
 from batchformer.mix.mixed import Mixed
-from batchformer.nn.attention import autocasts
+from batchformer.nn.inputs import autocasts
 
 _PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

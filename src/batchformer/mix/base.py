@@ -13,7 +13,7 @@ from torch import Tensor
 from batchformer.errors import UserError
 from batchformer.mix.mixed import Mixed, soft_labels
 from batchformer.mix.workers import warn_of_copied_numbers
-from batchformer.nn.attention import is_whole
+from batchformer.nn.inputs import is_whole
 
 Partner = Literal["random", "flip"]
 

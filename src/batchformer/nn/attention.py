@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from batchformer.errors import UserError
 from batchformer.kernels.choose import BACKENDS, Backend, Choice, choose, why_not_seen
+from batchformer.nn.inputs import autocasts, is_whole
 
 # Fused SDPA puts sequences on a grid axis of at most 65,535 blocks.
 _SEQUENCES_PER_CALL = 65_535
@@ -189,13 +189,3 @@ class BatchAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, heads={self.heads}, dropout={self.dropout}, group_size={self.group_size}"
-
-
-def autocasts(x: Tensor) -> bool:
-    """Whether autocast is on where x is; tensors without data (meta), for which torch cannot say, have none."""
-    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
-
-
-def is_whole(number: Any) -> bool:
-    """A whole number of 1 or more: 2.0 would be taken by some of the places it goes to, and not by others."""
-    return isinstance(number, Integral) and not isinstance(number, bool) and number >= 1  # type: ignore[operator]

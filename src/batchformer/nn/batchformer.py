@@ -12,8 +12,8 @@ from torch.distributed import ProcessGroup
 
 from batchformer.errors import UserError
 from batchformer.kernels.choose import Backend, Choice, Memory
-from batchformer.nn.attention import autocasts, is_whole
 from batchformer.nn.encoder import BatchEncoderLayer, Norm, run_layers
+from batchformer.nn.inputs import autocasts, is_whole
 from batchformer.nn.streams import STREAMS, Streams, open_streams, repeat_targets
 from batchformer.parallel.members import SCOPES, Members, Scope
 

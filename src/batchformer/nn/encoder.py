@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from batchformer.errors import UserError
 from batchformer.kernels.choose import MEMORIES, Backend, Choice, Memory, why_not_fused
-from batchformer.nn.attention import BatchAttention, autocasts, is_whole
+from batchformer.nn.attention import BatchAttention
+from batchformer.nn.inputs import autocasts, is_whole
 
 Norm = Literal["post", "pre", "relative"]
 NORMS: tuple[Norm, ...] = ("post", "pre", "relative")
