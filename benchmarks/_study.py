@@ -1,9 +1,10 @@
 """A study: one recipe, several variants of it, several seeds, trained side by side; what every study script shares.
 
 Each run is `batchformer fit` in a process of its own, `--jobs` at a time: small networks leave a large card idle. With
-NVIDIA's MPS they run side by side, with one thread each unless OMP_NUM_THREADS is set. Finished runs are kept, stopped
-ones go on. Result files are copied to `results/<name>-<variant>/` as they come; at the end the table of paired
-differences to the baseline is printed.
+NVIDIA's MPS they run side by side, with one thread each unless OMP_NUM_THREADS is set. With `--in-turn` they start side
+by side and train one at a time, for networks that fill the card. Finished runs are kept, stopped ones go on. Result
+files are copied to `results/<name>-<variant>/` as they come; at the end the table of paired differences to the baseline
+is printed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from batchformer.report.statistics import paired_difference, summarise
 
@@ -27,7 +29,8 @@ def environment(jobs: int) -> dict[str, str]:
 
     torch starts as many threads as there are cores in every process, and those of all of them would fight for these.
     """
-    return {**({"OMP_NUM_THREADS": "1"} if jobs > 1 else {}), **os.environ}
+    here = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))  # for callbacks
+    return {**({"OMP_NUM_THREADS": "1"} if jobs > 1 else {}), **os.environ, "PYTHONPATH": here}
 
 
 def trained_on(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -66,6 +69,7 @@ class Study:
         parser.add_argument("--runs", type=Path, default=Path("runs") / self.name)
         parser.add_argument("--results", type=Path, default=Path("results"))
         parser.add_argument("--jobs", type=int, default=4)
+        parser.add_argument("--in-turn", action="store_true", help="start side by side, train one at a time")
         parser.add_argument("--seeds", type=int, nargs="+", default=list(self.seeds))
         parser.add_argument("--only", nargs="+", choices=list(self.variants), default=list(self.variants))
         parser.add_argument("extra", nargs="*", help="after --: more overrides for every run")
@@ -86,6 +90,9 @@ class Study:
         command = [sys.executable, "-m", "batchformer.cli", "fit", self.recipe, "--name", self.run_name(variant)]
         command += ["--data-root", args.data_root, "--seed", str(seed), "--out", str(out), "--resume"]
         command += [*self.common, *self.variants[variant], *args.extra]
+        if args.in_turn:
+            turn = {"class_path": "_turn.InTurn", "init_args": {"lock": str(args.runs / "turn")}}
+            command += ["--trainer.callbacks", json.dumps([turn])]
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out.parent / f"seed{seed}.log", "w") as log:
             code = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT, env=environment(args.jobs))

@@ -31,6 +31,7 @@ STUDY = Study(
         "stable-split": [*STABLE, f"{OPTION}streams", "split"],
         "stable-single": [*STABLE, f"{OPTION}streams", "single"],
         "published-split": [f"{OPTION}streams", "split"],
+        "published-split-block8": [*BLOCK_8, f"{OPTION}streams", "split"],
         "published-single": [f"{OPTION}streams", "single"],
         "published-shared": [f"{OPTION}share", "true"],
         "published-alone": [f"{OPTION}group_size", "1"],  # the control: all of it but the relations
