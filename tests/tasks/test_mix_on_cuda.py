@@ -25,6 +25,7 @@ VIT = {"backbone": "deit_tiny_patch16_224",
        "backbone_args": {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2,
                          "drop_path_rate": 0.1}}  # fmt: skip
 RESNET = {"backbone": "resnet20", "label_smoothing": 0.0, "channels_last": True}
+MODULE = {"method": "batchformer", "batchformer": InsertionOptions(blocks="all", group_size=2)}
 STABLE = {"method": "batchformer", "batchformer": InsertionOptions(blocks="all", variant="stable", group_size=2)}
 RIVALS = {"attentive-cutmix": {}, "saliencymix": {}, "puzzlemix": {"transport_size": 4}}
 ON_VIT = {
@@ -32,8 +33,9 @@ ON_VIT = {
     **{name: ({"method": name, **options}, {}) for name, options in RIVALS.items()},
     "transmix-d1": ({"method": "transmix", "block": 0}, {}),
     "transmix-rollout": ({"method": "transmix", "block": "rollout"}, {}),
-    "cutmix-batchformer": ({"method": "mixup-cutmix"}, STABLE),
-    "transmix-batchformer": ({"method": "transmix"}, STABLE),
+    "cutmix-batchformer": ({"method": "mixup-cutmix"}, MODULE),
+    "transmix-batchformer": ({"method": "transmix"}, MODULE),
+    "transmix-stable": ({"method": "transmix"}, STABLE),
     "rollout-batchformer": ({"method": "transmix", "block": "rollout"}, STABLE),
 }
 ON_RESNET = {
