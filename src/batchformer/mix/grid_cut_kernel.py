@@ -85,5 +85,6 @@ def cut_grid_in_one_launch(
     unfinished = torch.empty(batch, dtype=torch.int32, device=gain.device)
     block = max(32, triton.next_power_of_2(cells))
     warps = max(1, min(8, block // 64))
-    _cut[(batch,)](gain, room, cut_off, unfinished, cells, width, cells + 1, _ROUNDS, BLOCK=block, num_warps=warps)
+    with torch.cuda.device_of(gain):  # Triton launches where torch is, which need not be where they are
+        _cut[(batch,)](gain, room, cut_off, unfinished, cells, width, cells + 1, _ROUNDS, BLOCK=block, num_warps=warps)
     return cut_off.bool(), unfinished

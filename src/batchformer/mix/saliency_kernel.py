@@ -70,5 +70,6 @@ def centre_surround_in_one_launch(
     on, off = torch.empty_like(grey), torch.empty_like(grey)
     block = 512
     grid = (triton.cdiv(height * width, block), batch)
-    _centre_surround[grid](grey, integral, on, off, height, width, *surrounds, BLOCK=block)
+    with torch.cuda.device_of(grey):  # Triton launches where torch is, which need not be where they are
+        _centre_surround[grid](grey, integral, on, off, height, width, *surrounds, BLOCK=block)
     return on, off

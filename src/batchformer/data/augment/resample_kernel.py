@@ -68,10 +68,11 @@ def resample_in_one_launch(
     size = across.shape[2]
     images, across, down = images.contiguous(), across.contiguous(), down.contiguous()
     out = torch.empty(n, channels, size, size, dtype=torch.uint8, device=images.device)
-    _resample[(n, channels, triton.cdiv(size, _TILE))](
-        images, across, down, out, rows, columns, size,
-        across.stride(0), across.stride(1) if across.shape[1] > 1 else 0,
-        down.stride(0), down.stride(1) if down.shape[1] > 1 else 0,
-        ROWS=max(16, triton.next_power_of_2(rows)), COLUMNS=max(16, triton.next_power_of_2(columns)), TILE=_TILE,
-    )  # fmt: skip
+    with torch.cuda.device_of(images):  # Triton launches where torch is, which need not be where they are
+        _resample[(n, channels, triton.cdiv(size, _TILE))](
+            images, across, down, out, rows, columns, size,
+            across.stride(0), across.stride(1) if across.shape[1] > 1 else 0,
+            down.stride(0), down.stride(1) if down.shape[1] > 1 else 0,
+            ROWS=max(16, triton.next_power_of_2(rows)), COLUMNS=max(16, triton.next_power_of_2(columns)), TILE=_TILE,
+        )  # fmt: skip
     return out
