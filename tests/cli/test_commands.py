@@ -64,6 +64,16 @@ def test_the_precision_of_matrix_products_is_a_choice_of_the_run(say, tmp_path):
     assert not (tmp_path / "odd").exists()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "precision", "measured"),
+    [("digits-lt", "64-true", "gradient_influence"), ("vit-digits", "bf16-true", "stream_health")],
+)
+def test_a_network_of_another_precision_is_analysed_too(recipe, precision, measured, say, tmp_path):
+    code, _, err = say("fit", recipe, *TINY, "--trainer.precision", precision, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert json.loads((tmp_path / "run/result.json").read_text())[measured]
+
+
 def test_a_finished_run_has_nothing_to_resume(say, tiny_run):
     before = (tiny_run / "checkpoints/last.ckpt").stat().st_mtime_ns
     code, out, _ = say("fit", "digits-lt", *TINY, "--out", tiny_run, "--resume")

@@ -43,6 +43,7 @@ def _gradient_influence(task: Any, data: Any, trainer: L.Trainer) -> dict[str, A
     from batchformer.analysis import gradient_influence
 
     device = trainer.strategy.root_device
+    task.net.float()  # of a run in 16 or 64 bits (precision bf16-true) too: training is over, and features are float32
     per_class = gradient_influence(
         task.net, task.attachment, data.val_dataloader(), data.num_classes, device, wrt="features"
     )
@@ -55,5 +56,6 @@ def _stream_health(task: Any, data: Any, trainer: L.Trainer) -> dict[str, Any]:
 
     device = trainer.strategy.root_device
     images, labels = (tensor[:HEALTH_IMAGES].to(device) for tensor in next(iter(data.train_dataloader())))
-    with trainer.strategy.precision_plugin.forward_context():
-        return stream_health(task.net, images, labels, samples=4).as_dict()
+    precision = trainer.strategy.precision_plugin
+    with precision.forward_context():
+        return stream_health(task.net, precision.convert_input(images), labels, samples=4).as_dict()
