@@ -15,6 +15,7 @@ from batchformer.cli import main
 # 490 training images in batches of 64 are 7 steps an epoch: step 13 is the last but one of the second epoch.
 THREE_EPOCHS = ["--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2", "--no-analysis"]
 DIGITS = ("digits-lt",)
+VALIDATED_INSIDE = ("digits-lt", "--trainer.val_check_interval", "4")
 # AdamW, mixing, averaged weights, a learning rate for every step, and the losses of both streams
 VIT = ("vit-digits", "--data.imbalance", "20", "--model.mix.mixup", "0.5", "--model.mix.cutmix", "1",
        "--model.ema", "0.9", "--model.backbone_args.depth", "2", "--model.batchformer.blocks", "[0,1]")  # fmt: skip
@@ -29,6 +30,7 @@ KILLS = {
     "in the middle of writing the checkpoint of the last epoch": (DIGITS, EACH_EPOCH, "write", 3, 14),
     "before the first checkpoint": (DIGITS, EACH_EPOCH, "step", 5, None),
     "in a run that ends by its steps": (DIGITS, [*EACH_EPOCH, *ENDS_BY_STEPS], "step", 10, 7),
+    "after a validation inside the epoch, checkpoint behind it": (VALIDATED_INSIDE, INSIDE_EPOCHS, "step", 13, 12),
     "ViT, in the middle of an epoch, checkpoint inside it": (VIT, INSIDE_EPOCHS, "step", 13, 12),
     "ViT, in the middle of writing the checkpoint of the last epoch": (VIT, EACH_EPOCH, "write", 3, 14),
 }

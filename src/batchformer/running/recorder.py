@@ -67,6 +67,7 @@ class RunRecorder(Checkpoint):
             "wall_s": self.wall_s,
             "train_s": self._train_s,
             "images": self._images,
+            "staged": self._staged,  # of a validation inside the epoch, which is added to the history at its end
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -78,6 +79,7 @@ class RunRecorder(Checkpoint):
         self._wall_before = state_dict["wall_s"]
         self._train_s = state_dict["train_s"]
         self._images = state_dict["images"]
+        self._staged = state_dict.get("staged")
 
     # -- hooks -----------------------------------------------------------------------------------------------------
 
