@@ -202,6 +202,12 @@ def test_what_a_user_shows_is_resized_as_in_evaluation(roots):
     assert torch.equal(data.predict_transform(Image.open(path)), batch["pixel_values"][0])
 
 
+@pytest.mark.parametrize("size", [(900, 1), (1, 900)])
+def test_of_a_long_and_narrow_image_a_pixel_is_left(roots, size):
+    data = CocoDetection(roots["coco"], **SMALL)
+    assert min(data.predict_transform(Image.new("RGB", size)).shape) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

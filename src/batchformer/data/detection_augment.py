@@ -36,6 +36,14 @@ class RandomSizedCrop(v2.Transform):
         return F.crop(inpt, **params)
 
 
+class ShortestSize(v2.RandomShortestSize):
+    """Torchvision's, which rounds the short side of a long and narrow image down to nothing, with a pixel left."""
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        height, width = super().make_params(flat_inputs)["size"]
+        return {"size": (max(1, height), max(1, width))}
+
+
 def training_transform(
     name: DetectionAugmentation,
     image_size: int,
@@ -56,11 +64,11 @@ def training_transform(
     flip, finish = v2.RandomHorizontalFlip(), _finish(mean, std)
     longest = max_size or _scaled(_LONGEST, image_size)
     if name == "flip":
-        return v2.Compose([flip, v2.RandomShortestSize([image_size], longest), *finish])
+        return v2.Compose([flip, ShortestSize([image_size], longest), *finish])
     if name != "detr":
         raise UserError(f"unknown augmentation {name!r}: choose one of detr, flip, none.")
-    resize = v2.RandomShortestSize(scales or [_scaled(side, image_size) for side in _SCALES], longest)
-    before = v2.RandomShortestSize([_scaled(side, image_size) for side in _BEFORE_CROP])
+    resize = ShortestSize(scales or [_scaled(side, image_size) for side in _SCALES], longest)
+    before = ShortestSize([_scaled(side, image_size) for side in _BEFORE_CROP])
     crop = RandomSizedCrop(*(_scaled(side, image_size) for side in _CROP))
     return v2.Compose([flip, v2.RandomChoice([resize, v2.Compose([before, crop, resize])]), *finish])
 
@@ -70,7 +78,7 @@ def evaluation_transform(
 ) -> Callable[[Any], Any]:
     """The short side to `image_size`, the long one to at most `max_size`; normalised."""
     longest = max_size or _scaled(_LONGEST, image_size)
-    return v2.Compose([v2.RandomShortestSize([image_size], longest), *_finish(mean, std)])
+    return v2.Compose([ShortestSize([image_size], longest), *_finish(mean, std)])
 
 
 def _finish(mean: Statistics, std: Statistics) -> list[v2.Transform]:
