@@ -25,6 +25,7 @@ from batchformer.errors import UserError
 from batchformer.running.atomic import write_json
 from batchformer.running.folder import RunFolder, is_main_process
 
+_GIVEN_BY_COMPARE = ("model.method", "model.seed", "data.seed", "data.init_args.seed")
 HELP = """
 batchformer compare RECIPE --seeds 3 [options] [--key value ...]
 
@@ -52,8 +53,8 @@ def run(args: list[str]) -> int:
         raise UserError("compare trains both methods: leave out --method, or train one of them with batchformer fit.")
     if given.flag(SEED_OF_LIGHTNING):
         raise UserError(f"compare trains over several seeds: give --seeds instead of --{SEED_OF_LIGHTNING}.")
-    if any(key in ("model.method", "model.seed") for key, _ in given.recipe_keys):
-        raise UserError("compare trains both methods over --seeds: leave out --model.method and --model.seed.")
+    if taken := [key for key, _ in given.recipe_keys if key in _GIVEN_BY_COMPARE]:
+        raise UserError(f"compare trains both methods over --seeds: leave out --{taken[0]}.")
     name, file = find_recipe(the_recipe(given, "compare"))
     name = name_of_recipe(given, name, file)
     seeds = read_seeds(given.values.get("seeds", ["3"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from batchformer.errors import UserError
@@ -24,7 +25,12 @@ def refuse_other_image_size(net: nn.Module, backbone: str, image_size: int) -> N
 
 
 def in_one_sentence(problem: Exception) -> UserError | None:
-    """What torch says of batches that are too small or too large, with the way out; None of anything else."""
+    """What torch says of batches that are too small or too large, with the way out; None of anything else.
+
+    And what Lightning finds only once it has the loaders: a part of the batches that is less than one of them.
+    """
+    if isinstance(problem, MisconfigurationException):
+        return UserError(f"Lightning refuses the trainer settings: {' '.join(str(problem).split()).rstrip('.')}.")
     if isinstance(problem, ValueError) and str(problem).startswith("Expected more than 1 value per channel"):
         return UserError(
             "BatchNorm cannot train on a batch of one image whose map is one pixel: raise data.batch_size to 2 or "

@@ -51,3 +51,7 @@ def refuse_to_train_nothing(trainer: L.Trainer) -> None:
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if getattr(trainer, name) == 0:
             raise UserError(f"trainer.{name} 0 trains nothing: give 1 or more.")
+    if trainer.check_val_every_n_epoch == 0:  # Lightning divides by it
+        raise UserError(
+            "trainer.check_val_every_n_epoch 0: give 1 or more; to leave validation out, trainer.limit_val_batches 0."
+        )
