@@ -243,3 +243,18 @@ def test_scripting_says_to_detach_first_and_then_works() -> None:
     with pytest.raises(AttributeError, match=r"detach it first, bf\.detach\(model\)"):
         torch.jit.script(model)
     assert torch.equal(torch.jit.script(bf.detach(model))(x), expected)
+
+
+@pytest.mark.parametrize("part", ["", "low", "replaced"])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_was_compiled_in_place_is_looked_at_uncompiled_and_follows(place: dict, part: str) -> None:
+    model = Net().train()
+    if part == "replaced":
+        model.low = torch.compile(model.low, backend="eager")
+    else:
+        model.get_submodule(part).compile(backend="eager")
+    assert len(model(TOKENS)) == 4
+    with torch.compiler.set_stance("fail_on_recompile"):  # a compiler that follows the watching never comes to an end
+        attachment = bf.attach(model, **place)
+    assert len(model(TOKENS)) == 8
+    assert len(attachment.detach()(TOKENS)) == 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -179,8 +179,14 @@ def _without_state(model: nn.Module) -> Iterator[None]:
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        with torch.no_grad(), torch.random.fork_rng(devices=devices), _eagerly(model):
             yield
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def _eagerly(model: nn.Module) -> AbstractContextManager[Any]:
+    """Parts that were compiled in place run as they are written: a compiler would follow the hooks of a dry run."""
+    compiled = (hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in model.modules())
+    return torch.compiler.set_stance("force_eager") if any(compiled) else nullcontext()
