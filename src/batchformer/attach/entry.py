@@ -142,7 +142,8 @@ class RowCheck(_Hook):
             raise UserError(
                 f"{type(model).__name__} went through a forward in training without calling the layer the module was "
                 f"attached at, so nothing was related: attach at a layer that is called (not one whose weights are "
-                f"read directly), or use `with attachment.disabled():` for this forward."
+                f"read directly), again if it was replaced since (reset_classifier), or use `with "
+                f"attachment.disabled():` for this forward."
             )
         if left is not None and left != expected[0]:
             if left == 2 * expected[0] or len(set(expected)) > 1:
