@@ -10,19 +10,24 @@ def test_two_cpu_processes_share_an_epoch_and_write_one_result(tmp_path):
     # 490 training images in batches of 32 for each of two processes are 7 steps.
     settings = {"devices": "2", "accelerator": "cpu", "strategy": "ddp", "max_epochs": "1"}
     words = [word for key, value in settings.items() for word in (f"--trainer.{key}", value)]
-    command = [sys.executable, "-m", "batchformer.cli", "fit", "vit-digits", *words, "--data.batch_size", "32"]
+    command = ["fit", "vit-digits", *words, "--data.batch_size", "32", "--out", "run"]
     command += ["--data.imbalance", "20", "--model.backbone_args.depth", "2", "--model.batchformer.blocks", "[0,1]"]
     command += ["--model.batchformer.scope", "global", "--model.schedule.warmup_epochs", "0"]
-    quiet = {name: value for name, value in os.environ.items() if not name.endswith("RANK")}
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "run")],
-        env={**quiet, "OMP_NUM_THREADS": "1"}, cwd=tmp_path, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("test accuracy after the last epoch") == 1
+    assert _said(command, tmp_path).count("test accuracy after the last epoch") == 1
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert (result["steps"], result["epochs"]) == (7, 1)
     assert len(result["stream_health"]["points"]) == 2  # measured by one process, which must not wait for the other
     assert [entry["epoch"] for entry in result["history"]] == [0]
     assert len(list((tmp_path / "run/tensorboard").glob("events*"))) == 1
     assert not list(tmp_path.rglob("*.partial"))
+    assert _said(["test", "run"], tmp_path).count("result.json has exactly these numbers") == 1
+
+
+def _said(command, folder):
+    quiet = {name: value for name, value in os.environ.items() if not name.endswith("RANK")}
+    done = subprocess.run(
+        [sys.executable, "-m", "batchformer.cli", *command],
+        env={**quiet, "OMP_NUM_THREADS": "1"}, cwd=folder, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -21,6 +21,7 @@ def run(args: list[str]) -> int:
 
     from batchformer._cli.finished_run import load_run
     from batchformer._cli.show import metrics_table
+    from batchformer.running.folder import is_main_process
     from batchformer.running.progress import ProgressLine
     from batchformer.running.recorder import RunRecorder
     from batchformer.running.train import make_trainer
@@ -33,6 +34,8 @@ def run(args: list[str]) -> int:
         keywords["limit_val_batches"] = None
     trainer = make_trainer(found.folder, keywords, [recorder], ProgressLine())
     trainer.validate(found.task, datamodule=found.data, verbose=False)
+    if not is_main_process():
+        return 0  # the first process has the numbers of all, and says them once
     model = found.config["model"]
     fresh = {
         "recipe": found.config["run"]["recipe"],
