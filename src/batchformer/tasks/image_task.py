@@ -59,7 +59,7 @@ class ImageTask(EvaluatedTask):
         self._whole_step = False
         self._last_lr = 0.0
         self._meter: TrainMeter | None = None
-        self._meter_state: dict[str, float] | None = None
+        self._meter_states: list[dict[str, float]] = []
         self._graphed: GraphedStep | None = None
         self._patch_layers: list[nn.Conv2d] = []
 
@@ -183,9 +183,9 @@ class ImageTask(EvaluatedTask):
         align_step_counts(self.trainer)
         self._meter = self._make_meter()
         self._meter.restart(self.trainer.global_step)
-        if self._meter_state is not None:  # resumed within an epoch
-            self._meter.load_state_dict(self._meter_state)
-            self._meter_state = None
+        if self._meter_states:  # resumed within an epoch
+            self._meter.load_state_dict(self._meter_states[self.global_rank % len(self._meter_states)])
+            self._meter_states = []
         self._begin_epoch()
 
     def on_train_epoch_start(self) -> None:
@@ -240,8 +240,15 @@ class ImageTask(EvaluatedTask):
         self._raise_if_not_finite()  # a checkpoint that exists is a good one
         state: dict[str, Any] = {"num_classes": len(self.class_counts), "class_counts": self.class_counts}
         if self._meter is not None:
-            state["meter"] = self._meter.state_dict()
+            state["meter"] = self._of_all_processes(self._meter.state_dict())
         checkpoint[self.checkpoint_key] = state
+
+    def _of_all_processes(self, own: dict[str, float]) -> list[dict[str, float]]:
+        """One process writes the checkpoint, and each has counted the images of its own."""
+        states = [own] * self.trainer.world_size
+        if len(states) > 1:
+            torch.distributed.all_gather_object(states, own)
+        return states
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.checkpoint_key not in checkpoint:
@@ -250,4 +257,5 @@ class ImageTask(EvaluatedTask):
             )
         saved = checkpoint[self.checkpoint_key]
         self.build(saved["num_classes"], saved["class_counts"])
-        self._meter_state = saved.get("meter")
+        meter = saved.get("meter", [])
+        self._meter_states = [meter] if isinstance(meter, dict) else meter  # one alone: of an older version
