@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from batchformer.running.folder import is_main_process
 
         code, sentence = _explain(problem)
-        if is_main_process():
+        if is_main_process() or _is_of_one_process(problem):
             print(f"batchformer: {sentence}", file=sys.stderr)
         return code
 
@@ -71,6 +71,14 @@ def _dispatch(args: list[str], debug: bool) -> int:
 
     with quiet_libraries():
         return command.run(rest)
+
+
+def _is_of_one_process(problem: BaseException) -> bool:
+    """An image that only this process has read, or its memory: the first process only learns that this one is gone."""
+    causes: list[BaseException] = [problem]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    return any(type(cause).__name__ in ("BadSample", "OutOfMemoryError") for cause in causes)
 
 
 def _explain(problem: BaseException) -> tuple[int, str]:

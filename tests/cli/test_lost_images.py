@@ -36,6 +36,12 @@ def test_before_the_first_checkpoint_nothing_is_left_and_the_same_command_starts
     assert say(*FIT)[0] == 0
 
 
+def test_any_process_names_an_image_that_it_cannot_read(say, image, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    image.write_bytes(b"no image")
+    assert image.name in _complaint(say(*FIT))
+
+
 def test_after_a_checkpoint_the_run_is_kept_and_goes_on_when_the_image_is_back(say, image, tmp_path, monkeypatch):
     whole = image.read_bytes()
 
