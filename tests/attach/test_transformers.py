@@ -182,20 +182,28 @@ def test_the_trainer_trains_the_module_and_leaves_a_stock_model(kind: str, insid
     assert trainer(loaded, tmp_path / "again").evaluate()["eval_loss"] == pytest.approx(evaluated, rel=1e-5)
 
 
-def test_a_loss_of_ones_own_is_given_to_the_trainer(tmp_path: Path) -> None:
-    model, criterion = build(), bf.TwoStreamLoss(nn.CrossEntropyLoss(label_smoothing=0.1))
-    bf.attach(model, blocks=[0], heads=2)
-    rows: list[int] = []
+def test_a_loss_of_ones_own_is_given_to_the_trainer_and_counts_by_its_part_of_the_step(tmp_path: Path) -> None:
+    """As docs/attach.md writes it, over two accumulated batches: what the model computes by itself from its labels."""
+    criterion, rows = bf.TwoStreamLoss(nn.CrossEntropyLoss()), []
 
     def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         rows.append(len(outputs["logits"]))
-        return criterion(outputs["logits"], labels)
+        mean = criterion(outputs["logits"], labels)
+        return mean if num_items_in_batch is None else mean * len(labels) / num_items_in_batch
 
-    training = trainer(model, tmp_path, steps=2)
-    training.compute_loss_func = loss
-    training.train()
-    assert rows == [8, 8]
-    assert math.isfinite(training.state.log_history[0]["loss"])
+    logged, trained = [], []
+    for own in (None, loss):
+        model = build()
+        torch.manual_seed(0)
+        bf.attach(model, blocks=[0], heads=2, dropout=0.0)
+        training = trainer(model, tmp_path, steps=2, gradient_accumulation_steps=2, optim="sgd")
+        training.compute_loss_func = own
+        training.train()
+        logged.append([entry["loss"] for entry in training.state.log_history if "loss" in entry])
+        trained.append(list(model.parameters()))
+    assert rows == [8, 8, 8]  # the second step has the one batch that is left
+    assert logged[0] == pytest.approx(logged[1], rel=1e-3)
+    torch.testing.assert_close(trained[0], trained[1])
 
 
 def test_the_trainer_goes_on_from_a_checkpoint_of_an_attached_model(tmp_path: Path) -> None:
