@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
     args = [word for word in args if word != "--debug"]
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that a terminal cannot show must not cost what was computed
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _dispatch(args, debug)
     except BrokenPipeError:  # | head

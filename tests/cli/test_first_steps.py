@@ -70,6 +70,14 @@ def test_weights_of_a_stopped_run_come_with_a_note(say, copy_of_run, tiny_run, t
         assert out.startswith(note)
 
 
+def test_names_that_are_not_utf_8_are_written_as_they_are(say, tiny_run, tmp_path):
+    Image.new("RGB", (8, 8)).save(os.fsdecode(b"caf\xe9.png"))
+    code, out, err = say("predict", tiny_run, ".")
+    assert code == 0, err
+    assert "caf\\udce9.png" in out
+    assert b"caf\xe9.png" in (tmp_path / "predictions.csv").read_bytes()
+
+
 def test_predict_passes_hidden_files_over_and_finds_linked_folders(say, tiny_run, tmp_path):
     (tmp_path / "far").mkdir()
     (tmp_path / "photos").mkdir()

@@ -61,7 +61,8 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: file.write(text.encode()))
+    """As UTF-8; names of files that are not, which Python reads all the same, are written as they are on the disk."""
+    write_atomically(path, lambda file: file.write(text.encode(errors="surrogateescape")))
 
 
 def write_json(path: Path, content: Any) -> None:
