@@ -45,6 +45,8 @@ def _complaint(answer):
         (["compare", "digits-lt", "--trainer.max_steps", "0"], "trainer.max_steps 0 trains nothing"),
         (["fit", "digits-lt", "--trainer.check_val_every_n_epoch", "0"], "trainer.check_val_every_n_epoch 0: give 1"),
         (["fit", "digits-lt", "--trainer.limit_train_batches", "0.001"], "increase the `limit_train_batches`"),
+        (["fit", "digits-lt", "--run.checkpoint_every_steps", "0"], "run.checkpoint_every_steps 0: give 1 or more"),
+        (["fit", "digits-lt", "--run.threads", "0"], "run.threads 0: give 1 or more"),
         (["fit", "digits-lt", "--trainer.max_epochs", "-1"], "needs an end"),
         (["fit", "digits-lt", "--trainer.max_epochs", "-5"], "Lightning refuses the trainer settings"),
         (["fit", "digits-lt", "--trainer.accelerator", "tpu"], "trainer.accelerator tpu: this machine has none"),

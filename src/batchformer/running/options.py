@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from batchformer.errors import UserError
+
 
 @dataclass
 class RunOptions:
@@ -22,3 +24,8 @@ class RunOptions:
     checkpoint_every_steps: int | None = None
     threads: int | None = None
     matmul_precision: Literal["highest", "high", "medium"] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint_every_epochs", "checkpoint_every_steps", "threads"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"run.{name} {value}: give 1 or more.")
