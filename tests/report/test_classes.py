@@ -4,7 +4,8 @@ import pytest
 from made_up import result, write
 
 from batchformer.report import load_runs
-from batchformer.report.classes import difference_per_group, mean_per_group, sorted_groups, split_borders
+from batchformer.report.classes import class_ranks, difference_per_group, mean_per_group, sorted_groups, split_borders
+from batchformer.report.figures import influence_chart
 
 
 @pytest.fixture
@@ -54,3 +55,14 @@ def test_too_many_classes_are_drawn_as_groups_that_hold_each_class_once(runs):
     groups = sorted_groups(runs, most=2)
     assert [group.members for group in groups] == [(1, 2), (3, 0)]
     assert groups[1].count == pytest.approx(10.0)  # geometric mean of 20 and 5
+
+
+def test_groups_stand_where_their_classes_do(runs):
+    assert class_ranks(sorted_groups(runs)) == [1, 2, 3, 4]
+    assert class_ranks(sorted_groups(runs, most=2)) == [1.5, 3.5]
+
+
+def test_the_axis_of_classes_counts_all_of_them(tmp_path):
+    norms = {"wrt": "features", "per_class": [0.5] * 1500}
+    many = write(tmp_path, [result(classes=1500, gradient_influence=norms)])
+    assert ">1500<" in influence_chart("a", load_runs([many]))

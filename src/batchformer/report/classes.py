@@ -44,6 +44,12 @@ def sorted_groups(runs: Sequence[Run], most: int = MOST_POINTS) -> list[ClassGro
     return groups
 
 
+def class_ranks(groups: Sequence[ClassGroup]) -> list[float]:
+    """Where each group stands among the sorted classes, counted from 1: the middle of its members."""
+    ends = itertools.accumulate(len(group.members) for group in groups)
+    return [end - (len(group.members) - 1) / 2 for end, group in zip(ends, groups, strict=True)]
+
+
 def split_borders(groups: Sequence[ClassGroup]) -> tuple[int, int]:
     """How many of the sorted groups are Many, and how many are Many or Medium."""
     many = sum(group.count > MANY_ABOVE for group in groups)

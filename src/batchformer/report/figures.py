@@ -10,6 +10,7 @@ from batchformer.metrics.shots import FEW_BELOW, MANY_ABOVE
 from batchformer.report.charts import Chart
 from batchformer.report.classes import (
     ClassGroup,
+    class_ranks,
     difference_per_group,
     mean_per_group,
     sorted_groups,
@@ -128,14 +129,15 @@ def influence_chart(name: str, runs: Sequence[Run]) -> str | None:
     related = [run for run in runs if run.influence and run.class_counts]
     groups = sorted_groups(related)
     norms = mean_per_group(related, groups, lambda run: run.influence)
-    known = [(rank, g, v) for rank, (g, v) in enumerate(zip(groups, norms, strict=True), 1) if v is not None]
+    known = [(rank, g, v) for rank, g, v in zip(class_ranks(groups), groups, norms, strict=True) if v is not None]
     if not known:
         return None
-    ranks = [float(rank) for rank, _, _ in known]
+    classes = sum(len(group.members) for group in groups)
+    ranks = [rank for rank, _, _ in known]
     y = linear_axis([v for _, _, v in known], "gradient norm on the others", include_zero=True)
-    chart = Chart(name, count_axis([1.0, float(len(groups))], "class, from frequent to rare"), y)
-    many, medium = split_borders(groups)
-    _draw_rank_borders(chart, many, medium, len(groups), 1)
+    chart = Chart(name, count_axis([1.0, float(classes)], "class, from frequent to rare"), y)
+    many, medium = (sum(len(group.members) for group in groups[:border]) for border in split_borders(groups))
+    _draw_rank_borders(chart, many, medium, classes, 1)
     tips = [f"{group.name}: {value:.4g}, {group.count:.0f} training images" for _, group, value in known]
     chart.dots([(rank, value) for rank, _, value in known], "batchformer", tips, radius=2.8)
     if len(known) > 4:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from html import escape
 
+from batchformer.report.classes import MOST_POINTS
 from batchformer.report.comparison import (
     METHODS,
     ComparisonRow,
@@ -185,8 +186,10 @@ def _classes(name: str, runs: Sequence[Run]) -> str:
             "These runs carry no accuracy per class, or do not say how many training images each class has",
             "train with `batchformer fit` or `compare`, which record both",
         )
+    many = any(len(run.class_counts) > MOST_POINTS for run in runs)
+    point = "some classes of like frequency" if many else "class"
     figures = _figure(
-        "With and without the method", scatter, "One point per class and method, mean of the seeds.", runs
+        "With and without the method", scatter, f"One point per {point} and method, mean of the seeds.", runs
     )
     bins = class_difference_chart(f"{name}-bins", runs)
     if bins is None:
