@@ -276,3 +276,21 @@ def test_whoever_came_and_goes_first_nothing_is_left(first, out_first):
     other.close()
     again.close()
     assert traces(model) == []
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripting_says_to_close_first_and_then_works():
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x)[0]
+
+    model = Reads()
+    mix = bf.mix.TransMix(model, 5)
+    with pytest.raises(AttributeError, match=r"close the mix first"):
+        torch.jit.script(model)
+    mix.close()
+    assert torch.jit.script(model)(torch.randn(2, 4, 8)).shape == (2, 4, 8)
