@@ -36,7 +36,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         if (reason := disk_problem(problem)) is not None:
-            what_to_do = "make room and go on with --resume" if reason == DISK_IS_FULL else "choose another place"
+            make_room = "make room and give the command again (one that trains: with --resume)"
+            what_to_do = make_room if reason == DISK_IS_FULL else "choose another place"
             raise UserError(f"{path} could not be written: {reason}; {what_to_do}.") from problem
         if isinstance(problem, OSError):  # its own words name the temporary file
             reason = "it is a folder" if path.is_dir() else (problem.strerror or str(problem))
