@@ -46,8 +46,8 @@ class Recorder(InstanceForward):
     def __globals__(self) -> dict[str, Any]:
         """What torch.jit.script asks a `forward` for, which is where it can be told."""
         raise AttributeError(
-            "a model that TransMix reads cannot go through torch.jit.script: close the mix first, mix.close() (of a copy "
-            "of the model batchformer.mix.close(copy)), or use torch.export or torch.jit.trace."
+            "a model that TransMix reads cannot go through torch.jit.script: close the mix first, mix.close() (of a "
+            "copy of the model batchformer.mix.close(copy)), or use torch.export or torch.jit.trace."
         )
 
     def expect(self) -> None:
