@@ -95,6 +95,14 @@ def test_without_positions_or_rows_there_is_nothing_to_relate(shape: tuple[int, 
     assert module(streams=streams)(x, mask).shape == out.shape
 
 
+def test_one_split_image_leaves_no_weight_without_a_gradient_which_ddp_would_wait_for() -> None:
+    ours, x = module(streams="split"), torch.randn(1, 3, 8)
+    out = ours(x)
+    assert torch.equal(out, x)
+    out.sum().backward()
+    assert all(weight.grad is not None and not weight.grad.any() for weight in ours.parameters())
+
+
 def test_a_mask_that_is_all_true_changes_nothing() -> None:
     ours, x = module(), torch.randn(4, 8, 2, 3)
     torch.testing.assert_close(ours(x, torch.ones(4, 2, 3, dtype=torch.bool)), ours(x))

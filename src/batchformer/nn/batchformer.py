@@ -149,7 +149,10 @@ class BatchFormer(nn.Module):
             from batchformer.parallel.relate import relate_across
 
             return relate_across(self.layers, rows, valid, self.members, grid=grid)
-        return run_layers(self.layers, rows, valid) if rows.numel() else rows
+        if rows.numel():
+            return run_layers(self.layers, rows, valid)
+        # Nothing to relate (one image, split): DDP waits for a gradient of every weight all the same, here of zeros.
+        return rows + torch.stack([weight.sum() for weight in self.parameters()]).sum().to(rows.dtype)
 
     @staticmethod
     def _check_valid(valid: Tensor, x: Tensor) -> Tensor:
