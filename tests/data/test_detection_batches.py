@@ -212,6 +212,7 @@ def test_of_a_long_and_narrow_image_a_pixel_is_left(roots, size):
     ("options", "message"),
     [
         ({"image_size": 0}, r"data\.image_size must be at least 1"),
+        ({"std": (0.2, 0.0, 0.2)}, r"data\.std, .* above 0"),
         ({"scales": []}, r"data\.scales must be at least 1"),
         ({"max_size": 20}, r"data\.max_size, the longest side, must be at least data\.image_size, got 20 and 48"),
         ({"pad_multiple": 0}, r"data\.pad_multiple"),

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from batchformer.data import CIFAR10, CIFAR100, CIFAR100LT, DeviceLoader
+from batchformer.data import CIFAR10, CIFAR100, CIFAR100LT, DeviceLoader, ImageFolders
 from batchformer.data.augment import batched_augmentation
 from batchformer.data.miniature import picture, write
 from batchformer.errors import UserError
@@ -136,6 +136,8 @@ def test_wrong_options_are_refused_in_a_sentence():
         CIFAR100(image_size=0)
     with pytest.raises(UserError, match=r"data\.erase_prob .* got 1\.5"):
         CIFAR100(erase_prob=1.5)
+    with pytest.raises(UserError, match=r"data\.std, .* above 0"):
+        ImageFolders(std=(0.0, 0.0, 0.0))
     with pytest.raises(UserError, match=r"data\.augment_repeats .* got 0"):
         CIFAR100(augment_repeats=0)
     with pytest.raises(UserError, match=r"unknown augmentation 'rand': choose one of none"):

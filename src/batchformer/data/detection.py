@@ -14,7 +14,7 @@ from torch import Tensor
 from batchformer.data.boxes import Categories, Scenes
 from batchformer.data.epochs import EpochLoader
 from batchformer.data.module import DataModule
-from batchformer.data.names import IMAGENET_MEAN, IMAGENET_STD, Statistics
+from batchformer.data.names import IMAGENET_MEAN, IMAGENET_STD, Statistics, check_statistics
 from batchformer.errors import UserError
 from batchformer.metrics.shots import count_shots
 
@@ -95,6 +95,7 @@ class DetectionData(DataModule):
             raise UserError(
                 f"data.max_size, the longest side, must be at least data.image_size, got {max_size} and {image_size}."
             )
+        check_statistics(std)
         self.image_size, self.max_size, self.scales = image_size, max_size, scales
         self.augment, self.pad_multiple = augment, pad_multiple
         self.labels, self.keep_empty = labels, keep_empty

@@ -15,7 +15,14 @@ from torch import Tensor
 from batchformer.data.base import ClassificationData
 from batchformer.data.checks import check_labels, class_counts
 from batchformer.data.epochs import EpochLoader
-from batchformer.data.names import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics, check_image_options
+from batchformer.data.names import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    FileAugmentation,
+    Statistics,
+    check_image_options,
+    check_statistics,
+)
 from batchformer.errors import UserError
 
 
@@ -60,6 +67,7 @@ class FileData(ClassificationData):
                 "data.on_device is for data sets held in memory; image files are read on the host: leave it out."
             )
         check_image_options(image_size, erase_prob)
+        check_statistics(std)
         self.augment = augment
         self.image_size = image_size
         self.erase_prob = erase_prob

@@ -17,3 +17,8 @@ def check_image_options(image_size: int, erase_prob: float) -> None:
         raise UserError(f"data.image_size must be at least 1, got {image_size}.")
     if not 0 <= erase_prob <= 1:
         raise UserError(f"data.erase_prob is a probability from 0 to 1, got {erase_prob}.")
+
+
+def check_statistics(std: Statistics) -> None:
+    if min(std) <= 0:
+        raise UserError(f"data.std, which images are divided by, must be above 0 in every channel, got {list(std)}.")

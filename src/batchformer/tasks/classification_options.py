@@ -104,6 +104,9 @@ class MixOptions:
         known = get_args(MixMethod)
         if self.method not in known:
             raise UserError(f"model.mix.method={self.method!r} must be one of {', '.join(known)}.")
+        for name, value in {"mixup": self.mixup, "cutmix": self.cutmix}.items():
+            if value < 0:  # which timm takes for 0
+                raise UserError(f"model.mix.{name}={value} must be 0, which switches it off, or above.")
         if self.method != "mixup-cutmix":  # asked for by name: it must not be off without a word
             alpha = "mixup" if self.method == "mixup" else "cutmix"
             if getattr(self, alpha) == 0:
@@ -112,8 +115,9 @@ class MixOptions:
                 )
         if self.mode == "pair" and self.method != "mixup-cutmix":
             raise UserError(f'model.mix.mode "pair" is for mixup-cutmix: with {self.method} take "batch" or "elem".')
-        if not 0 <= self.switch_prob <= 1:
-            raise UserError(f"model.mix.switch_prob={self.switch_prob} must lie between 0 and 1.")
+        for name, chance in {"prob": self.prob, "switch_prob": self.switch_prob}.items():
+            if not 0 <= chance <= 1:
+                raise UserError(f"model.mix.{name}={chance} must lie between 0 and 1.")
 
 
 @dataclass
