@@ -25,6 +25,8 @@ EXTRACTED = ("attentive-cutmix", "saliencymix", "puzzlemix")
 DEPTHS = tuple(f"transmix-{d}" for d in ("d6", "d8", "d10", "rollout"))
 VIT = ("mixup", "cutmix", *EXTRACTED, "transmix", *DEPTHS)
 STEPS = ("aug-none", "aug-base", "aug-randaug")
+# a few images of the test set: bfloat16 convolutions, 56 of them, take their time on a CPU
+DEEP_ARRAYS = {**SMALL_ARRAYS, "data.eval_batch_size": "20", "trainer.limit_val_batches": "1"}
 DISTILLED = {"model.distillation.teacher": "test_resnet"}
 RECIPES = {
     **{f"deit-s-imagenet-{name}": NARROW_FILES for name in (*VIT, *STEPS)},
@@ -36,7 +38,7 @@ RECIPES = {
     "swin-t-imagenet-transmix": {**small(img_size="64", embed_dim="24"), "data.image_size": "64"},
     **{f"resnet50-imagenet-{name}": small(layers="[1,1,1,1]") for name in ("300", "cutmix", *EXTRACTED)},
     **{f"vit-cifar100-32-{name}": NARROW_ARRAYS for name in (*VIT, *STEPS, "aug-mixup", "aug-cutmix", "aug-transmix")},
-    **{f"resnet56-cifar100{name}": SMALL_ARRAYS for name in ("", "-cutmix", *(f"-{each}" for each in EXTRACTED))},
+    **{f"resnet56-cifar100{name}": DEEP_ARRAYS for name in ("", "-cutmix", *(f"-{each}" for each in EXTRACTED))},
 }
 # With the module too, where it stands at another place than in the recipes above them.
 WITH_MODULE = ["deit-s-imagenet-transmix", "pvt-v2-b2-imagenet-transmix", "swin-t-imagenet-transmix",
