@@ -1,8 +1,5 @@
 """Resized crops against torchvision's, and the regions they are cut from."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +12,7 @@ from torchvision.transforms.v2 import functional as F
 from batchformer.data.augment.draws import draw_table
 from batchformer.data.augment.regions import crop_rectangles
 from batchformer.data.augment.resample import _weights, resize, resized_crop
+from tests.interpreter import interpreted
 
 BICUBIC = InterpolationMode.BICUBIC
 
@@ -120,9 +118,5 @@ def test_weights_are_exact_in_eight_bits_each():
 
 
 def test_the_kernel_computes_what_the_tensor_operations_do():
-    pytest.importorskip("triton")
-    script = Path(__file__).with_name("interpret_resample.py")  # in its own process: Triton interprets all or nothing
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["32x32 to 224", "20x28 to 33", "9x16 to 70", "64x64 to 40"]
+    agreed = interpreted(Path(__file__).with_name("interpret_resample.py"))
+    assert agreed == ["32x32 to 224", "20x28 to 33", "9x16 to 70", "64x64 to 40"]

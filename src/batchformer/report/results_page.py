@@ -64,9 +64,9 @@ interval of a Student t distribution. Many: more than 100 training images, Mediu
   after block 8 in the published form, 2.7 and 1.29 times in the stable one, and 1.6 times with `split`, whose modules
   see half of the rows (`vit_step`). Held to a baseline that trains for as many GPU-seconds, the published form is ahead
   in top-5 in both places; in top-1 it is level after block 8 and below after all blocks by less than three seeds can
-  tell. The stable form is below in top-1 in both places, clearly so after all blocks, and so is `split`, though the
-  baselines they are held to were trained for less time than they took. So in this training the module makes more of an
-  epoch, and no more top-1 of a GPU-hour.
+  tell. The stable form is below in top-1 in both places, clearly so after all blocks; `split` is below by less than
+  three seeds can tell. The baselines these are held to were trained for less time than they took. So in this training
+  the module makes more of an epoch, and no more top-1 of a GPU-hour.
 - **Seeds.** The paper gives one number per row and no deviation; the released code sets no seed.
 """
 
