@@ -215,8 +215,9 @@ def equal(layer: BatchEncoderLayer, x: Tensor, valid: Tensor | None = None, **op
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_same_bits_come_out(driver: Driver, batch: int, options: dict, masked: bool) -> None:
     layer = make(**options)
-    x = torch.randn(batch, 3, layer.self_attn.dim)
-    valid = torch.rand(batch, 3) < 0.6 if masked else None
+    positions = 3 if batch < 16 else 2
+    x = torch.randn(batch, positions, layer.self_attn.dim)
+    valid = torch.rand(batch, positions) < 0.6 if masked else None
     equal(layer, x, valid)
     assert driver.started
 
@@ -328,7 +329,7 @@ def test_what_is_kept_is_let_go_during_the_backward(driver: Driver, monkeypatch:
     # kernels that do nothing: those of the interpreter take memory of their own
     nothing = LAUNCH(lambda *_: 0)
     monkeypatch.setattr(host, "launcher", lambda: ctypes.cast(nothing, ctypes.c_void_p).value)
-    layer, x = make(64, dropout=0.0), torch.randn(300, 2, 64)
+    layer, x = make(32, dropout=0.0), torch.randn(150, 2, 32)
     activation = x.numel() * x.element_size()
 
     def most(keeps: bool) -> int:
