@@ -17,7 +17,7 @@ from batchformer.report.studies import base_of, find_studies, with_references
 from batchformer.report.verdict import verdict
 
 BASE = "vit-cifar100-32"
-EQUAL_COST = STUDIES[BASE].equal_cost_words
+EQUAL_COST = STUDIES[BASE].held_to_words
 
 
 def study():
@@ -152,6 +152,40 @@ def test_the_readme_shows_the_variants_beside_the_rows_of_the_papers(tmp_path):
     line = next(line for line in table.splitlines() if line.startswith("| `published`"))
     assert line.endswith(f"| {format_difference(gain)} |")
     assert next(line for line in table.splitlines() if line.startswith("| `baseline`")).endswith("| the baseline |")
+
+
+def test_the_readme_names_the_variants_of_a_papers_row_and_whose_caveat_it_is(tmp_path):
+    row = "deit-ti-cifar100-100"
+    results = [classification(row, m, 0) for m in ("baseline", "batchformer")] + [classification(f"{row}-stable")]
+    tripled = comparison(seeds=2)
+    for each in tripled:
+        each["config"]["model"]["stream_loss"] = "released"
+    table = readme_table(write(tmp_path, [*results, *tripled]))
+    part = table.partition(f"`{row}`: {MAIN[row].setting}.")[2]
+    assert [line.split("`")[1] for line in part.splitlines() if line.startswith("| `")] == [
+        "baseline", "batchformer", "stable",
+    ]  # fmt: skip
+    (careful,) = [line for line in table.splitlines() if line.startswith("- Read with care")]
+    assert careful.startswith("- Read with care `cifar100-lt-100`: ")
+
+
+def test_a_mixing_method_is_held_to_cutmix(tmp_path):
+    name = "mix-vit-cifar100-32"
+    levels = {"baseline": 55, "cutmix": 57, "transmix": 58, "cutmix-batchformer": 60, "transmix-batchformer": 61}
+    methods = {each: "batchformer" if "batchformer" in each else "baseline" for each in levels}
+    results = [
+        classification(f"{name}-{each}", methods[each], s, level) for each, level in levels.items() for s in range(3)
+    ]
+    told = results_page(write(tmp_path, results)).partition(STUDIES[name].held_to_words)[2]
+    lines = [line for line in told.splitlines() if line.startswith("| `")]
+    assert [line.split("`")[1:4:2] for line in lines] == [
+        ["transmix", "cutmix"], ["cutmix-batchformer", "cutmix"], ["transmix-batchformer", "cutmix-batchformer"],
+    ]  # fmt: skip
+    cutmix, transmix = (
+        [each["metrics"]["all"] for each in results if each["recipe"] == f"{name}-{mix}"]
+        for mix in ("cutmix", "transmix")
+    )
+    assert f"| {format_difference(paired_difference(cutmix, transmix))} |" in lines[0]
 
 
 def test_a_variant_borrows_the_baseline_of_its_study_and_says_so(tmp_path):

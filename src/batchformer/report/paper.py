@@ -158,15 +158,17 @@ MAIN = {
 class OwnStudy:
     """Variants of `recipe` under names of their own, none of them a row of a paper.
 
-    `equal_cost`: for a variant the longer baseline it is held to, and what these have in common with it in words.
+    `held_to`: for a variant the one it is compared with beside the study's baseline, and why, in words.
     """
 
     recipe: str
     setting: str
-    equal_cost: Mapping[str, str] = field(default_factory=dict)
-    equal_cost_words: str = ""
+    held_to: Mapping[str, str] = field(default_factory=dict)
+    held_to_words: str = ""
 
 
+_RIVALS = ("attentive-cutmix", "saliencymix", "puzzlemix")
+_TRANSMIX = ("transmix", "transmix-d6", "transmix-d8", "transmix-d10", "transmix-rollout")
 STUDIES = {
     "vit-cifar100-32": OwnStudy(
         "vit-cifar100-32",
@@ -187,9 +189,18 @@ STUDIES = {
     "mix-vit-cifar100-32": OwnStudy(
         "vit-cifar100-32-cutmix",
         "CIFAR-100 at 32 px, DeiT-Ti's width and depth with patches of 4, 50 epochs: the methods of TransMix's Table 2",
+        {
+            **dict.fromkeys((*_RIVALS, *_TRANSMIX, "cutmix-batchformer"), "cutmix"),
+            "transmix-batchformer": "cutmix-batchformer",
+        },
+        "The same, held to CutMix: what these methods choose otherwise than it is the box, the mask or the label. With "
+        "BatchFormerV2 TransMix is held to CutMix with BatchFormerV2.",
     ),
     "mix-resnet56-cifar100": OwnStudy(
-        "resnet56-cifar100", "CIFAR-100, ResNet-56, 50 epochs: the methods of TransMix's Table 2 that need no attention"
+        "resnet56-cifar100",
+        "CIFAR-100, ResNet-56, 50 epochs: the methods of TransMix's Table 2 that need no attention",
+        dict.fromkeys(_RIVALS, "cutmix"),
+        "The same, held to CutMix.",
     ),
     "cifar100-lt-50-tuning": OwnStudy(
         "cifar100-lt-100", "CIFAR-100-LT, imbalance 50, ResNet-32, Balanced Softmax: where settings were chosen"

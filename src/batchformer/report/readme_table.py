@@ -12,18 +12,18 @@ from batchformer.report.markdown import one_digit
 from batchformer.report.paper import MAIN, STUDIES
 from batchformer.report.provenance import caveats
 from batchformer.report.runs import by_recipe, load_runs
-from batchformer.report.studies import Study, equal_cost, find_studies
+from batchformer.report.studies import Study, find_studies, held_to
 from batchformer.report.study_section import accuracy
 from batchformer.report.verdict import verdict
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 HEADER = ("recipe", "accuracy, %", "paper: without", "paper: with", "ours: without", "ours: with", "ours: difference")
 RULE = ("---", "---", "---:", "---:", "---:", "---:", "---:")
-SHOWN_STUDIES = ("vit-cifar100-32",)
+SHOWN_STUDIES = ("deit-ti-cifar100-100", "vit-cifar100-32")
 STUDY_HEADER = ("variant", "seeds", "accuracy, %", "difference to the baseline")
 STUDY_RULE = ("---", "---:", "---:", "---:")
-COST_HEADER = ("variant", "baseline", "difference to it")
-COST_RULE = ("---", "---", "---:")
+PAIR_HEADER = ("variant", "held to", "difference to it")
+PAIR_RULE = ("---", "---", "---:")
 
 
 def readme_table(results: Path) -> str:
@@ -31,7 +31,7 @@ def readme_table(results: Path) -> str:
     recipes = by_recipe(load_runs([results]))
     lines: list[list[str]] = []
     sentences: list[str] = []
-    warnings: list[str] = []
+    warnings: dict[str, list[str]] = {}
     for recipe, paper in MAIN.items():
         runs = recipes.get(recipe, [])
         if {run.method for run in runs} != set(METHODS):
@@ -42,32 +42,34 @@ def readme_table(results: Path) -> str:
             ours = [format_summary(row.baseline), format_summary(row.batchformer), format_difference(row.difference)]
             lines.append([f"`{recipe}`" if row is rows[0] else "", row.label, *theirs, *ours])
         sentences.append(f"- `{recipe}` ({paper.setting}). {verdict(rows).sentence}")
-        warnings += caveats(runs)
+        for text in caveats(runs):
+            warnings.setdefault(text, []).append(f"`{recipe}`")
     if not lines:
         raise UserError(f"{results} holds no recipe of the paper with both methods: there is nothing to show.")
-    sentences += [f"- Read with care: {text}" for text in dict.fromkeys(warnings)]
+    sentences += [f"- Read with care {', '.join(named)}: {text}" for text, named in warnings.items()]
     studies = [_study_part(study) for study in find_studies(recipes) if study.base in SHOWN_STUDIES]
     return "\n\n".join([_table(HEADER, RULE, *lines), "\n".join(sentences), *studies])
 
 
 def _study_part(study: Study) -> str:
-    """The variants of a study of our own, each held to its baseline."""
+    """The variants of a study, each held to its baseline."""
     rows = [
         [
-            f"`{variant.name or variant.recipe}`",
+            f"`{variant.name or variant.method}`",
             str(len(variant.runs)),
             accuracy(variant, "all"),
             "the baseline" if variant is study.reference else format_difference(study.difference(variant)),
         ]
         for variant in study.variants
     ]
-    equal = [
-        [f"`{variant.name}`", f"`{longer.name}`", format_difference(study.difference(variant, longer))]
-        for variant, longer in equal_cost(study)
+    pairs = [
+        [f"`{variant.name}`", f"`{other.name}`", format_difference(study.difference(variant, other))]
+        for variant, other in held_to(study)
     ]
-    parts = [f"`{study.base}`: {STUDIES[study.base].setting}.", _table(STUDY_HEADER, STUDY_RULE, *rows)]
-    if equal:
-        parts += [STUDIES[study.base].equal_cost_words, _table(COST_HEADER, COST_RULE, *equal)]
+    setting = (MAIN.get(study.base) or STUDIES[study.base]).setting
+    parts = [f"`{study.base}`: {setting}.", _table(STUDY_HEADER, STUDY_RULE, *rows)]
+    if pairs:
+        parts += [STUDIES[study.base].held_to_words, _table(PAIR_HEADER, PAIR_RULE, *pairs)]
     return "\n\n".join(parts)
 
 

@@ -42,11 +42,11 @@ class Study:
         return paired_difference([before[s] for s in seeds], [after[s] for s in seeds]) if seeds else None
 
 
-def equal_cost(study: Study) -> list[tuple[Variant, Variant]]:
-    """Variants, each with the longer baseline it is held to, where both were run."""
+def held_to(study: Study) -> list[tuple[Variant, Variant]]:
+    """Variants, each with the one it is held to beside the study's baseline, where both were run."""
     named = {variant.name: variant for variant in study.variants}
-    pairs = STUDIES[study.base].equal_cost.items() if study.base in STUDIES else ()
-    return [(named[name], named[longer]) for name, longer in pairs if name in named and longer in named]
+    pairs = STUDIES[study.base].held_to.items() if study.base in STUDIES else ()
+    return [(named[name], named[other]) for name, other in pairs if name in named and other in named]
 
 
 def find_studies(recipes: Mapping[str, Sequence[Run]]) -> list[Study]:

@@ -12,7 +12,7 @@ from batchformer.report.paper import MAIN, STUDIES
 from batchformer.report.provenance import caveats, differs_from, facts
 from batchformer.report.runs import Run
 from batchformer.report.statistics import summarise
-from batchformer.report.studies import Study, Variant, equal_cost
+from batchformer.report.studies import Study, Variant, held_to
 
 
 def study_section(study: Study) -> str:
@@ -34,7 +34,7 @@ def study_section(study: Study) -> str:
         for variant in study.variants
     ]
     lines += [markdown(header, table), "", _reading(study, next(iter(metrics.values())), list(extra)), ""]
-    lines += _at_equal_cost(study, metrics)
+    lines += _pairs(study, metrics)
     for variant in study.variants:
         told = dict(facts(variant.runs))
         words = "; ".join(told[key] for key in ("Settings", "Length", "Device") if key in told)
@@ -77,25 +77,25 @@ def _reading(study: Study, metric: str, columns: Sequence[str]) -> str:
     return told
 
 
-def _at_equal_cost(study: Study, metrics: Mapping[str, str]) -> list[str]:
+def _pairs(study: Study, metrics: Mapping[str, str]) -> list[str]:
     rows = [
         [
             f"`{variant.name}`",
-            f"`{longer.name}`",
-            _EXTRA["epochs"](longer.runs),
+            f"`{other.name}`",
+            _EXTRA["epochs"](other.runs),
             *(
                 cell
                 for metric in metrics
-                for cell in (accuracy(longer, metric), format_difference(study.difference(variant, longer, metric)))
+                for cell in (accuracy(other, metric), format_difference(study.difference(variant, other, metric)))
             ),
         ]
-        for variant, longer in equal_cost(study)
+        for variant, other in held_to(study)
     ]
     if not rows:
         return []
-    header = ["variant", "longer baseline", "its epochs"]
+    header = ["variant", "held to", "its epochs"]
     header += [words for label in metrics.values() for words in (f"its {label}", f"difference to it, {label}")]
-    return [STUDIES[study.base].equal_cost_words, "", markdown(header, rows), ""]
+    return [STUDIES[study.base].held_to_words, "", markdown(header, rows), ""]
 
 
 def _mean_of(runs: Sequence[Run], part: Callable[[Run], float | None], form: str) -> str:
