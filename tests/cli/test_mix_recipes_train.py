@@ -13,7 +13,7 @@ from batchformer.data import miniature
 
 from .test_detection_recipes_train import RECIPES as DETECTION
 from .test_panoptic_commands import RECIPES as PANOPTIC
-from .test_recipes_train import NARROW_ARRAYS, NARROW_FILES, SMALL_ARRAYS, SMALL_FILES, TWO_STEPS
+from .test_recipes_train import NARROW_ARRAYS, NARROW_FILES, SHALLOW_FILES, SMALL_FILES, THIN_ARRAYS, TWO_STEPS
 from .test_recipes_train import RECIPES as OTHERS
 
 
@@ -26,7 +26,7 @@ DEPTHS = tuple(f"transmix-{d}" for d in ("d6", "d8", "d10", "rollout"))
 VIT = ("mixup", "cutmix", *EXTRACTED, "transmix", *DEPTHS)
 STEPS = ("aug-none", "aug-base", "aug-randaug")
 # a few images of the test set: bfloat16 convolutions, 56 of them, take their time on a CPU
-DEEP_ARRAYS = {**SMALL_ARRAYS, "data.eval_batch_size": "20", "trainer.limit_val_batches": "1"}
+DEEP_ARRAYS = {**THIN_ARRAYS, "data.eval_batch_size": "20", "trainer.limit_val_batches": "1"}
 DISTILLED = {"model.distillation.teacher": "test_resnet"}
 RECIPES = {
     **{f"deit-s-imagenet-{name}": NARROW_FILES for name in (*VIT, *STEPS)},
@@ -36,7 +36,7 @@ RECIPES = {
     "cait-xxs24-imagenet-transmix": small(img_size="32", patch_size="16", embed_dim="24"),
     "xcit-s12-imagenet-transmix": small(img_size="32", patch_size="16", embed_dim="24"),
     "swin-t-imagenet-transmix": {**small(img_size="64", embed_dim="24"), "data.image_size": "64"},
-    **{f"resnet50-imagenet-{name}": small(layers="[1,1,1,1]") for name in ("300", "cutmix", *EXTRACTED)},
+    **{f"resnet50-imagenet-{name}": SHALLOW_FILES for name in ("300", "cutmix", *EXTRACTED)},
     **{f"vit-cifar100-32-{name}": NARROW_ARRAYS for name in (*VIT, *STEPS, "aug-mixup", "aug-cutmix", "aug-transmix")},
     **{f"resnet56-cifar100{name}": DEEP_ARRAYS for name in ("", "-cutmix", *(f"-{each}" for each in EXTRACTED))},
 }

@@ -18,14 +18,17 @@ SMALL_ARRAYS = {"data.batch_size": "16", "data.eval_batch_size": "150"}
 # Depth and heads stay those of the recipe, so that its places exist; 24 divides by 3, 6 and 12 heads.
 NARROW = {f"model.backbone_args.{key}": value for key, value in
           {"img_size": "32", "patch_size": "16", "embed_dim": "24"}.items()}  # fmt: skip
-SHALLOW_FILES = {**SMALL_FILES, "model.backbone_args.layers": "[1,1,1,1]"}  # of ResNet-50 and ResNet-152
+# Of ResNet-50 and ResNet-152: at their own width, weights and checkpoints take longer than all images.
+SHALLOW = {"model.backbone_args.layers": "[1,1,1,1]", "model.backbone_args.channels": "[8,8,16,32]"}
+SHALLOW_FILES = {**SMALL_FILES, **SHALLOW}
+THIN_ARRAYS = {**SMALL_ARRAYS, "model.backbone_args.widths": "[4,8,16]"}  # of the ResNets of CIFAR, all their blocks
 NARROW_ARRAYS = {**SMALL_ARRAYS, **NARROW, "data.image_size": "32"}
 NARROW_FILES = {**SMALL_FILES, **NARROW}
 RECIPES = {
     "digits-lt": (None, {"data.batch_size": "16"}),
-    "cifar100-lt-100": ("cifar100", SMALL_ARRAYS),
-    "cifar100-lt-200": ("cifar100", SMALL_ARRAYS),
-    "cifar10-lt-100": ("cifar10", SMALL_ARRAYS),
+    "cifar100-lt-100": ("cifar100", THIN_ARRAYS),
+    "cifar100-lt-200": ("cifar100", THIN_ARRAYS),
+    "cifar10-lt-100": ("cifar10", THIN_ARRAYS),
     "imagenet-lt-r10": ("imagenet-lt", SMALL_FILES),
     "imagenet-lt-r50": ("imagenet-lt", SHALLOW_FILES),
     "places-lt": ("places-lt", {**SHALLOW_FILES, "model.backbone_args.pretrained": "false"}),
