@@ -35,6 +35,7 @@ _QUICK = ("help", "recipes", "data", "data digits-lt", "data miniature cifar100 
 
 
 _OWN_PROCESSES = ("global_batch.py",)  # examples that start some themselves
+_SHORTER = {"detection_pictures.py": ["--steps", "10"]}
 
 
 def name_of(page: Path) -> str:
@@ -150,7 +151,7 @@ def test_examples_run(example, tmp_path, monkeypatch, capsys):
         assert done.returncode == 0, done.stderr
         printed = done.stdout
     else:  # here, where everything is imported already
-        monkeypatch.setattr(sys, "argv", [str(example)])
+        monkeypatch.setattr(sys, "argv", [str(example), *_SHORTER.get(example.name, [])])
         with mock.patch.dict(os.environ):
             runpy.run_path(str(example), run_name="__main__")
         printed = capsys.readouterr().out
