@@ -114,7 +114,7 @@ def _said(places: dict[str, Any] | None) -> str:
 def _resnet20() -> nn.Module:
     from batchformer.models import resnet20
 
-    return resnet20(num_classes=CLASSES)
+    return resnet20(num_classes=CLASSES, widths=(8, 16))
 
 
 def _mvit() -> nn.Module:
@@ -123,6 +123,12 @@ def _mvit() -> nn.Module:
     strides = {"stride_q": ((1, 1), (2, 2)), "stride_kv": ((2, 2), (1, 1)), "stride_kv_adaptive": None}
     settings = MultiScaleVitCfg(depths=(1, 2), embed_dim=(16, 32), num_heads=(1, 2), **strides)
     return MultiScaleVit(settings, img_size=(32, 32), num_classes=CLASSES)
+
+
+def _torchvision_resnet() -> nn.Module:
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=CLASSES)
 
 
 def _sequential() -> nn.Module:
@@ -142,7 +148,9 @@ _NARROW = {"layers": (1, 1, 1, 1), "channels": (8, 8, 16, 16)}
 _CONVNEXT = {"depths": (1, 1, 1, 1), "dims": (8, 16, 16, 32)}
 _TWO_HEADS = {"embed_dim": 32, "num_heads": 2}
 _VIT = {"img_size": 32, "depth": 3, **_TWO_HEADS}
-_PATCH_14 = {**_VIT, "img_size": 28}
+_ONE_BLOCK = {**_VIT, "depth": 1}  # where the insertion is before the classifier
+_TWO_BLOCKS = {**_VIT, "depth": 2}
+_PATCH_14 = {**_TWO_BLOCKS, "img_size": 28}
 _SWIN = {"img_size": 56, "depths": (2, 2), "embed_dim": 16, "num_heads": (2, 2)}
 _PVT_V2 = {"depths": (1, 2, 1, 1), "embed_dims": (8, 16, 16, 32), "num_heads": (1, 2, 2, 2)}
 CASES = [
@@ -151,19 +159,19 @@ CASES = [
     _timm("convnext_atto", 32, **_CONVNEXT),
     _timm("test_efficientnet", 32),
     _timm("mobilenetv3_small_050", 32),
-    _timm("regnetx_002", 32),
+    _timm("regnetx_002", 32, depth=4, wa=8, wm=1.3),
     _timm("densenet121", 32, block_config=(1, 1, 1, 1), growth_rate=32),
-    _timm("vit_tiny_patch16_224", 32, **_VIT),
-    _timm("deit_tiny_distilled_patch16_224", 32, **_VIT),
-    _timm("swin_tiny_patch4_window7_224", 56, **_SWIN),
-    _timm("cait_xxs24_224", 32, **_VIT),
-    _timm("xcit_nano_12_p16_224", 32, **_VIT),
-    _timm("pvt_v2_b0", 32, **_PVT_V2),
+    _timm("vit_tiny_patch16_224", 32, **_ONE_BLOCK),
+    _timm("deit_tiny_distilled_patch16_224", 32, **_ONE_BLOCK),
+    _timm("swin_tiny_patch4_window7_224", 56, **{**_SWIN, "depths": (2,), "num_heads": (2,)}),
+    _timm("cait_xxs24_224", 32, **_ONE_BLOCK),
+    _timm("xcit_nano_12_p16_224", 32, **_ONE_BLOCK),
+    _timm("pvt_v2_b0", 32, **{**_PVT_V2, "depths": (1, 1, 1, 1)}),
     _timm("mixer_s32_224", 64, img_size=64),
     _timm("levit_128s", 64, img_size=64, depth=(1, 1, 1)),
     _timm("efficientformer_l1", depths=(1, 1, 1, 2), embed_dims=(8, 8, 16, 16)),
     _timm("repvit_m1", 32, depth=(1, 1, 1, 1), embed_dim=(8, 16, 16, 32)),
-    _torchvision("resnet18", 32),
+    Case("torchvision-ResNet", _torchvision_resnet, 32),
     _torchvision("MobileNetV2", 32, inverted_residual_setting=[[1, 8, 1, 1], [2, 8, 2, 2], [2, 16, 1, 2]]),
     _torchvision(
         "VisionTransformer", 32, image_size=32, patch_size=16, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=32
@@ -174,35 +182,36 @@ CASES = [
 
 # BatchFormerV2 at every token or pixel. XCiT and the inner blocks of PVT noted the batch size before: they run wide.
 TOKEN_CASES = [
-    _timm("vit_tiny_patch16_224", 32, {"blocks": [8]}, **{**_VIT, "depth": 10}),
+    _timm("vit_tiny_patch16_224", 32, {"blocks": [1]}, **_VIT),
     _timm("vit_tiny_patch16_224", 32, {"blocks": "all"}, **_VIT),
     _timm("deit_tiny_distilled_patch16_224", 32, {"after": ["blocks.1", "blocks.2"]}, **_VIT),
-    _timm("cait_xxs24_224", 32, {"after": ["blocks.1"]}, **_VIT),
+    _timm("cait_xxs24_224", 32, {"after": ["blocks.0"]}, **_TWO_BLOCKS),
     _timm("xcit_nano_12_p16_224", 32, {"after": ["blocks.1", "blocks.2"]}, **_VIT),
     _timm("pvt_v2_b0", 32, {"after": ["stages.1.blocks.0"]}, **_PVT_V2),
     _timm("swin_tiny_patch4_window7_224", 56, {"after": ["layers.0"]}, **_SWIN),
     Case("timm-mvitv2-after-stages.1.blocks.0", _mvit, 32, places=(("after", ["stages.1.blocks.0"]), ("heads", 2))),
-    _timm("beit_base_patch16_224", 32, {"after": ["blocks.1"]}, **_VIT),
-    _timm("eva02_tiny_patch14_224", 28, {"after": ["blocks.1"]}, **_PATCH_14),
-    _timm("vit_small_patch14_reg4_dinov2", 28, {"after": ["blocks.1"]}, **_PATCH_14),
+    _timm("beit_base_patch16_224", 32, {"after": ["blocks.0"]}, **_TWO_BLOCKS),
+    _timm("eva02_tiny_patch14_224", 28, {"after": ["blocks.0"]}, **_PATCH_14),
+    _timm("vit_small_patch14_reg4_dinov2", 28, {"after": ["blocks.0"]}, **_PATCH_14),
     _timm("convnext_atto", 32, {"after": ["stages.1"]}, **_CONVNEXT),
     _timm("resnet18", 32, {"after": ["layer2", "layer3"]}, **_NARROW),
 ]
 
 
 _TOKENS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+_ONE_LAYER = {**_TOKENS, "num_hidden_layers": 1}  # where the insertion is before the classifier
 _WINDOWS = {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
 _STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1]}
 _PVT = {**_STAGES, "num_encoder_blocks": 2, "num_attention_heads": [1, 2], "image_size": 32}
 
 # transformers' image classifiers, at the classifier and inside. PVT noted the batch size before: it runs wide.
 TRANSFORMERS_CASES = [
-    _transformers("ViTForImageClassification", **_TOKENS),
+    _transformers("ViTForImageClassification", **_ONE_LAYER),
     _transformers("ViTForImageClassification", {"blocks": [0, 1]}, **_TOKENS),
-    _transformers("DeiTForImageClassificationWithTeacher", **_TOKENS),
+    _transformers("DeiTForImageClassificationWithTeacher", **_ONE_LAYER),
     _transformers("DeiTForImageClassificationWithTeacher", {"blocks": [0]}, **_TOKENS),
     _transformers("BeitForImageClassification", {"blocks": [0]}, **_TOKENS),
-    _transformers("Dinov2ForImageClassification", **_TOKENS),
+    _transformers("Dinov2ForImageClassification", **_ONE_LAYER),
     _transformers("Dinov2ForImageClassification", {"blocks": "all"}, **_TOKENS),
     _transformers("Dinov2WithRegistersForImageClassification", {"blocks": [0]}, **_TOKENS),
     _transformers("SwinForImageClassification", **_WINDOWS),
