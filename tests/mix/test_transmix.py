@@ -7,6 +7,7 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timm.models.volo import VOLO
 from torch import Tensor, nn
 
 import batchformer as bf
@@ -94,6 +95,40 @@ def test_rollout_is_the_product_of_all_blocks(case):
         product = (whole.mean(1) + torch.eye(16 + case.prefix)) / 2 @ product
     row = (product[:, 0] if case.query == "class" else product[:, case.prefix :].mean(1))[:, case.prefix :]
     torch.testing.assert_close(attention.flatten(1), row / row.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
+
+
+def tiny_volo() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"embed_dims": (24, 48, 48, 48), "num_heads": (3,) * 4}
+    return opinionated(VOLO(layers=(1, 1, 1, 2), img_size=64, num_classes=5, global_pool="token", **sizes))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [*(case.build for case in CASES if case.name.startswith(("cait", "xcit"))), tiny_volo],
+    ids=("cait", "xcit", "volo"),
+)
+def test_rollout_of_class_attention_leaves_the_other_tokens_where_they_are(build):
+    model = build().eval()
+    mixed = bf.mix.TransMix(model, 5, block="rollout")(torch.randn(3, 3, 64, 64), IDS)
+    model(mixed.images)
+    attention = mixed.attention()
+    product = torch.eye(17).expand(3, -1, -1)
+    for whole in whole_attention(model, mixed.images)[-2:]:  # the class-attention layers come last
+        layer = torch.eye(17).repeat(3, 1, 1)
+        assert whole.shape[2] == 1  # nobody but the class token asks
+        layer[:, 0] = whole.mean(1)[:, 0]
+        product = (layer + torch.eye(17)) / 2 @ product
+    row = product[:, 0, 1:]
+    torch.testing.assert_close(attention.flatten(1), row / row.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
+
+
+def test_rollout_over_tokens_that_are_merged_on_the_way_is_refused():
+    model = timm.create_model("pit_ti_224", img_size=64, num_classes=5)
+    mixed = bf.mix.TransMix(model, 5, block="rollout")(torch.randn(3, 3, 64, 64), IDS)
+    model(mixed.images)
+    with pytest.raises(UserError, match="the blocks of this model have 50, 17, 5 tokens: choose a block by its number"):
+        mixed.targets()
 
 
 def test_swin_is_read_as_one_window_whatever_its_windows_are():

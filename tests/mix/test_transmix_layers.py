@@ -10,7 +10,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import batchformer as bf
 from batchformer.errors import UserError
-from batchformer.mix.class_attention_check import computes_attention
+from batchformer.mix.class_attention_check import attending_tokens
 from batchformer.mix.class_attention_find import find_attention
 
 from .tiny_models import CASES, Case
@@ -51,11 +51,11 @@ class Causal(Plain):
 
 def test_a_layer_must_compute_the_attention_that_its_weights_promise():
     torch.manual_seed(0)
-    assert computes_attention(Plain())
-    assert computes_attention(Plain().to(torch.bfloat16))
+    assert attending_tokens(Plain())
+    assert attending_tokens(Plain().to(torch.bfloat16))
     for kind in (Channels, OtherScale, Causal):
-        assert not computes_attention(kind())
-    assert computes_attention(nn.MultiheadAttention(16, 2))
+        assert not attending_tokens(kind())
+    assert attending_tokens(nn.MultiheadAttention(16, 2))
     with pytest.raises(UserError, match="found no attention"):
         find_attention(nn.MultiheadAttention(16, 2, add_zero_attn=True))
 
@@ -78,20 +78,20 @@ class Half(nn.Module):
 
 
 def test_what_cannot_be_tried_is_read_where_its_kind_is_known():
-    assert computes_attention(Asking())
+    assert attending_tokens(Asking())
     own = Plain().bfloat16()
     own.qkv = Half(own.qkv)
-    assert not computes_attention(own)
+    assert not attending_tokens(own)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     vit = ViTForImageClassification(ViTConfig(**sizes, image_size=32)).bfloat16()
     (_, layer, _), *_ = find_attention(vit)
     name = next(name for name in ("q_proj", "query") if hasattr(layer, name))
     setattr(layer, name, Half(getattr(layer, name)))
-    assert computes_attention(layer)
+    assert attending_tokens(layer)
     for parameter in list(layer.named_parameters()):  # as quantised layers, which keep their weights elsewhere
         part, _, weight = parameter[0].rpartition(".")
         delattr(layer.get_submodule(part), weight)
-    assert computes_attention(layer)
+    assert attending_tokens(layer)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "pvt" not in case.name], ids=lambda case: case.name)
@@ -101,7 +101,7 @@ def test_trying_a_layer_accepts_all_that_are_known_and_leaves_no_trace(case: Cas
     modes = [module.training for module in model.modules()]
     state = torch.get_rng_state()
     layers = [layer for _, layer, _ in find_attention(model)]
-    assert all(computes_attention(layer) for layer in layers)
+    assert all(attending_tokens(layer) for layer in layers)
     assert torch.equal(torch.get_rng_state(), state)
     assert [module.training for module in model.modules()] == modes
 

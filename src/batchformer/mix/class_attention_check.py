@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,19 @@ _KNOWN = (
     "timm.models.cait",
     "transformers.models.",
 )
+Attending = Literal["all", "class"]
 _GRID = (17, 3)  # larger than the windows that attention is cut into
 
 
 @torch.no_grad()
-def computes_attention(layer: nn.Module) -> bool:
-    """Whether the layer gives softmax(q k^T) v of its tokens, projected, as its weights say."""
+def attending_tokens(layer: nn.Module) -> Attending | None:
+    """Which tokens get softmax(q k^T) v, projected, as the weights say: all, or the first alone (class attention).
+
+    None where the layer computes something else.
+    """
+    named: Attending = "class" if type(layer).__name__ in ("ClassAttn", "ClassAttention") else "all"
     if any(weight.is_meta for weight in layer.parameters()):
-        return True  # nothing to compare yet
+        return named  # nothing to compare yet
     try:
         # A copy in float64, so that neither the precision of the model nor its device blurs the comparison.
         twin: Any = copy.deepcopy(layer).to("cpu", torch.float64).eval()
@@ -41,10 +46,12 @@ def computes_attention(layer: nn.Module) -> bool:
         own = type(twin).forward(twin, given, **_beside(twin, given))
         own = own[0] if isinstance(own, tuple) else own
         own = own if given is tokens else own.transpose(0, 1)
-        expected = _attend(twin, tokens)[:, : own.shape[1]]  # class attention gives the first row alone
-        return own.shape == expected.shape and bool((own - expected).norm() <= 0.01 * expected.norm())
+        expected = _attend(twin, tokens)[:, : own.shape[1]]
+        if own.shape != expected.shape or (own - expected).norm() > 0.01 * expected.norm():
+            return None
+        return "class" if own.shape[1] == 1 else "all"
     except Exception:  # another person's layer, given what it may not take
-        return type(layer).__module__.startswith(_KNOWN)
+        return named if type(layer).__module__.startswith(_KNOWN) else None
 
 
 def _random_tokens(layer: Any) -> Tensor:

@@ -1,6 +1,6 @@
 """Which layers of a model pay attention, and how the class attention is read off them: by structure, not by class.
 
-A layer must have the weights of softmax(q k^T) v and nothing else, and compute that (`computes_attention`).
+A layer must have the weights of softmax(q k^T) v and nothing else, and compute that (`attending_tokens`).
 
 | model | layer read | whose attention |
 |---|---|---|
@@ -8,7 +8,7 @@ A layer must have the weights of softmax(q k^T) v and nothing else, and compute 
 | transformers' ViT, DeiT, CLIP's vision model, DINOv3 | attention of a block | class token |
 | DeiT distilled | attention of a block | class token: the distillation token answers to the teacher, not to the label |
 | SigLIP with its pooling head (`nn.MultiheadAttention` of one probe) | that head | the probe |
-| CaiT, XCiT | class-attention layers, the only ones with a class token | class token |
+| CaiT, XCiT, VOLO | class-attention layers, the only ones with a class token | class token |
 | ViT with average pooling, PVT v2 | attention of a block | mean of the image tokens' queries |
 | Swin | a block, its windows put together again | mean of all tokens' queries |
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from batchformer.errors import UserError
 from batchformer.mix.class_attention import has_projections
-from batchformer.mix.class_attention_check import computes_attention
+from batchformer.mix.class_attention_check import attending_tokens
 from batchformer.mix.class_attention_readers import (
     ClassQuery,
     PyramidReader,
@@ -62,9 +62,9 @@ def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tu
             found.append((path, module, WindowReader("mean")))
         elif _is_pyramid(module):
             found.append((path, module, PyramidReader("mean")))
-        elif _is_plain(module) and not _is_window_attention(module) and computes_attention(module):
-            only_class = has_class and _is_class_attention(module)
-            reader = TokenReader("class" if only_class else chosen, prefix, names_by_position(module))
+        elif _is_plain(module) and not _is_window_attention(module) and (attending := attending_tokens(module)):
+            alone = has_class and attending == "class"
+            reader = TokenReader("class" if alone else chosen, prefix, names_by_position(module), class_alone=alone)
             found.append((path, module, reader))
     if not found:
         raise UserError(
@@ -120,11 +120,6 @@ def _is_plain(layer: nn.Module) -> bool:
     # Hiera's tokens do not stand row by row; a key of zeros is no token
     other = hasattr(layer, "query_stride") or getattr(layer, "add_zero_attn", False)
     return has_projections(layer) and children <= _CHILDREN and weights <= _WEIGHTS and not other
-
-
-def _is_class_attention(layer: nn.Module) -> bool:
-    """timm's ClassAttn, of CaiT and XCiT: its only query is the class token."""
-    return all(isinstance(getattr(layer, name, None), nn.Linear) for name in "qkv")
 
 
 def _is_pyramid(layer: nn.Module) -> bool:

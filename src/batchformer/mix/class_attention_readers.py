@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -37,14 +38,18 @@ class Reader(ABC):
 class TokenReader(Reader):
     """Attention over a row of tokens (batch, tokens, width): ViT, DeiT, BEiT, EVA; class attention of CaiT and XCiT.
 
+    In class attention (`class_alone`) the other tokens stay as they are, so their rows of the whole are the identity.
     Also that of one probe to all tokens, in a pooling head: then its only row is asked, with keys from the tokens.
     What a layer is given beside its tokens and is not known here (masks, position embeddings) would change what it
     attends to, so it is refused.
     """
 
-    def __init__(self, query: ClassQuery, prefix: int = 0, names: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, query: ClassQuery, prefix: int = 0, names: tuple[str, ...] = (), class_alone: bool = False
+    ) -> None:
         super().__init__(query, prefix)
         self.names = names  # of what the layer takes by position
+        self.class_alone = class_alone
 
     def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False) -> Tensor:
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
@@ -57,7 +62,7 @@ class TokenReader(Reader):
         keys = given.get("key")
         if isinstance(layer, nn.MultiheadAttention) and not layer.batch_first:
             tokens, keys = tokens.transpose(0, 1), None if keys is None else keys.transpose(0, 1)
-        asked = self.asked(whole)
+        asked = self.asked(whole and not self.class_alone)
         if keys is not None and keys.shape[1] != tokens.shape[1]:
             if whole or tokens.shape[1] != 1:
                 raise UserError(
@@ -68,6 +73,9 @@ class TokenReader(Reader):
         rope, bias = _position(layer, given), _bias(layer, given)
         _refuse_the_unknown(layer, given, self.names)
         rows = attention_rows(layer, tokens, asked, self.prefix, keys=keys, bias=bias, rope=rope).mean(1)
+        if whole and self.class_alone:
+            others = torch.eye(rows.shape[-1], device=rows.device)[1:]
+            return torch.cat([rows, others.expand(len(rows), -1, -1)], dim=1)
         return rows if whole else rows[:, 0, self.prefix :]
 
 

@@ -103,6 +103,11 @@ def roll_out(
     Taken from the last block to the first it is a row times a matrix each time. A model without class token starts from
     the mean of its image tokens.
     """
+    if len(counts := list(dict.fromkeys(matrix.shape[1] for matrix in attention))) > 1:
+        raise UserError(
+            f"rollout multiplies the attention of blocks over one row of tokens, and the blocks of this model have "
+            f"{', '.join(map(str, counts))} tokens: choose a block by its number."
+        )
     batch, tokens, _ = attention[0].shape
     start = slice(0, 1) if reader.query == "class" else slice(reader.prefix, tokens)
     row = attention[0].new_zeros(batch, 1, tokens)
