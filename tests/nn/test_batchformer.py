@@ -116,6 +116,7 @@ def test_dropout_acts_in_training_only() -> None:
         ({"dim": 8, "streams": "triple"}, "streams='triple'"),
         ({"dim": 8, "layers": 0}, "layers=0"),
         ({"dim": 8, "dropout": 1.5}, "dropout=1.5"),
+        ({"dim": 8, "layer_scale": -0.1}, "layer_scale=-0.1 must be 0 or more"),
         ({"dim": 8, "group_size": 0}, "group_size=0"),
     ],
 )

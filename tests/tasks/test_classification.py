@@ -95,6 +95,22 @@ class TestBuilding:
         with pytest.raises(UserError, match="module_weight_decay=-1"):
             vit_task(optimizer={"module_weight_decay": -1.0})
 
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"label_smoothing": 1.0}, "model.label_smoothing=1.0 must be 0 or more and less than 1"),
+            ({"label_smoothing": -0.1}, "model.label_smoothing=-0.1 must"),
+            ({"schedule": {"min_lr": -1e-5}}, "model.schedule.min_lr=-1e-05 must be 0 or more"),
+            ({"schedule": {"warmup_lr": -1.0}}, "model.schedule.warmup_lr=-1.0 must be 0 or more"),
+            ({"optimizer": {"layer_decay": 0.0}}, "model.optimizer.layer_decay=0.0 must be more than 0"),
+            ({"optimizer": {"layer_decay": 1.1}}, "model.optimizer.layer_decay=1.1 must be more than 0 and at most 1"),
+            ({"optimizer": {"betas": (0.9, 1.0)}}, r"model.optimizer.betas=\[0.9, 1.0\] must be two numbers"),
+        ],
+    )
+    def test_numbers_that_train_to_nonsense_are_named(self, options, said):
+        with pytest.raises(UserError, match=said):
+            vit_task(**options)
+
 
 class TestMeasuring:
     def test_the_losses_of_the_streams_are_those_of_their_rows(self):

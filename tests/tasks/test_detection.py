@@ -287,6 +287,7 @@ def test_a_checkpoint_restores_the_task_without_data_and_without_the_file_of_the
         ({"optimizer": {"lr": 0.0}}, "must be more than 0"),
         ({"optimizer": {"backbone_lr": -1e-5}}, "backbone_lr=-1e-05 must not be negative"),
         ({"optimizer": {"sampling_lr": -1.0}}, "sampling_lr=-1.0 must not be negative"),
+        ({"optimizer": {"betas": (-0.1, 0.9)}}, r"model.optimizer.betas=\[-0.1, 0.9\] must be"),
         ({"method": "both"}, "must be"),
     ],
 )

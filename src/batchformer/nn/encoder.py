@@ -55,6 +55,8 @@ class BatchEncoderLayer(nn.Module):
             raise UserError(f"dropout={dropout} must lie between 0 and 1.")
         if hidden_dim is not None and not is_whole(hidden_dim):
             raise UserError(f"hidden_dim={hidden_dim!r} must be 1 or more (or None for the width of the features).")
+        if layer_scale is not None and not layer_scale >= 0:
+            raise UserError(f"layer_scale={layer_scale} must be 0 or more; None leaves it to the norm.")
         hidden_dim = dim if hidden_dim is None else hidden_dim
         self.norm, self.dropout = norm, dropout
         self.memory: Memory = memory

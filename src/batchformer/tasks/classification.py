@@ -87,8 +87,11 @@ class Classification(LabelledTask):
         self.optimizer_options = as_options(AdamWOptions, optimizer)
         self.optimizer_options.check()
         self.schedule_options = as_options(CosineOptions, schedule)
+        self.schedule_options.check()
+        if not 0 <= label_smoothing < 1:
+            raise UserError(f"model.label_smoothing={label_smoothing} must be 0 or more and less than 1.")
         if ema is not None and not 0 <= ema < 1:
-            raise UserError(f"ema={ema} must be 0 or more and less than 1; null switches it off.")
+            raise UserError(f"model.ema={ema} must be 0 or more and less than 1; null switches it off.")
         self.label_smoothing, self.ema_decay = label_smoothing, ema
         # plain dicts: a checkpoint must load with weights_only=True
         self.save_hyperparameters(
@@ -196,7 +199,7 @@ class Classification(LabelledTask):
             self._teacher.append(load_teacher(options.teacher, classes, options.checkpoint, options.teacher_args))
 
     def _check_schedule(self) -> None:
-        check_has_end(self.schedule_options, self.trainer)
+        check_has_end(self.trainer)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimizer(

@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 from batchformer.errors import UserError
 from batchformer.nn.encoder import Norm
-from batchformer.tasks.options import ModuleOptions, refuse_negative_rates
+from batchformer.tasks.options import ModuleOptions, refuse_bad_betas, refuse_negative_rates
 
 
 @dataclass
@@ -170,6 +170,12 @@ class AdamWOptions:
 
     def check(self) -> None:
         refuse_negative_rates(self)
+        refuse_bad_betas(self.betas)
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:  # above 1 the first layers learn the most
+            raise UserError(
+                f"model.optimizer.layer_decay={self.layer_decay} must be more than 0 and at most 1; null gives all "
+                f"layers one learning rate."
+            )
 
 
 @dataclass
@@ -189,5 +195,6 @@ class CosineOptions:
     per: Literal["step", "epoch"] = "step"
 
     def check(self) -> None:
-        if self.warmup_epochs < 0:
-            raise UserError(f"schedule.warmup_epochs={self.warmup_epochs} must be 0 or more.")
+        for name in ("warmup_epochs", "warmup_lr", "min_lr"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"model.schedule.{name}={getattr(self, name)} must be 0 or more.")

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from batchformer.errors import UserError
 from batchformer.nn.encoder import Norm
-from batchformer.tasks.options import ModuleOptions, ScheduleOptions
+from batchformer.tasks.options import ModuleOptions, ScheduleOptions, refuse_bad_betas
 
 
 @dataclass
@@ -71,6 +71,7 @@ class DetectorOptimizerOptions:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise UserError(f"model.optimizer.{name}={value} must not be negative.")
+        refuse_bad_betas(self.betas)
 
 
 def detector_schedule() -> ScheduleOptions:

@@ -124,6 +124,12 @@ def refuse_negative_rates(options: Any) -> None:
             raise UserError(f"model.optimizer.{name}={getattr(options, name)} must not be negative.")
 
 
+def refuse_bad_betas(betas: tuple[float, float]) -> None:
+    """At 1 and above a mean over the past grows without end; torch would say so without naming the key, and later."""
+    if not all(0 <= beta < 1 for beta in betas):
+        raise UserError(f"model.optimizer.betas={list(betas)} must be two numbers of 0 or more and less than 1.")
+
+
 def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Options:
     """The options themselves, or made from the plain dict that a checkpoint holds."""
     if isinstance(value, kind):

@@ -42,7 +42,6 @@ def steps_per_epoch(trainer: L.Trainer) -> float:
     return max(1.0, math.ceil(batches / trainer.accumulate_grad_batches))
 
 
-def check_has_end(schedule: CosineOptions, trainer: L.Trainer) -> None:
-    schedule.check()
+def check_has_end(trainer: L.Trainer) -> None:
     if (trainer.max_epochs is None or trainer.max_epochs < 1) and trainer.max_steps < 1:
         raise UserError("the cosine schedule needs an end: set trainer.max_epochs or trainer.max_steps.")
