@@ -83,16 +83,27 @@ class After(InstanceForward):
 class Thin(InstanceForward):
     """A submodule before the insertion of a wide model: it sees each image once and gives its output twice.
 
-    `names` says which of its arguments have the batch on their first axis: seen in two dry runs with different numbers
-    of images, because a shape alone does not tell (four levels are not two images doubled).
+    `in_eval` and `in_training` say which of its arguments have the batch on their first axis in these modes: seen in
+    dry runs with different numbers of images, because a shape alone does not tell (four levels are not two images
+    doubled). Positions that are the same for all images may be each image's own where training leaves patches out.
     """
 
-    def __init__(self, layer: nn.Module, module: BatchFormerV2, names: frozenset[int | str]) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        module: BatchFormerV2,
+        in_eval: frozenset[int | str],
+        in_training: frozenset[int | str],
+    ) -> None:
         super().__init__(layer)
-        self.module, self.names = module, names
+        self.module, self.in_eval, self.in_training = module, in_eval, in_training
+
+    @property
+    def names(self) -> frozenset[int | str]:
+        return self.in_training if self.layer.training else self.in_eval
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.removed or not self.module.active:
+        if self.removed or not self.module.active or not self.names:
             return self.original(*args, **kwargs)
         args, kwargs = self.halved(args, kwargs)
         given = [a for k, a in [*enumerate(args), *kwargs.items()] if k in self.names and isinstance(a, Tensor)]
@@ -100,9 +111,10 @@ class Thin(InstanceForward):
         return repeat_rows(self.original(*args, **kwargs), rows)
 
     def halved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        names = self.names
         return (
-            tuple(_half(a) if k in self.names else a for k, a in enumerate(args)),
-            {k: _half(a) if k in self.names else a for k, a in kwargs.items()},
+            tuple(_half(a) if k in names else a for k, a in enumerate(args)),
+            {k: _half(a) if k in names else a for k, a in kwargs.items()},
         )
 
 

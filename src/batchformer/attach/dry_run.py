@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchformer.attach.probe import Channels, Example, Feature, call_blank
 from batchformer.errors import UserError
@@ -22,7 +24,7 @@ class Calls:
     gives_several: bool = False
 
 
-def watch(model: nn.Module, images: int, example: Example | None = None) -> dict[str, Calls]:
+def watch(model: nn.Module, images: int, example: Example | None = None, training: bool = False) -> dict[str, Calls]:
     """One dry run with so many images, every submodule watched."""
     seen: dict[str, Calls] = {}
     clock = iter(range(10**9))
@@ -42,7 +44,7 @@ def watch(model: nn.Module, images: int, example: Example | None = None) -> dict
 
         handles += [module.register_forward_pre_hook(begin, with_kwargs=True), module.register_forward_hook(end)]
     try:
-        problem = call_blank(model, images, before_each=seen.clear, example=example)[1]
+        problem = call_blank(model, images, before_each=seen.clear, example=example, training=training)[1]
     finally:
         for handle in handles:
             handle.remove()
@@ -66,9 +68,54 @@ def _first_tensor(out: Any) -> Tensor | None:
     return out if isinstance(out, Tensor) and out.ndim else None
 
 
-def batch_arguments(two: Calls, three: Calls) -> frozenset[int | str]:
-    """The arguments whose rows grow with the images: seen with two and with three of them."""
-    return frozenset(key for key, rows in two.rows.items() if rows == 2 and three.rows.get(key) == 3)
+@dataclass(frozen=True)
+class View:
+    """What dry runs with two and with three images showed: in eval mode, or as in training."""
+
+    two: dict[str, Calls]
+    three: dict[str, Calls]
+    training: bool = False
+
+    def batch_arguments(self, name: str) -> frozenset[int | str]:
+        """The arguments of a submodule whose rows grow with the images."""
+        if name not in self.two or name not in self.three:
+            return frozenset()
+        three = self.three[name].rows
+        return frozenset(key for key, rows in self.two[name].rows.items() if rows == 2 and three.get(key) == 3)
+
+    def called_after(self, place: str) -> list[str]:
+        """The submodules whose last call begins after the one of `place` has ended."""
+        end = self.two[place].ends[-1]
+        return [name for name, calls in self.two.items() if max(calls.begins, default=-1) > end]
+
+    def before(self, place: str) -> list[str]:
+        """The largest submodules whose every call ends before that of `place` begins.
+
+        Which lies inside which is told by the times of the calls: one submodule may have several parents (CoaT's
+        blocks share some). One that is called by itself as well is left out, as it cannot know what it is given.
+        """
+        start = self.two[place].begins[0]
+        early = {name: calls for name, calls in self.two.items() if name and calls.ends and max(calls.ends) < start}
+        spans = ((*span, name) for name, calls in early.items() for span in zip(calls.begins, calls.ends, strict=True))
+        largest, inner, last = set(), set(), -1
+        for begin, end, name in sorted(spans):
+            if begin < last:
+                inner.add(name)
+            else:
+                largest.add(name)
+                last = end
+        return sorted(largest - inner)
+
+
+def views(model: nn.Module, example: Example | None) -> list[View]:
+    """In eval mode, where nothing is random; and as in training where that calls or hands on what eval mode does not: a
+    BatchNorm was not called (GoogLeNet's auxiliary heads), or patches are left out (timm's `patch_drop_rate`)."""
+    found = [View(watch(model, 2, example), watch(model, 3, example))]
+    drops = any(type(part).__name__.startswith("PatchDropout") for part in model.modules())
+    if drops or any(isinstance(part, _BatchNorm) and name not in found[0].two for name, part in model.named_modules()):
+        with suppress(UserError):  # it may want targets then
+            found.append(View(watch(model, 2, example, True), watch(model, 3, example, True), training=True))
+    return found
 
 
 def feature_of_output(path: str, calls: Calls | None, dim: int | None, channels: Channels | None) -> Feature:
@@ -116,11 +163,6 @@ def is_signal(calls: Calls, feature: Feature) -> bool:
     return calls.output is not None and calls.output.ndim == 3 and feature.channels == "first"
 
 
-def called_after(end: int, seen: dict[str, Calls]) -> list[str]:
-    """The submodules whose last call begins after `end`."""
-    return [name for name, calls in seen.items() if max(calls.begins, default=-1) > end]
-
-
 def grown(plain: dict[str, Calls], both: dict[str, Calls]) -> set[str]:
     """The submodules that were given twice the rows in the second of two dry runs."""
     return {
@@ -128,12 +170,6 @@ def grown(plain: dict[str, Calls], both: dict[str, Calls]) -> set[str]:
         for name, calls in plain.items()
         if name in both and any(both[name].rows.get(key) == 2 * rows for key, rows in calls.rows.items())
     }
-
-
-def before(start: int, seen: dict[str, Calls]) -> list[str]:
-    """The largest submodules whose every call ends before `start`."""
-    early = {name for name, calls in seen.items() if name and calls.ends and max(calls.ends) < start}
-    return sorted(name for name in early if not any(part in early for part in parents(name)))
 
 
 def parents(name: str) -> list[str]:

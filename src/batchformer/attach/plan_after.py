@@ -2,57 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from batchformer.attach.after import After, Thin
+from batchformer.attach.after import After
 from batchformer.attach.classifiers import get_submodule
 from batchformer.attach.dry_run import (
-    Calls,
-    batch_arguments,
-    before,
-    called_after,
+    View,
     check_batch_first,
     feature_of_output,
     grown,
     is_signal,
     known_layout,
     parents,
+    views,
     watch,
 )
 from batchformer.attach.entry import Entry, WholeOnly
 from batchformer.attach.insertion import InstanceForward
 from batchformer.attach.padding import LayerPadding, argument_names, takes_padded_images
-from batchformer.attach.point import Point, move_beside
+from batchformer.attach.plan import Plan
+from batchformer.attach.point import move_beside
 from batchformer.attach.probe import Channels, Example, call_blank
 from batchformer.attach.separate_norm import BatchNormMode, separate_norms
 from batchformer.attach.stream_loss import PROPOSAL_LOSS, MeanOfStreams
-from batchformer.attach.trial import on_trial
+from batchformer.attach.wide import IMAGES, in_place, make_wide, rows_double
 from batchformer.errors import UserError
 from batchformer.nn.batchformer_v2 import BatchFormerV2
-from batchformer.nn.streams import count_rows, tensors_with_rows
-
-_IMAGES = 2  # of a dry run
-
-
-@dataclass
-class Plan:
-    """Insertions in the order of the calls; the door of the model; what runs thin before or apart behind them."""
-
-    paths: list[str]
-    insertions: list[After]
-    entry: Entry
-    example: Example | None = None
-    supports: list[InstanceForward] = field(default_factory=list)
-
-    def points(self) -> list[Point]:
-        return [Point((path,), one.module, [one], one) for path, one in zip(self.paths, self.insertions, strict=True)]
+from batchformer.nn.streams import tensors_with_rows
 
 
 def block_paths(model: nn.Module, blocks: Sequence[int] | Literal["all"]) -> list[str]:
@@ -111,13 +92,15 @@ def plan_after(
     if len({id(layer) for layer in layers.values()}) < len(paths):
         raise UserError("after= names one submodule twice: name each place once.")
     paddings = {path: LayerPadding(layers[path], path) if mask_padding else None for path in paths}
-    seen, seen_with_three = watch(model, _IMAGES, example), watch(model, _IMAGES + 1, example)
+    looks = views(model, example)
+    seen = looks[0].two
     layouts = {path: channels or known_layout(model, layer) for path, layer in layers.items()}
     features = {path: feature_of_output(path, seen.get(place), dim, layouts[path]) for path, place in places.items()}
     for path, place in places.items():
         if len(seen[place].begins) > 1:
             raise UserError(f"{path!r} is called {len(seen[place].begins)} times in a forward: name one called once.")
-        check_batch_first(path, seen[place], seen_with_three[place])
+        check_batch_first(path, seen[place], looks[0].three[place])
+    looks = [look for look in looks if all(place in look.two for place in places.values())]
     ordered = sorted(paths, key=lambda path: seen[places[path]].begins[0])
     if share and len({features[path] for path in ordered}) > 1:
         raise UserError("share=True needs outputs of one width and layout at all places: attach them with share=False.")
@@ -146,32 +129,34 @@ def plan_after(
         for insertion in insertions:
             insertion.entry = plan.entry
     if first.streams == "duplicate":
-        if padded or not _rows_double(model, plan)[0]:
-            _make_wide(model, plan, places[ordered[0]], seen, seen_with_three)
+        if padded or not all(rows_double(model, plan, look.training)[0] for look in looks):
+            make_wide(model, plan, places[ordered[0]], looks)
         if padded:
             plan.supports += _detector_supports(model, plan, places[ordered[0]])
         apart = ("forward_intermediates", "forward_features") if plan.entry.wide else ("forward_intermediates",)
         plan.supports += [WholeOnly(model, name, plan.entry) for name in apart if hasattr(type(model), name)]
     if not padded:
         _check_read(model, plan, [path for path in ordered if seen[places[path]].gives_several])
-    behind = called_after(seen[places[ordered[0]]].ends[-1], seen)
-    if first.streams == "split":  # rows that are folded from several of an image cannot be told apart there
-        behind = [name for name in behind if 0 in batch_arguments(seen[name], seen_with_three[name])]
-    if separate_norms(model, first, behind, batch_norm):
-        behind = _reached(model, plan, seen, behind)
-    plan.supports += separate_norms(model, first, behind, batch_norm)
+    behind = [name for look in looks for name in _norms_behind(model, plan, places[ordered[0]], look, batch_norm)]
+    plan.supports += separate_norms(model, first, dict.fromkeys(behind), batch_norm)
     return plan
 
 
-def _reached(model: nn.Module, plan: Plan, seen: dict[str, Calls], names: list[str]) -> list[str]:
-    """Those of the submodules that both streams reach: a branch that leaves the model before the insertion (DeepLab's
-    auxiliary head) may run later and yet have plain rows only. All of them where that cannot be tried."""
+def _norms_behind(model: nn.Module, plan: Plan, place: str, look: View, batch_norm: BatchNormMode) -> list[str]:
+    """The BatchNorms that both streams reach, among other names: a branch that leaves the model before the insertion
+    (DeepLab's auxiliary head) may run later and yet have plain rows only. All of them where that cannot be tried."""
+    first = plan.insertions[0].module
+    names = look.called_after(place)
+    if first.streams == "split":  # rows that are folded from several of an image cannot be told apart there
+        names = [name for name in names if 0 in look.batch_arguments(name)]
+    if not separate_norms(model, first, names, batch_norm):
+        return []
     try:
-        with _in_place(model, plan, streams="duplicate"):
-            both = watch(model, _IMAGES, plan.example)
+        with in_place(model, plan, streams="duplicate"):
+            both = watch(model, IMAGES, plan.example, look.training)
     except UserError:
         return names
-    reached = grown(seen, both)
+    reached = grown(look.two, both)
     return [name for name in names if name in reached]
 
 
@@ -180,8 +165,8 @@ def _check_read(model: nn.Module, plan: Plan, paths: Sequence[str]) -> None:
     second stream that is the first one again (CoaT's parallel blocks). Gradients tell, whatever the weights are."""
     if not paths:
         return
-    with _in_place(model, plan):
-        outputs, problem = call_blank(model, _IMAGES, example=plan.example, with_graph=True)
+    with in_place(model, plan):
+        outputs, problem = call_blank(model, IMAGES, example=plan.example, with_graph=True)
     left = [output for output in tensors_with_rows(outputs) if output.requires_grad]
     if problem is not None or not left:
         return
@@ -227,38 +212,3 @@ def _detector_supports(model: nn.Module, plan: Plan, place: str) -> list[Instanc
     return supports + [
         WholeOnly(part, "forward", plan.entry) for part in whole if "pixel_values" in argument_names(type(part).forward)
     ]
-
-
-def _make_wide(model: nn.Module, plan: Plan, place: str, seen: dict[str, Calls], three: dict[str, Calls]) -> None:
-    opener = plan.insertions[0]
-    plan.entry.wide = True
-    opener.thin = Thin(opener.layer, opener.module, batch_arguments(seen[place], three[place]))
-    for name in before(seen[place].begins[0], seen):
-        names = batch_arguments(seen[name], three[name])
-        if names:
-            plan.supports.append(Thin(model.get_submodule(name), opener.module, names))
-    doubled, problem = _rows_double(model, plan)
-    if not doubled:
-        why = f" ({type(problem).__name__}: {problem})" if problem is not None else ""
-        raise UserError(
-            f"{type(model).__name__} does not pass two streams on from {plan.paths[0]!r}{why}: attach after another "
-            f'submodule, or use streams="split", which keeps the number of rows.'
-        )
-
-
-def _rows_double(model: nn.Module, plan: Plan) -> tuple[bool, Exception | None]:
-    """Whether twice the images leave a dry run with the plan in place; and what went wrong in it, if anything did."""
-    with _in_place(model, plan):
-        outputs, problem = call_blank(model, _IMAGES, example=plan.example)
-    return count_rows(outputs) == 2 * _IMAGES, problem
-
-
-@contextmanager
-def _in_place(model: nn.Module, plan: Plan, **settings: Any) -> Iterator[None]:
-    hook = model.register_forward_pre_hook(plan.entry, with_kwargs=True)
-    try:
-        with on_trial([*plan.supports, *plan.insertions], [one.module for one in plan.insertions], **settings):
-            yield
-    finally:
-        hook.remove()
-        plan.entry.inside = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from batchformer.attach.padding import blank_mask
@@ -117,12 +119,15 @@ def call_blank(
     before_each: Callable[[], Any] | None = None,
     example: Example | None = None,
     with_graph: bool = False,
+    training: bool = False,
+    noise: bool = False,
 ) -> tuple[Any, Exception | None]:
     """What the model returns for blank images of the first size it takes, or for the example given; else None and the
-    first complaint. `with_graph` keeps the graph of gradients."""
+    first complaint. `with_graph` keeps the graph of gradients; `training` is not eval mode, `noise` not blank images
+    (the same ones at each call)."""
     problem: Exception | None = None
-    with _without_state(model), torch.set_grad_enabled(with_graph):
-        for args, kwargs in [example.rows(images)] if example is not None else _blanks(model, images):
+    with _without_state(model, training), torch.set_grad_enabled(with_graph):
+        for args, kwargs in [example.rows(images)] if example is not None else _blanks(model, images, noise):
             if before_each is not None:
                 before_each()
             try:
@@ -132,10 +137,12 @@ def call_blank(
     return None, problem
 
 
-def _blanks(model: nn.Module, images: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _blanks(model: nn.Module, images: int, noise: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     for shape in _input_shapes(model):
         blank = _blank(model, shape, images)
-        yield (blank,), blank_mask(model, blank)
+        generator = torch.Generator().manual_seed(0)
+        given = torch.randn(blank.shape, generator=generator).to(blank) if noise else blank
+        yield (given,), blank_mask(model, blank)
 
 
 def _input_shapes(model: nn.Module) -> list[tuple[int, ...]]:
@@ -174,16 +181,46 @@ def _blank(model: nn.Module, shape: tuple[int, ...], images: int) -> Tensor:
 
 
 @contextmanager
-def _without_state(model: nn.Module) -> Iterator[None]:
+def _without_state(model: nn.Module, training: bool = False) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    model.eval()
+    model.train(training)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=devices), _eagerly(model):
-            yield
+            if training:
+                with _kept(model), warnings.catch_warnings(action="ignore"):  # of checkpoints without gradients
+                    yield
+            else:
+                yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def _kept(model: nn.Module) -> Iterator[None]:
+    """What a forward in training may count or collect is as before: buffers, and plain numbers of the modules."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+    buffers = [(module, name, b, b.clone()) for module in model.modules() for name, b in _own_buffers(module)]
+    numbers = {
+        module: {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
+        for module in model.modules()
+    }
+    try:
+        yield
+    finally:
+        for module, name, buffer, value in buffers:
+            module._buffers[name] = buffer
+            if not buffer.is_meta and not torch.equal(buffer, value):
+                buffer.copy_(value)
+        for module, values in numbers.items():
+            vars(module).update(values)
+
+
+def _own_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
 
 
 def _eagerly(model: nn.Module) -> AbstractContextManager[Any]:

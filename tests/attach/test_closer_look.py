@@ -1,0 +1,143 @@
+"""attach(after=...) on models that a look at names, or at eval mode alone, would misjudge."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import batchformer as bf
+from batchformer.errors import UserError
+
+QUIET = {"heads": 2, "dropout": 0.0}
+
+
+class Block(nn.Module):
+    def __init__(self, position: nn.Module) -> None:
+        super().__init__()
+        self.position, self.mlp = position, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(x + self.position(x))
+
+
+class Shares(nn.Module):
+    """Two blocks share what the model has registered itself, and the class token notes the batch size (as CoaT's)."""
+
+    def __init__(self, apart: bool = False, sorts: bool = False) -> None:
+        super().__init__()
+        self.position, self.apart, self.sorts = nn.Linear(8, 8), apart, sorts
+        self.patch = nn.Conv2d(3, 8, 4, 4)
+        self.blocks = nn.ModuleList(
+            Block(each) for each in (self.position, self.position, nn.Identity(), nn.Identity())
+        )
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.head = nn.Linear(8, 5)
+        self.default_cfg = {"input_size": (3, 8, 8)}
+
+    def forward(self, images: Tensor) -> Tensor:
+        token = self.token.expand(len(images), -1, -1)
+        if self.sorts:
+            images = images[images.mean((1, 2, 3)).argsort()]
+        x = self.patch(images).flatten(2).transpose(1, 2)
+        if self.apart:
+            x = self.position(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(torch.cat([token, x], 1).mean(1))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("rows", [3, 4])
+def test_a_part_that_several_blocks_share_keeps_the_images_in_order(rows: int, apart: bool) -> None:
+    torch.manual_seed(0)
+    model = Shares(apart).train()
+    plain, images = copy.deepcopy(model), torch.randn(rows, 3, 8, 8)
+    attachment = bf.attach(model, after=["blocks.2"], **QUIET)
+    torch.testing.assert_close(attachment.plain(model(images)), plain(images))
+
+
+def test_the_blocks_of_coat_share_their_positions() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("coat_lite_tiny", img_size=32, num_classes=5).train()
+    plain, images = copy.deepcopy(model), torch.randn(4, 3, 32, 32)
+    attachment = bf.attach(model, after=["serial_blocks2.0"], **QUIET)
+    torch.testing.assert_close(attachment.plain(model(images)), plain(images))
+
+
+def test_a_model_whose_plain_rows_would_be_wrong_is_refused() -> None:
+    model = Shares(sorts=True)
+    with pytest.raises(UserError, match=r"Shares mixes up the images of a batch .* opens at 'blocks.1'"):
+        bf.attach(model, after=["blocks.1"], **QUIET)
+    assert model(torch.randn(3, 3, 8, 8)).shape == (3, 5)
+    split = bf.attach(model, after=["blocks.1"], streams="split", **QUIET)
+    assert model.train()(torch.randn(4, 3, 8, 8)).shape == (4, 5)
+    split.detach()
+
+
+@pytest.mark.parametrize("blocks", [[0], [1]])
+@pytest.mark.parametrize(
+    ("name", "size"), [("eva02_tiny_patch14_224", 56), ("vit_small_patch16_dinov3", 64), ("vit_tiny_patch16_224", 64)]
+)
+def test_positions_follow_the_patches_that_training_leaves_to_an_image(name: str, size: int, blocks: list[int]) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(
+        name, img_size=size, depth=2, embed_dim=32, num_heads=2, num_classes=5, patch_drop_rate=0.5
+    ).train()
+    plain, images = copy.deepcopy(model), torch.randn(3, 3, size, size)
+    attachment = bf.attach(model, blocks=blocks, **QUIET)
+    outputs = []
+    for each in (model, plain):
+        torch.manual_seed(1)
+        outputs.append(each(images))
+    assert outputs[0].shape == (6, 5)
+    torch.testing.assert_close(attachment.plain(outputs[0]), outputs[1])
+    outputs[0].sum().backward()
+    assert all(p.grad is not None for p in attachment.parameters())
+
+
+class Auxiliary(nn.Module):
+    """A second head for training alone, as GoogLeNet's; it counts what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.block = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 1)
+        self.auxiliary = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 5))
+        self.head = nn.Linear(8, 5)
+        self.register_buffer("seen", torch.zeros(()))
+        self.calls = 0
+        self.default_cfg = {"input_size": (3, 8, 8)}
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        x = self.block(self.patch(images)).mean((2, 3))
+        if not self.training:
+            return (self.head(x),)
+        self.seen += len(images)
+        self.calls += 1
+        return self.head(x), self.auxiliary(x)
+
+
+def test_a_batch_norm_of_training_alone_keeps_the_streams_apart() -> None:
+    torch.manual_seed(0)
+    model = Auxiliary().train()
+    plain, images = copy.deepcopy(model), torch.randn(4, 3, 8, 8)
+    attachment = bf.attach(model, after=["block"], **QUIET)
+    for found, wanted in zip(attachment.plain(model(images)), plain(images), strict=True):
+        torch.testing.assert_close(found, wanted)
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(model.auxiliary[0], name), getattr(plain.auxiliary[0], name))
+    attachment.detach()
+    joint = bf.attach(model, after=["block"], batch_norm="joint", **QUIET)
+    assert not torch.allclose(joint.plain(model(images))[1], plain(images)[1])
+
+
+def test_a_look_as_in_training_leaves_nothing_behind() -> None:
+    model = Auxiliary().eval()
+    state = copy.deepcopy(model.state_dict())
+    seen = model.seen
+    bf.attach(model, after=["block"], **QUIET)
+    torch.testing.assert_close({name: model.state_dict()[name] for name in state}, state, rtol=0, atol=0)
+    assert model.seen is seen
+    assert model.calls == 0
+    assert not any(part.training for part in model.modules())
