@@ -48,7 +48,7 @@ def repository(root: Path, rows: list[dict] | None) -> Path:
             "stream_health": {
                 "points": [{"change_quiet": 0.2, "signal": 0.9}, {"change_quiet": 0.08, "signal": 0.7}],
                 "blocks": [],
-                "gradient_on_others": {"quiet": {"norm_share": 0.25}},
+                "gradient_on_others": {"quiet": {"norm_share": 0.25, "squared_share": 0.02}},
             },
         }
         folder = root / "results" / "vit-cifar100-32-stable"
@@ -67,7 +67,7 @@ def test_the_tables_are_those_of_the_files(tmp_path: Path) -> None:
     signals, last = ["0.80", "0.41", "0.17", "0.07"], ["0.50", "1.25", "120", "0.62"]
     assert cells(page, "published") == ["published", *signals, *last, "0.25 to 0.25"]
     run = cells(page, "`vit-cifar100-32-stable`")
-    assert run == ["`vit-cifar100-32-stable`", "2", "3.00", "3.30", "0.70", "8.0", "25.0", "40.50"]
+    assert run == ["`vit-cifar100-32-stable`", "2", "3.00", "3.30", "0.70", "8.0", "25.0 / 2.0", "40.50"]
 
 
 def test_the_pictures_are_whole_and_name_every_form(tmp_path: Path) -> None:

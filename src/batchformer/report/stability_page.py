@@ -19,7 +19,7 @@ from batchformer.report.stability_text import AFTER, BEFORE, DEPTH, STABLE_FORM,
 from batchformer.report.statistics import summarise
 from batchformer.report.svg_file import lines_svg
 
-STUDY = "vit-cifar100-32"
+STUDIES = ("vit-cifar100-32", "deit-ti-cifar100-100")
 _SHOWN_DEPTHS = (1, 4, 8, 12)
 Rows = Sequence[Mapping[str, Any]]
 
@@ -100,12 +100,15 @@ def _after(runs: Mapping[str, Sequence[Run]]) -> str:
     """What training makes of it: one line per variant that has runs with two streams."""
     lines = []
     for recipe, of_recipe in runs.items():
-        measured = [run for run in of_recipe if recipe.startswith(STUDY) and run.raw.get("stream_health")]
+        measured = [run for run in of_recipe if recipe.startswith(STUDIES) and run.raw.get("stream_health")]
         if not measured:
             continue
         healths = [run.raw["stream_health"] for run in measured]
         least = [min(v for v in series(h.get("points", []), "change_quiet") if v is not None) for h in healths]
-        others = [number(h, "gradient_on_others", "quiet", "norm_share") for h in healths]
+        others = {
+            share: [number(h, "gradient_on_others", "quiet", share) for h in healths]
+            for share in ("norm_share", "squared_share")
+        }
         signals = [series(h.get("points", []), "signal")[-1] for h in healths]
         lines.append(
             [
@@ -115,12 +118,12 @@ def _after(runs: Mapping[str, Sequence[Run]]) -> str:
                 _mean([_last(run, "related_loss") for run in measured]),
                 _mean(signals),
                 _mean([100 * v for v in least], 1),
-                _mean([None if v is None else 100 * v for v in others], 1),
+                " / ".join(_mean([None if v is None else 100 * v for v in shares], 1) for shares in others.values()),
                 _mean([run.raw["metrics"]["all"] for run in measured]),
             ]
         )
     header = ["run", "seeds", "plain loss", "related loss", "signal at the end of the network", "least change, %"]
-    return AFTER.format(table=markdown([*header, "gradient on others, %", "top-1"], lines)) if lines else ""
+    return AFTER.format(table=markdown([*header, "gradient on others, %: norms / squares", "top-1"], lines)) if lines else ""
 
 
 def _forms(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:

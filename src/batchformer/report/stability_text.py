@@ -67,7 +67,8 @@ AFTER = """\
 
 At the end of training, on a batch of training images: the losses of the last epoch, the signal behind the last
 module, the least that any module changes the related tokens (without dropout, in percent of their norm), and the
-share of the gradient of a sample's loss that falls on other samples.
+share of the gradient of a sample's loss that falls on other samples, once by norms and once by squared norms: it is
+spread thin over many of them, which counts in the first sum and hardly in the second.
 
 {table}
 
