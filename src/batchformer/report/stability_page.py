@@ -123,7 +123,8 @@ def _after(runs: Mapping[str, Sequence[Run]]) -> str:
             ]
         )
     header = ["run", "seeds", "plain loss", "related loss", "signal at the end of the network", "least change, %"]
-    return AFTER.format(table=markdown([*header, "gradient on others, %: norms / squares", "top-1"], lines)) if lines else ""
+    header += ["gradient on others, %: norms / squares", "top-1"]
+    return AFTER.format(table=markdown(header, lines)) if lines else ""
 
 
 def _forms(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
