@@ -30,6 +30,15 @@ def test_methods_without_a_generator_draw_from_that_of_the_switch():
     assert mix.mixes[1].generator is own
 
 
+def test_so_do_those_of_a_switch_inside_a_switch():
+    own, shared = torch.Generator(), torch.Generator()
+    inner = bf.mix.MixSwitch([bf.mix.Mixup(4), bf.mix.MixSwitch([bf.mix.CutMix(4)])])
+    seeded = bf.mix.MixSwitch([bf.mix.Mixup(4)], generator=own)
+    bf.mix.MixSwitch([inner, seeded], generator=shared)
+    assert inner.mixes[0].generator is inner.mixes[1].mixes[0].generator is shared
+    assert seeded.mixes[0].generator is own
+
+
 def test_a_method_with_weight_zero_is_never_taken():
     only, never = bf.mix.Mixup(4), bf.mix.CutMix(4)
     mix = bf.mix.MixSwitch([only, never], [1, 0])

@@ -53,9 +53,15 @@ class MixSwitch(Mix):
         if generator is not None and generator.device.type != "cpu":
             raise UserError("MixSwitch takes a generator on the CPU: its choice decides what the host does next.")
         self.mixes, self.weights = list(mixes), chances
+        self._hand_on(generator, self._seed)
+
+    def _hand_on(self, generator: torch.Generator | None, seed: int | None) -> None:
+        """To the methods that have none of their own, also inside a switch that is one of them."""
         for mix in self.mixes:
             if mix.generator is None:
-                mix.generator, mix._seed = generator, self._seed
+                mix.generator, mix._seed = generator, seed
+                if isinstance(mix, MixSwitch):
+                    mix._hand_on(generator, seed)
 
     def choose(self) -> Mix:
         """The method of the next batch."""
