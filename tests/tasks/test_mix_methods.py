@@ -1,5 +1,6 @@
 """Every method of batchformer.mix inside the task: the same bits every time, TransMix's targets by its attention."""
 
+import urllib.error
 from functools import partial
 
 import pytest
@@ -202,6 +203,22 @@ class TestMistakes:
     def test_extractors(self, mixing, options, words):
         with pytest.raises(UserError, match=words):
             fit(vit_task(mix=mixing("attentive-cutmix", **options)))
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "squeezenet1_1"])  # of timm, and of torchvision
+def test_an_extractor_without_network_asks_for_a_file(name, monkeypatch, tmp_path):
+    from batchformer.tasks.mix_extractor import load_extractor
+
+    def no_network(*_, **__):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("torch.hub.urlopen", no_network)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    said = rf"extractor {name} could not be fetched \(.*\): give a file .* --model\.mix\.extractor_checkpoint FILE\.$"
+    with pytest.raises(UserError, match=said):
+        load_extractor(name)
 
 
 def test_a_torchvision_extractor_by_name_and_file(tmp_path):

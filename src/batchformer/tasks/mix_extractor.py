@@ -17,20 +17,31 @@ def load_extractor(name: str, checkpoint: str | None = None) -> nn.Module:
     With `checkpoint` its weights come from that file, without it they are the pretrained ones of the library, which
     may have to fetch them.
     """
+    try:
+        model = _create(name, pretrained=checkpoint is None)
+    except (OSError, RuntimeError) as problem:  # huggingface_hub's and urllib's are OSErrors
+        if checkpoint is not None:
+            raise
+        raise UserError(
+            f"the pretrained weights of the extractor {name} could not be fetched ({type(problem).__name__}): give a "
+            f"file that holds them, --model.mix.extractor_checkpoint FILE."
+        ) from problem
+    if checkpoint is not None:
+        _load(model, name, Path(checkpoint))
+    return feature_map(model.eval().requires_grad_(False))
+
+
+def _create(name: str, pretrained: bool) -> nn.Module:
     import timm
     import torchvision
 
     if timm.is_model(name):
-        model = timm.create_model(name, pretrained=checkpoint is None)
-    elif name in torchvision.models.list_models():
-        model = torchvision.models.get_model(name, weights="DEFAULT" if checkpoint is None else None)
-    else:
-        near = difflib.get_close_matches(name, [*timm.list_models(), *torchvision.models.list_models()], n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()."
-        raise UserError(f"model.mix.extractor {name!r} is known neither to timm nor to torchvision: {hint}")
-    if checkpoint is not None:
-        _load(model, name, Path(checkpoint))
-    return feature_map(model.eval().requires_grad_(False))
+        return timm.create_model(name, pretrained=pretrained)
+    if name in torchvision.models.list_models():
+        return torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None)
+    near = difflib.get_close_matches(name, [*timm.list_models(), *torchvision.models.list_models()], n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()."
+    raise UserError(f"model.mix.extractor {name!r} is known neither to timm nor to torchvision: {hint}")
 
 
 def _load(model: nn.Module, name: str, file: Path) -> None:
