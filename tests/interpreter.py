@@ -30,9 +30,14 @@ def leave_out_detours() -> None:
 
     For every function that a kernel calls, it puts its operations in the place of the language's once more, though the
     kernel's launch has done so. For every sum or product of integers it computes whether that overflows, and looks at
-    the answer only while debugging. For every type of numpy's it lists all of them.
+    the answer only while debugging. For every type of numpy's it lists all of them. These are parts of its own, so a
+    version that was not looked at goes the long way.
     """
+    import triton
     from triton.runtime import interpreter
+
+    if not triton.__version__.startswith("3.7."):
+        return
 
     language, replace, replaced = interpreter.tl, interpreter._patch_lang, set()
 
