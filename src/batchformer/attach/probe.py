@@ -184,7 +184,9 @@ def _blank(model: nn.Module, shape: tuple[int, ...], images: int) -> Tensor:
 def _without_state(model: nn.Module, training: bool = False) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    model.train(training)
+    model.eval()
+    for module in modes if training else ():  # not by train(), of which a model may make something of its own
+        module.training = True
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=devices), _eagerly(model):
             if training:
