@@ -274,6 +274,9 @@ def test_bad_input_is_refused_with_a_way_out():
         AttentiveCutMix(lambda x: x, 2)
     with pytest.raises(UserError, match="k=0"):
         AttentiveCutMix(Pool(2, 2), 2, k=0)
+    for size in (0, 64.5):
+        with pytest.raises(UserError, match=f"size={size} must be a whole number of pixels"):
+            AttentiveCutMix(Pool(2, 2), 2, size=size)
     with pytest.raises(UserError, match="channels='max'"):
         AttentiveCutMix(Pool(2, 2), 2, channels="max")
     with pytest.raises(UserError, match="drop_last"):

@@ -151,9 +151,21 @@ def test_a_number_of_classes_may_come_from_numpy():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"alpha": 0}, {"prob": 1.5}, {"label_smoothing": 1.0}, {"partner": "roll"}, {"num_classes": 0}],
+    [{"alpha": 0}, {"alpha": float("inf")}, {"prob": 1.5}, {"label_smoothing": 1.0}, {"partner": "roll"},
+     {"num_classes": 0}, {"generator": 42}],
     ids=lambda wrong: next(iter(wrong)),
-)
+)  # fmt: skip
 def test_a_wrong_option_is_named(wrong):
     with pytest.raises(UserError, match=f"CutMix: {next(iter(wrong))}="):
         bf.mix.CutMix(**{"num_classes": 5, **wrong})
+
+
+@pytest.mark.parametrize("method", [bf.mix.TransMix, bf.mix.PuzzleMix, bf.mix.AttentiveCutMix])
+@pytest.mark.parametrize("first", [5, "vit_tiny_patch16_224"])
+def test_what_stands_in_the_place_of_the_model_is_named_by_its_type(method, first):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    said = f"{method.__name__} takes .*an nn.Module, and then .*of the type {type(first).__name__}.$"
+    with pytest.raises(UserError, match=said):
+        method(first, model)
+    with pytest.raises(UserError, match="num_classes=a Sequential must be"):
+        method(model, model)

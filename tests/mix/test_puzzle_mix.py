@@ -255,6 +255,14 @@ def test_a_pickled_mix_goes_on_the_same():
     assert results[0].equal(results[1])
 
 
+def test_one_mean_and_std_for_all_channels():
+    images, made = torch.rand(4, 3, 16, 16), []
+    for mean, std in ((0.5, 0.2), ([0.5] * 3, [0.2] * 3)):
+        mix = PuzzleMix(network(), 4, generator=torch.Generator().manual_seed(0), mean=mean, std=std)
+        made.append(mix(images, torch.arange(4)).images)
+    assert made[0].equal(made[1])
+
+
 def test_bad_input_is_refused_with_a_way_out():
     model, images, ids = network(), torch.rand(2, 3, 15, 16), torch.arange(2)
     with pytest.raises(UserError, match="divides 15 x 16"):
@@ -273,6 +281,8 @@ def test_bad_input_is_refused_with_a_way_out():
         PuzzleMix(model, 4, transport_size=0)
     with pytest.raises(UserError, match="belong together"):
         PuzzleMix(model, 4, std=(0.5, 0.5, 0.5))
+    with pytest.raises(UserError, match=r"gives \(2, 4\) where num_classes asks for logits of \(2, 7\): let num"):
+        PuzzleMix(model, 7)(torch.rand(2, 3, 16, 16), ids)
     with pytest.raises(UserError, match="more than 1024"):
         PuzzleMix(model, 4, blocks=2, transport_size=1)(torch.rand(2, 3, 64, 64), ids)
 

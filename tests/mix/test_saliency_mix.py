@@ -98,6 +98,15 @@ def test_normalised_images_get_the_box_of_the_picture():
     assert all(mixed.mask[row, 0, y, x] == 1 for row, (y, x) in enumerate(peaks.tolist()))
 
 
+def test_one_mean_and_std_for_all_channels():
+    images, ids = torch.rand(4, 3, 16, 16, generator=generator()), torch.arange(4)
+    one, three = (
+        SaliencyMix(4, generator=generator(), mean=mean, std=std)((images - 0.5) / 0.2, ids)
+        for mean, std in ((0.5, 0.2), ([0.5] * 3, [0.2] * 3))
+    )
+    assert one.images.equal(three.images)
+
+
 def test_copies_and_pickles():
     mix = SaliencyMix(3, box="first", mean=(0.5,), std=(0.2,))
     for twin in (copy.deepcopy(mix), pickle.loads(pickle.dumps(mix))):

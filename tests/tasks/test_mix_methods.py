@@ -182,6 +182,7 @@ class TestMistakes:
             ({"switch_prob": 1.5}, "switch_prob"),
             ({"prob": -0.1}, "model.mix.prob=-0.1"),
             ({"mixup": -1.0}, "model.mix.mixup=-1.0 must be 0"),
+            ({"cutmix": float("inf")}, "model.mix.cutmix=inf must be 0, .* and finite"),
             ({"method": "transmix", "cutmix": -1.0}, "model.mix.cutmix=-1.0"),
             ({"method": "transmix", "cutmix": 0.0}, "transmix mixes nothing .* add --model.mix.cutmix 1"),
             ({"method": "cutmix", "mixup": 0.8, "cutmix": 0.0}, "add --model.mix.cutmix 1"),

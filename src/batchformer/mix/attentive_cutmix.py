@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from batchformer.errors import UserError
 from batchformer.mix._evaluating import evaluating
-from batchformer.mix.base import Draw, Mix, Partner
+from batchformer.mix.base import Draw, Mix, Partner, need_module
 from batchformer.mix.mixed import Mixed
-from batchformer.nn.inputs import autocasts
+from batchformer.nn.inputs import autocasts, is_whole
 
 _PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -60,6 +60,7 @@ class AttentiveCutMix(Mix):
         size: int | None = 224,
         prepare: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        need_module("AttentiveCutMix", "an extractor", extractor)
         super().__init__(
             num_classes,
             alpha=alpha,
@@ -69,14 +70,15 @@ class AttentiveCutMix(Mix):
             partner=partner,
             generator=generator,
         )
-        if not isinstance(extractor, nn.Module):
-            raise UserError(
-                f"AttentiveCutMix takes an extractor (nn.Module) first, and got {type(extractor).__name__}."
-            )
         if k is not None and (not isinstance(k, int) or k < 1):
             raise UserError(f"AttentiveCutMix: k={k!r} must be a number of cells, at least 1.")
         if channels not in ("mean", "last"):
             raise UserError(f'AttentiveCutMix: channels={channels!r} must be "mean" or "last".')
+        if size is not None and not is_whole(size):
+            raise UserError(
+                f"AttentiveCutMix: size={size!r} must be a whole number of pixels, 1 or more; None shows the images "
+                f"as they are."
+            )
         self.extractor, self.k, self.channels = extractor, k, channels
         self.size, self.prepare = size, prepare
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from batchformer.errors import UserError
 from batchformer.mix.mixed import Mixed, soft_labels
@@ -65,15 +66,22 @@ class Mix(ABC):
     ) -> None:
         name = type(self).__name__
         if not is_whole(num_classes):
-            raise UserError(f"{name}: num_classes={num_classes!r} must be a positive whole number.")
-        if not alpha > 0:
-            raise UserError(f"{name}: alpha={alpha!r} must be above 0; use prob=0 to switch mixing off.")
+            # a model in its place would print all its layers
+            given = f"a {type(num_classes).__name__}" if isinstance(num_classes, nn.Module) else repr(num_classes)
+            raise UserError(f"{name}: num_classes={given} must be a positive whole number.")
+        if not 0 < alpha < math.inf:  # Beta(inf, inf) gives no numbers, and what is no number mixes nothing
+            raise UserError(f"{name}: alpha={alpha!r} must be above 0 and finite; use prob=0 to switch mixing off.")
         if not 0 <= prob <= 1:
             raise UserError(f"{name}: prob={prob!r} must lie between 0 and 1.")
         if not 0 <= label_smoothing < 1:
             raise UserError(f"{name}: label_smoothing={label_smoothing!r} must be at least 0 and below 1.")
         if partner not in ("random", "flip"):
             raise UserError(f'{name}: partner={partner!r} must be "random" or "flip".')
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise UserError(
+                f"{name}: generator={generator!r} must be a torch.Generator; one with a seed is "
+                f"torch.Generator().manual_seed(42)."
+            )
         self.num_classes, self.alpha, self.prob = int(num_classes), float(alpha), float(prob)
         self.label_smoothing, self.per_sample = float(label_smoothing), per_sample
         self.partner: Partner = partner
@@ -147,6 +155,15 @@ class Mix(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_classes={self.num_classes}, alpha={self.alpha:g}, prob={self.prob:g})"
+
+
+def need_module(name: str, what: str, given: object) -> None:
+    """Of the methods that take a network before the number of classes."""
+    if not isinstance(given, nn.Module):
+        raise UserError(
+            f"{name} takes {what}, an nn.Module, and then the number of classes, and the first it got is of the type "
+            f"{type(given).__name__}."
+        )
 
 
 def sample_beta(alpha: float, count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:

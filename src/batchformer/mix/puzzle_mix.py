@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from batchformer.errors import UserError
 from batchformer.mix._evaluating import evaluating
-from batchformer.mix.base import Draw, Mix, Partner
+from batchformer.mix.base import Draw, Mix, Partner, need_module
 from batchformer.mix.graph_cut import least_energy
 from batchformer.mix.mixed import Mixed
 from batchformer.mix.puzzle_energy import cell_saliency, puzzle_energy
@@ -56,8 +56,8 @@ class PuzzleMix(Mix):
         transport: move blocks to where they are seen.
         transport_size: side of the blocks that are moved, in pixels, where it is smaller than those of the mask and
             divides them; None moves the mask's blocks.
-        mean, std: what the images were normalised by: seams are compared in colours from 0 to 1. Without them each
-            image is stretched to its own range.
+        mean, std: what the images were normalised by, a number for each channel or one for all: seams are compared in
+            colours from 0 to 1. Without them each image is stretched to its own range.
     """
 
     def __init__(
@@ -81,9 +81,10 @@ class PuzzleMix(Mix):
         transport: bool = True,
         transport_size: int | None = None,
         transport_eps: float = 0.8,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
     ) -> None:
+        need_module("PuzzleMix", "the model in training", model)
         super().__init__(
             num_classes,
             alpha=alpha,
@@ -93,8 +94,6 @@ class PuzzleMix(Mix):
             partner=partner,
             generator=generator,
         )
-        if not isinstance(model, nn.Module):
-            raise UserError(f"PuzzleMix takes the model in training first, and got {type(model).__name__}.")
         self.blocks = (blocks,) if isinstance(blocks, int) else tuple(blocks)
         if not self.blocks or any(not isinstance(count, int) or count < 2 for count in self.blocks):
             raise UserError(f"PuzzleMix: blocks={blocks!r} must be whole numbers of at least 2.")
@@ -198,7 +197,14 @@ class PuzzleMix(Mix):
 
 def cross_entropy(outputs: Any, targets: Float[Tensor, "batch classes"]) -> Tensor:
     """Of logits, or of a transformers output that has some."""
-    return F.cross_entropy(getattr(outputs, "logits", outputs).float(), targets)
+    logits = getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor) or logits.shape != targets.shape:
+        got = f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise UserError(
+            f"PuzzleMix: the model gives {got} where num_classes asks for logits of {tuple(targets.shape)}: let "
+            f"num_classes be the number of its classes, or pass a criterion= for what it gives."
+        )
+    return F.cross_entropy(logits.float(), targets)
 
 
 def _enlarge(mask: Float[Tensor, "batch rows columns"], height: int, width: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ from batchformer.errors import UserError
 from batchformer.mix.base import Draw, Mix, Partner
 from batchformer.mix.box import box_around, box_mask, box_share
 from batchformer.mix.mixed import Mixed
-from batchformer.mix.saliency import fine_grained_saliency, most_salient, unit_range
+from batchformer.mix.saliency import ChannelNumbers, fine_grained_saliency, most_salient, unit_range
 
 
 class SaliencyMix(Mix):
@@ -33,8 +33,9 @@ class SaliencyMix(Mix):
 
     Args:
         box: "own" or "first".
-        mean, std: what the images were normalised by, so that saliency sees the picture; without them each image is
-            stretched to its own range, which changes little: saliency is normalised to its own maximum.
+        mean, std: what the images were normalised by, a number for each channel or one for all, so that saliency sees
+            the picture; without them each image is stretched to its own range, which changes little: saliency is
+            normalised to its own maximum.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class SaliencyMix(Mix):
         partner: Partner = "random",
         generator: torch.Generator | None = None,
         box: Literal["own", "first"] = "own",
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
     ) -> None:
         super().__init__(
             num_classes,
@@ -81,11 +82,15 @@ class SaliencyMix(Mix):
 
 
 def both_or_none(
-    name: str, mean: Sequence[float] | None, std: Sequence[float] | None
-) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """The normalisation of the images as a pair of tuples, or two times None."""
+    name: str, mean: float | Sequence[float] | None, std: float | Sequence[float] | None
+) -> tuple[ChannelNumbers | None, ChannelNumbers | None]:
+    """The normalisation of the images as a pair, or two times None."""
     if (mean is None) != (std is None):
         raise UserError(f"{name}: mean and std belong together; pass both, or neither.")
     if mean is None or std is None:
         return None, None
-    return tuple(float(value) for value in mean), tuple(float(value) for value in std)
+    return _floats(mean), _floats(std)
+
+
+def _floats(values: float | Sequence[float]) -> ChannelNumbers:
+    return tuple(map(float, values)) if isinstance(values, Iterable) else float(values)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
-from batchformer.mix.base import Draw, Mix, Partner
+from batchformer.mix.base import Draw, Mix, Partner, need_module
 from batchformer.mix.class_attention_find import find_attention, patch_size
 from batchformer.mix.class_attention_readers import ClassQuery, TokenReader
 from batchformer.mix.class_attention_record import Recorder, roll_out
@@ -73,6 +73,7 @@ class TransMix(Mix):
         partner: Partner = "random",
         generator: torch.Generator | None = None,
     ) -> None:
+        need_module("TransMix", "the model in training", model)
         super().__init__(
             num_classes,
             alpha=alpha,

@@ -1,5 +1,6 @@
 """The options of image classification: DeiT's recipe field by field, and where BatchFormer goes in it."""
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -105,8 +106,8 @@ class MixOptions:
         if self.method not in known:
             raise UserError(f"model.mix.method={self.method!r} must be one of {', '.join(known)}.")
         for name, value in {"mixup": self.mixup, "cutmix": self.cutmix}.items():
-            if value < 0:  # which timm takes for 0
-                raise UserError(f"model.mix.{name}={value} must be 0, which switches it off, or above.")
+            if not 0 <= value < math.inf:  # below 0 timm takes it for 0, and at infinity there is nothing to draw
+                raise UserError(f"model.mix.{name}={value} must be 0, which switches it off, or above, and finite.")
         if self.method != "mixup-cutmix":  # asked for by name: it must not be off without a word
             alpha = "mixup" if self.method == "mixup" else "cutmix"
             if getattr(self, alpha) == 0:
