@@ -4,8 +4,8 @@
     python examples/mix_pictures.py PHOTOS --model deit_small_patch16_224 --weights FILE --method transmix
     python examples/mix_pictures.py PHOTOS --model resnet50 --method puzzlemix --out runs/NAME/mixing    for the report
 
-PHOTOS is a folder of images, with or without a folder for each class. Without --weights the model is untrained, and so
-is its attention.
+PHOTOS is a folder of images, with a folder for each class, or without: then each image is a class, called as its file.
+Without --weights the model is untrained, and so is its attention.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def main() -> None:
         config = timm.data.resolve_model_data_config(net)
         paths = spread(given.folder, given.images)
         images = torch.stack([timm.data.create_transform(**config)(open_image(path)) for path in paths])
-        names, mean, std = [path.parent.name for path in paths], config["mean"], config["std"]
+        names = [path.name if path.parent == given.folder else path.parent.name for path in paths]
+        mean, std = config["mean"], config["std"]
     labels = torch.tensor([sorted(set(names)).index(name) for name in names])
     net.eval()
-    mix = make_mix(given.method, net, max(10, int(getattr(net, "num_classes", 10))), mean, std)
+    mix = make_mix(given.method, net, max(len(set(names)), net.num_classes), mean, std)
     mixed = mix(images, labels)
     with torch.no_grad():
         net(mixed.images)  # TransMix reads its attention here

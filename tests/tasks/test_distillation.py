@@ -89,6 +89,13 @@ def test_at_test_time_the_heads_are_averaged(teacher_file):
     assert task.eval()(TinyData().images).shape == (16, 4)
 
 
+@pytest.mark.parametrize("chosen", [{"teacher": "resnet18"}, {"teacher_args": VIT}, {"checkpoint": "teacher.pth"}])
+def test_a_teacher_that_is_chosen_while_nothing_is_distilled_is_refused(chosen):
+    with pytest.raises(UserError, match=f"{next(iter(chosen))} .* teaches nothing .*: add --model.distillation.kind"):
+        vit_task(distillation=chosen)
+    vit_task(distillation={"kind": "none", "teacher": "regnety_160"})
+
+
 def test_what_cannot_teach_is_refused(teacher_file, tmp_path):
     with pytest.raises(UserError, match="head for it, which deit_tiny_patch16_224 has not"):
         vit_task(distillation={"kind": "hard"}).build(4, COUNTS)

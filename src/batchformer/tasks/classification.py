@@ -84,6 +84,7 @@ class Classification(LabelledTask):
         self.mix_options = as_options(MixOptions, mix)
         self.mix_options.check()
         self.distillation_options = as_options(DistillationOptions, distillation)
+        self.distillation_options.check()
         self.optimizer_options = as_options(AdamWOptions, optimizer)
         self.optimizer_options.check()
         self.schedule_options = as_options(CosineOptions, schedule)

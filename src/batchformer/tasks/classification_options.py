@@ -141,6 +141,14 @@ class DistillationOptions:
     alpha: float = 0.5
     tau: float = 1.0
 
+    def check(self) -> None:
+        for name in ("teacher", "teacher_args", "checkpoint"):  # of a teacher that was chosen: not off without a word
+            if self.kind == "none" and getattr(self, name) != getattr(DistillationOptions, name):
+                raise UserError(
+                    f"model.distillation.{name} {getattr(self, name)} teaches nothing while model.distillation.kind is "
+                    f"none: add --model.distillation.kind hard (or soft), or leave {name} out."
+                )
+
 
 @dataclass
 class AdamWOptions:
