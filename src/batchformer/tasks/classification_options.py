@@ -1,6 +1,7 @@
 """The options of image classification: DeiT's recipe field by field, and where BatchFormer goes in it."""
 
 import math
+import warnings
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -142,11 +143,13 @@ class DistillationOptions:
     tau: float = 1.0
 
     def check(self) -> None:
-        for name in ("teacher", "teacher_args", "checkpoint"):  # of a teacher that was chosen: not off without a word
+        """Says so where a teacher was chosen and is not asked; a recipe with one may be run without it on purpose."""
+        for name in ("teacher", "teacher_args", "checkpoint"):
             if self.kind == "none" and getattr(self, name) != getattr(DistillationOptions, name):
-                raise UserError(
+                warnings.warn(
                     f"model.distillation.{name} {getattr(self, name)} teaches nothing while model.distillation.kind is "
-                    f"none: add --model.distillation.kind hard (or soft), or leave {name} out."
+                    f"none: add --model.distillation.kind hard (or soft) to be taught.",
+                    stacklevel=2,
                 )
 
 
