@@ -132,6 +132,17 @@ def test_a_batch_norm_of_training_alone_keeps_the_streams_apart() -> None:
     assert not torch.allclose(joint.plain(model(images))[1], plain(images)[1])
 
 
+class OwnLoss(Auxiliary):
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        out = super().forward(images)
+        return torch.stack([each.logsumexp(1).mean() for each in out]).sum() if self.training else out
+
+
+def test_a_model_that_gives_a_loss_in_training_is_judged_by_eval_mode() -> None:
+    bf.attach(model := OwnLoss().train(), after=["block"], **QUIET)
+    assert model(torch.randn(4, 3, 8, 8)).ndim == 0
+
+
 def test_a_look_as_in_training_leaves_nothing_behind() -> None:
     model = Auxiliary().eval()
     state = copy.deepcopy(model.state_dict())

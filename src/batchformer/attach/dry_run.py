@@ -83,6 +83,11 @@ class View:
         three = self.three[name].rows
         return frozenset(key for key, rows in self.two[name].rows.items() if rows == 2 and three.get(key) == 3)
 
+    def gives_rows(self) -> bool:
+        """Whether what leaves the model has a row for each image (a loss that is computed inside has none)."""
+        left = [seen[""].output for seen in (self.two, self.three)]
+        return [0 if one is None else one.shape[0] for one in left] == [2, 3]
+
     def called_after(self, place: str) -> list[str]:
         """The submodules whose last call begins after the one of `place` has ended."""
         end = self.two[place].ends[-1]
@@ -114,7 +119,8 @@ def views(model: nn.Module, example: Example | None) -> list[View]:
     drops = any(type(part).__name__.startswith("PatchDropout") for part in model.modules())
     if drops or any(isinstance(part, _BatchNorm) and name not in found[0].two for name, part in model.named_modules()):
         with suppress(UserError):  # it may want targets then
-            found.append(View(watch(model, 2, example, True), watch(model, 3, example, True), training=True))
+            in_training = View(watch(model, 2, example, True), watch(model, 3, example, True), training=True)
+            found += [in_training] if in_training.gives_rows() else []
     return found
 
 
