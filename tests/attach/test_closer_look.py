@@ -76,6 +76,29 @@ def test_a_model_whose_plain_rows_would_be_wrong_is_refused() -> None:
     split.detach()
 
 
+class NormAct(nn.BatchNorm1d):
+    """As timm's: the activation is a part of the BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.act = nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(super().forward(x.transpose(1, 2)).transpose(1, 2))
+
+
+def test_a_place_inside_of_a_batch_norm_that_would_see_each_image_twice_is_refused() -> None:
+    torch.manual_seed(0)
+    model = Shares().train()
+    model.blocks[2] = NormAct()
+    with pytest.raises(UserError, match=r"'blocks.2.act' is a part of the BatchNorm 'blocks.2': attach after that one"):
+        bf.attach(model, after=["blocks.2.act"], **QUIET)
+    plain, images = copy.deepcopy(model), torch.randn(3, 3, 8, 8)
+    attachment = bf.attach(model, after=["blocks.2"], **QUIET)
+    torch.testing.assert_close(attachment.plain(model(images)), plain(images))
+    torch.testing.assert_close(model.blocks[2].running_var, plain.blocks[2].running_var)
+
+
 @pytest.mark.parametrize("blocks", [[0], [1]])
 @pytest.mark.parametrize(
     ("name", "size"), [("eva02_tiny_patch14_224", 56), ("vit_small_patch16_dinov3", 64), ("vit_tiny_patch16_224", 64)]

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchformer.attach.after import Thin
-from batchformer.attach.dry_run import View
+from batchformer.attach.dry_run import View, parents
 from batchformer.attach.padding import takes_padded_images
 from batchformer.attach.plan import Plan
 from batchformer.attach.probe import call_blank
@@ -23,6 +24,10 @@ IMAGES = 2  # of a dry run
 
 def make_wide(model: nn.Module, plan: Plan, place: str, looks: Sequence[View]) -> None:
     opener = plan.insertions[0]
+    if norms := [name for name in parents(place) if isinstance(model.get_submodule(name), _BatchNorm)]:
+        raise UserError(  # it would count every image twice
+            f"{plan.paths[0]!r} is a part of the BatchNorm {norms[0]!r}: attach after that one."
+        )
     plan.entry.wide = True
     in_eval, in_training = looks[0], looks[-1]
     for name in dict.fromkeys([place, *in_eval.before(place), *in_training.before(place)]):
