@@ -99,6 +99,41 @@ def test_a_place_inside_of_a_batch_norm_that_would_see_each_image_twice_is_refus
     torch.testing.assert_close(model.blocks[2].running_var, plain.blocks[2].running_var)
 
 
+class Dense(nn.Module):
+    """Every layer is given all outputs so far, in a list, as in a DenseNet: early ones are read late, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(DenseLayer(3 + 4 * k) for k in range(3))
+        self.head = nn.Linear(15, 5)
+        self.default_cfg = {"input_size": (3, 8, 8)}
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs = [images]
+        for layer in self.layers:
+            outputs.append(layer(outputs))
+        return self.head(torch.cat(outputs, 1).mean((2, 3)))
+
+
+class DenseLayer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(width), nn.Conv2d(width, 4, 1)
+
+    def forward(self, so_far: list[Tensor]) -> Tensor:
+        return self.conv(self.norm(torch.cat(so_far, 1)).relu())
+
+
+def test_a_layer_that_is_given_a_list_sees_every_image_once() -> None:
+    torch.manual_seed(0)
+    model = Dense().train()
+    plain, images = copy.deepcopy(model), torch.randn(3, 3, 8, 8)
+    attachment = bf.attach(model, after=["layers.2.conv"], **QUIET)
+    torch.testing.assert_close(attachment.plain(model(images)), plain(images))
+    for found, wanted in zip(model.layers, plain.layers, strict=True):
+        torch.testing.assert_close(found.norm.running_var, wanted.norm.running_var)
+
+
 @pytest.mark.parametrize("blocks", [[0], [1]])
 @pytest.mark.parametrize(
     ("name", "size"), [("eva02_tiny_patch14_224", 56), ("vit_small_patch16_dinov3", 64), ("vit_tiny_patch16_224", 64)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from batchformer.attach.arguments import Arguments, Place, change_tensors, given_tensors
 from batchformer.attach.insertion import InstanceForward, relate_alone, relates_in_eval
 from batchformer.attach.padding import LayerPadding
 from batchformer.nn.batchformer_v2 import BatchFormerV2
@@ -92,31 +93,22 @@ class Thin(InstanceForward):
         self,
         layer: nn.Module,
         module: BatchFormerV2,
-        in_eval: frozenset[int | str],
-        in_training: frozenset[int | str],
+        in_eval: frozenset[Place],
+        in_training: frozenset[Place],
     ) -> None:
         super().__init__(layer)
         self.module, self.in_eval, self.in_training = module, in_eval, in_training
 
     @property
-    def names(self) -> frozenset[int | str]:
+    def places(self) -> frozenset[Place]:
         return self.in_training if self.layer.training else self.in_eval
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.removed or not self.module.active or not self.names:
+        if self.removed or not self.module.active or not self.places:
             return self.original(*args, **kwargs)
         args, kwargs = self.halved(args, kwargs)
-        given = [a for k, a in [*enumerate(args), *kwargs.items()] if k in self.names and isinstance(a, Tensor)]
-        rows = given[0].shape[0]
+        rows = next(x.shape[0] for place, x in given_tensors(args, kwargs) if place in self.places)
         return repeat_rows(self.original(*args, **kwargs), rows)
 
-    def halved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        names = self.names
-        return (
-            tuple(_half(a) if k in names else a for k, a in enumerate(args)),
-            {k: _half(a) if k in names else a for k, a in kwargs.items()},
-        )
-
-
-def _half(x: Any) -> Any:
-    return x[: x.shape[0] // 2] if isinstance(x, Tensor) else x  # a mask that is not needed is None
+    def halved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        return change_tensors(args, kwargs, self.places, lambda x: x[: x.shape[0] // 2])

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchformer.attach.arguments import Place, given_tensors
 from batchformer.attach.probe import Channels, Example, Feature, call_blank
 from batchformer.errors import UserError
 
@@ -19,7 +20,7 @@ class Calls:
 
     begins: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    rows: dict[int | str, int] = field(default_factory=dict)
+    rows: dict[Place, int] = field(default_factory=dict)
     output: Tensor | None = None  # the first tensor of what it gives, which is the one that is related
     gives_several: bool = False
 
@@ -34,8 +35,7 @@ def watch(model: nn.Module, images: int, example: Example | None = None, trainin
         def begin(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
             calls = seen.setdefault(name, Calls())
             calls.begins.append(next(clock))
-            given = [*enumerate(args), *kwargs.items()]
-            calls.rows.update({key: a.shape[0] for key, a in given if isinstance(a, Tensor) and a.ndim})
+            calls.rows.update({place: x.shape[0] for place, x in given_tensors(args, kwargs)})
 
         def end(_: nn.Module, args: Any, out: Any, name: str = name) -> None:
             seen[name].ends.append(next(clock))
@@ -76,12 +76,12 @@ class View:
     three: dict[str, Calls]
     training: bool = False
 
-    def batch_arguments(self, name: str) -> frozenset[int | str]:
+    def batch_arguments(self, name: str) -> frozenset[Place]:
         """The arguments of a submodule whose rows grow with the images."""
         if name not in self.two or name not in self.three:
             return frozenset()
         three = self.three[name].rows
-        return frozenset(key for key, rows in self.two[name].rows.items() if rows == 2 and three.get(key) == 3)
+        return frozenset(place for place, rows in self.two[name].rows.items() if rows == 2 and three.get(place) == 3)
 
     def gives_rows(self) -> bool:
         """Whether what leaves the model has a row for each image (a loss that is computed inside has none)."""
@@ -174,7 +174,7 @@ def grown(plain: dict[str, Calls], both: dict[str, Calls]) -> set[str]:
     return {
         name
         for name, calls in plain.items()
-        if name in both and any(both[name].rows.get(key) == 2 * rows for key, rows in calls.rows.items())
+        if name in both and any(both[name].rows.get(place) == 2 * rows for place, rows in calls.rows.items())
     }
 
 

@@ -148,7 +148,7 @@ def _norms_behind(model: nn.Module, plan: Plan, place: str, look: View, batch_no
     first = plan.insertions[0].module
     names = look.called_after(place)
     if first.streams == "split":  # rows that are folded from several of an image cannot be told apart there
-        names = [name for name in names if 0 in look.batch_arguments(name)]
+        names = [name for name in names if (0,) in look.batch_arguments(name)]
     if not separate_norms(model, first, names, batch_norm):
         return []
     try:

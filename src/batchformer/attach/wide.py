@@ -31,11 +31,11 @@ def make_wide(model: nn.Module, plan: Plan, place: str, looks: Sequence[View]) -
     plan.entry.wide = True
     in_eval, in_training = looks[0], looks[-1]
     for name in dict.fromkeys([place, *in_eval.before(place), *in_training.before(place)]):
-        names = in_eval.batch_arguments(name), in_training.batch_arguments(name)
-        thin = Thin(model.get_submodule(name), opener.module, *names)
+        arguments = in_eval.batch_arguments(name), in_training.batch_arguments(name)
+        thin = Thin(model.get_submodule(name), opener.module, *arguments)
         if name == place:
             opener.thin = thin
-        elif any(names):
+        elif any(arguments):
             plan.supports.append(thin)
     for look in looks:
         doubled, problem = rows_double(model, plan, look.training)
