@@ -1,8 +1,10 @@
-"""One thread for each process of the tests: with a worker per core, more of them only wait for one another."""
+"""What torch reads once, before it is imported; the processes that tests start read it, too."""
 
 from __future__ import annotations
 
 import os
 
-# Before torch is imported, and for the processes that tests start.
+# With a worker per core more threads only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Some virtual machines announce AMX and end a process that uses it: bfloat16 without it is the same, only slower.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
