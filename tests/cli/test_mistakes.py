@@ -51,6 +51,7 @@ def _complaint(answer):
         (["fit", "digits-lt", "--trainer.max_epochs", "-5"], "Lightning refuses the trainer settings"),
         (["fit", "digits-lt", "--trainer.accelerator", "tpu"], "trainer.accelerator tpu: this machine has none"),
         (["fit", "digits-lt", "--trainer.strategy", "ddp_spawn", "--trainer.devices", "2"], "use ddp"),
+        (["fit", "digits-lt", "--trainer.sync_batchnorm", "true", "--trainer.devices", "2"], "leave it out on the CPU"),
         (["fit", "digits-lt", "--trainer.max_epoch", "3"], "Did you mean trainer.max_epochs?"),
         (["fit", "digits-lt", "--model.batchformer.head", "3"], "Did you mean model.batchformer.heads?"),
         (["fit", "digits-lt", "--data.imbalanc", "3"], "Did you mean data.init_args.imbalance?"),

@@ -296,6 +296,12 @@ def test_mistakes_are_told(options, said):
         task_of(**options)
 
 
+@pytest.mark.parametrize(("precision", "other"), [("bf16-true", "bf16-mixed"), ("16-true", "16-mixed")])
+def test_half_precision_for_all_would_round_the_boxes(precision, other, data):
+    with pytest.raises(UserError, match=f"trainer.precision {precision} rounds the boxes .* use {other}"):
+        train(task_of(), data, precision=precision)
+
+
 def test_fields_that_have_a_place_of_their_own_are_sent_there():
     for name, said in {"backbone": "it is model.backbone", "num_labels": "those of the data"}.items():
         with pytest.raises(UserError, match=f"cannot hold '{name}': .*{said}"):

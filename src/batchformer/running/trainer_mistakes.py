@@ -34,6 +34,8 @@ def trainer_or_sentence(keywords: dict[str, Any]) -> L.Trainer:
             ) from problem
         raise UserError(f"Lightning refuses the trainer settings: {reason}.") from problem
     _refuse_a_crowd(trainer)
+    if keywords.get("sync_batchnorm") and trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
+        raise UserError("trainer.sync_batchnorm is for GPUs alone, as torch has it: leave it out on the CPU.")
     return trainer
 
 

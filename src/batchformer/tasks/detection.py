@@ -187,6 +187,15 @@ class Detection(ImageTask):
     def _check_schedule(self) -> None:
         check_schedule(self.schedule_options, total_epochs_of(self.trainer))
 
+    def setup(self, stage: str) -> None:
+        if str(self.trainer.precision) in ("bf16-true", "16-true"):
+            mixed = str(self.trainer.precision).replace("true", "mixed")
+            raise UserError(
+                f"trainer.precision {self.trainer.precision} rounds the boxes of the data, too: use {mixed}, which "
+                f"computes in half precision and keeps weights and boxes."
+            )
+        super().setup(stage)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         options = self.optimizer_options
         sampling_lr = options.lr / 10 if options.sampling_lr is None else options.sampling_lr
