@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -14,6 +14,7 @@ from batchformer.errors import UserError
 from batchformer.mix._evaluating import evaluating
 from batchformer.mix.base import Draw, Mix, Partner, need_module
 from batchformer.mix.mixed import Mixed
+from batchformer.mix.saliency_mix import channel_numbers
 from batchformer.nn.inputs import autocasts, is_whole
 
 _PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -70,7 +71,7 @@ class AttentiveCutMix(Mix):
             partner=partner,
             generator=generator,
         )
-        if k is not None and (not isinstance(k, int) or k < 1):
+        if k is not None and not is_whole(k):
             raise UserError(f"AttentiveCutMix: k={k!r} must be a number of cells, at least 1.")
         if channels not in ("mean", "last"):
             raise UserError(f'AttentiveCutMix: channels={channels!r} must be "mean" or "last".')
@@ -79,6 +80,8 @@ class AttentiveCutMix(Mix):
                 f"AttentiveCutMix: size={size!r} must be a whole number of pixels, 1 or more; None shows the images "
                 f"as they are."
             )
+        if prepare is not None and not callable(prepare):
+            raise UserError(f"AttentiveCutMix: prepare={prepare!r} must be a function of images, such as Renormalize.")
         self.extractor, self.k, self.channels = extractor, k, channels
         self.size, self.prepare = size, prepare
 
@@ -115,7 +118,7 @@ class AttentiveCutMix(Mix):
         seen = images.detach()
         if seen.dtype in (torch.float16, torch.bfloat16):  # which torch cannot resize on a CPU
             seen = seen.float()
-        seen = seen if self.prepare is None else self.prepare(seen)
+        seen = seen if self.prepare is None else self._prepared(self.prepare, seen)
         if self.size is not None and seen.shape[-2:] != (self.size, self.size):
             seen = F.interpolate(seen, (self.size, self.size), mode="bilinear", antialias=True)
         if first is not None and first.dtype in _PRECISIONS and not autocasts(images):
@@ -129,6 +132,15 @@ class AttentiveCutMix(Mix):
                 f"{got}: cut the model with batchformer.mix.feature_map."
             )
         return (features.mean(1) if self.channels == "mean" else features[:, -1]).float()
+
+    def _prepared(self, prepare: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        seen = prepare(images)
+        if not isinstance(seen, Tensor) or seen.ndim != 4:
+            got = f"a tensor {tuple(seen.shape)}" if isinstance(seen, Tensor) else type(seen).__name__
+            raise UserError(
+                f"AttentiveCutMix: prepare= must return images (batch, channels, height, width), and returned {got}."
+            )
+        return seen
 
 
 class CellsMixed(Mixed):
@@ -151,22 +163,40 @@ class CellsMixed(Mixed):
 
 
 class Renormalize:
-    """Images normalised by one mean and std, as another network wants them (ImageNet's by default)."""
+    """Images normalised by one mean and std, as another network wants them (ImageNet's by default).
+
+    Each is a number for every channel, or one for all of them.
+    """
 
     def __init__(
         self,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        to_mean: tuple[float, ...] = (0.485, 0.456, 0.406),
-        to_std: tuple[float, ...] = (0.229, 0.224, 0.225),
+        mean: float | Sequence[float],
+        std: float | Sequence[float],
+        to_mean: float | Sequence[float] = (0.485, 0.456, 0.406),
+        to_std: float | Sequence[float] = (0.229, 0.224, 0.225),
     ) -> None:
-        if not len(mean) == len(std) == len(to_mean) == len(to_std):
-            raise UserError("Renormalize: mean, std, to_mean and to_std must have one number for each channel.")
+        options = {"mean": mean, "std": std, "to_mean": to_mean, "to_std": to_std}
+        given = [channel_numbers("Renormalize", name, value) for name, value in options.items()]
+        counts = {len(one) for one in given if isinstance(one, tuple)}
+        if len(counts) > 1:
+            raise UserError(
+                "Renormalize: mean, std, to_mean and to_std must have one number for each channel, or a single number "
+                "for all."
+            )
+        channels = counts.pop() if counts else 1
+        mean, std, to_mean, to_std = (one if isinstance(one, tuple) else (one,) * channels for one in given)
         # x std + mean is the picture, (picture - to_mean) / to_std what is wanted: one scale and shift a channel
         self.scale = [s / t for s, t in zip(std, to_std, strict=True)]
         self.shift = [(m - n) / t for m, n, t in zip(mean, to_mean, to_std, strict=True)]
 
     def __call__(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
+        if len(self.scale) == 1:
+            return images * self.scale[0] + self.shift[0]
+        if len(self.scale) != images.shape[1]:
+            raise UserError(
+                f"Renormalize has numbers for {len(self.scale)} channels and the images have {images.shape[1]}: give "
+                f"one for each channel."
+            )
         return torch.stack([images[:, c] * self.scale[c] + self.shift[c] for c in range(len(self.scale))], dim=1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from batchformer.errors import UserError
 from batchformer.mix.mixed import Mixed, soft_labels
 from batchformer.mix.workers import warn_of_copied_numbers
-from batchformer.nn.inputs import is_whole
+from batchformer.nn.inputs import as_number, is_whole
 
 Partner = Literal["random", "flip"]
 
@@ -69,11 +68,11 @@ class Mix(ABC):
             # a model in its place would print all its layers
             given = f"a {type(num_classes).__name__}" if isinstance(num_classes, nn.Module) else repr(num_classes)
             raise UserError(f"{name}: num_classes={given} must be a positive whole number.")
-        if not 0 < alpha < math.inf:  # Beta(inf, inf) gives no numbers, and what is no number mixes nothing
+        if not 0 < as_number(alpha) <= torch.finfo(torch.float32).max:  # Beta(inf, inf) gives no numbers
             raise UserError(f"{name}: alpha={alpha!r} must be above 0 and finite; use prob=0 to switch mixing off.")
-        if not 0 <= prob <= 1:
+        if not 0 <= as_number(prob) <= 1:
             raise UserError(f"{name}: prob={prob!r} must lie between 0 and 1.")
-        if not 0 <= label_smoothing < 1:
+        if not 0 <= as_number(label_smoothing) < 1:
             raise UserError(f"{name}: label_smoothing={label_smoothing!r} must be at least 0 and below 1.")
         if partner not in ("random", "flip"):
             raise UserError(f'{name}: partner={partner!r} must be "random" or "flip".')
@@ -130,7 +129,7 @@ class Mix(ABC):
         for what, given in (("images", images), ("targets", targets)):
             if not isinstance(given, Tensor):
                 raise UserError(f"{name} takes tensors, and the {what} are a {type(given).__name__}: stack them first.")
-        if images.ndim != 4 or not images.is_floating_point():
+        if images.ndim != 4 or not images.is_floating_point() or 0 in images.shape[1:]:
             raise UserError(
                 f"{name} takes float images (batch, channels, height, width) and got {tuple(images.shape)} of "
                 f"{images.dtype}: stack and convert them first."
@@ -143,6 +142,10 @@ class Mix(ABC):
         count = len(targets) if targets.ndim else 1
         if count != len(images):
             raise UserError(f"{name} got {len(images)} images and {count} targets: one for each is needed.")
+        if images.device != targets.device:
+            raise UserError(
+                f"{name}: the images are on {images.device} and the targets on {targets.device}: move both to the same."
+            )
 
     def close(self) -> None:  # noqa: B027 (nothing to do is the rule)
         """Take out of a model what the method put into it; most put nothing there."""
@@ -167,6 +170,12 @@ def need_module(name: str, what: str, given: object) -> None:
 
 
 def sample_beta(alpha: float, count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """`count` numbers from Beta(alpha, alpha)."""
+    """`count` numbers from Beta(alpha, alpha), none of them 0 or 1."""
+    if alpha < 0.1:  # both gamma variables may be too small for a float, and torch would call their share a half
+        gamma = torch._standard_gamma(torch.full((count, 2), alpha + 1, device=device), generator=generator)
+        numbers = torch.rand(count, 2, generator=generator, device=device)
+        apart = gamma.log().diff(dim=1) + torch.log1p(-numbers).diff(dim=1) / alpha
+        limits = torch.finfo(torch.float32)
+        return apart[:, 0].sigmoid().clamp(limits.tiny, 1 - limits.eps)
     # Beta is the Dirichlet distribution of two; torch.distributions draws it by this very function, without generator.
     return torch._sample_dirichlet(torch.full((count, 2), alpha, device=device), generator=generator)[:, 0]

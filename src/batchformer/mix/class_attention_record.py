@@ -87,6 +87,10 @@ class Recorder(InstanceForward):
 
 def close(model: nn.Module) -> None:
     """Take all that TransMix put into a model out of it: for a copy of a model (an EMA), whose mix is elsewhere."""
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"batchformer.mix.close takes a model, and got a {type(model).__name__}: a mix is closed by mix.close()."
+        )
     for layer in model.modules():
         inner = layer.__dict__.get("forward")
         while isinstance(inner, InstanceForward):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -41,6 +43,28 @@ class FeatureMap(nn.Module):
         return patches.transpose(1, 2).unflatten(2, tuple(grid))
 
 
+class TokenMap(nn.Module):
+    """torchvision's ViT up to its encoder, the tokens of the image as a map."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch features rows columns"]:
+        model: Any = self.model
+        if images.shape[-2:] != (model.image_size, model.image_size):
+            raise UserError(
+                f"this {type(model).__name__} takes images of {model.image_size} x {model.image_size} pixels and got "
+                f"{images.shape[-2]} x {images.shape[-1]}: AttentiveCutMix resizes them with size={model.image_size}."
+            )
+        patches = model._process_input(images)
+        tokens = model.encoder(torch.cat([model.class_token.expand(len(images), -1, -1), patches], dim=1))
+        side = model.image_size // model.patch_size
+        return tokens[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+
+
 class InputOf(nn.Module):
     """What a model does to its images before its first layer."""
 
@@ -64,24 +88,39 @@ class InTurn(nn.Sequential):
 def feature_map(model: nn.Module) -> nn.Module:
     """The part of a timm or torchvision classifier that ends in its last feature map, for `AttentiveCutMix`.
 
-    timm models by `forward_features`, torchvision's by their `features`, its ResNets and Inceptions by everything
-    before the pooling, auxiliary classifiers left out. Shares its parameters with the model given.
+    timm models by `forward_features`, torchvision's by their `features` or by everything before the pooling or the
+    classifier, auxiliary ones left out, its ViT by the tokens. Shares its parameters with the model given.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"feature_map takes a model, an nn.Module, and got a {type(model).__name__}.")
     if hasattr(model, "forward_features"):
         return FeatureMap(model)
     children = dict(model.named_children())
     if "features" in children:
         # torchvision's Swin has its channels last until here
         after = [children[name] for name in ("norm", "permute") if name in children] if "permute" in children else []
+        if type(model).__name__ == "DenseNet":  # whose `forward` has it
+            after.append(nn.ReLU())
         return InTurn(children["features"], *after)
-    if "avgpool" in children:
-        names = list(children)
-        parts = [child for name, child in children.items() if names.index(name) < names.index("avgpool")]
-        parts = [part for part in parts if "Aux" not in type(part).__name__]
-        if getattr(model, "transform_input", False):
-            parts.insert(0, InputOf(model._transform_input))  # type: ignore[arg-type]
-        return InTurn(*parts)
-    raise _unclear(model)
+    if {"conv_proj", "encoder", "heads"} <= children.keys():
+        return TokenMap(model)
+    if (end := _end(model, children)) is None:
+        raise _unclear(model)
+    parts = []
+    for child in list(children.values())[:end]:
+        if "Aux" not in type(child).__name__:
+            parts += child if isinstance(child, nn.ModuleList) else [child]
+    if getattr(model, "transform_input", False):
+        parts.insert(0, InputOf(model._transform_input))  # type: ignore[arg-type]
+    return InTurn(*parts)
+
+
+def _end(model: nn.Module, children: dict[str, nn.Module]) -> int | None:
+    """How many of the children come before the pooling, where they run one after the other."""
+    ends = ["avgpool"]
+    if type(model).__module__.startswith("torchvision.models."):  # some of which pool without a layer
+        ends += ["classifier", "fc"]
+    return next((list(children).index(name) for name in ends if name in children), None)
 
 
 def _unclear(model: nn.Module) -> UserError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,6 +23,7 @@ from batchformer.mix.saliency import unit_range
 from batchformer.mix.saliency_mix import both_or_none
 from batchformer.mix.transport import move_cells, transport_plan
 from batchformer.mix.workers import refuse_in_worker
+from batchformer.nn.inputs import as_number, is_whole
 
 
 @dataclass(frozen=True)
@@ -94,17 +96,22 @@ class PuzzleMix(Mix):
             partner=partner,
             generator=generator,
         )
-        self.blocks = (blocks,) if isinstance(blocks, int) else tuple(blocks)
-        if not self.blocks or any(not isinstance(count, int) or count < 2 for count in self.blocks):
+        counts = tuple(blocks) if isinstance(blocks, Iterable) else (blocks,)
+        if not counts or not all(is_whole(count) and count > 1 for count in counts):
             raise UserError(f"PuzzleMix: blocks={blocks!r} must be whole numbers of at least 2.")
-        if labels not in (2, 3):
+        self.blocks = tuple(map(int, counts))
+        if not is_whole(labels) or labels not in (2, 3):
             raise UserError(f"PuzzleMix: labels={labels!r} must be 2 or 3.")
         for name, value in {"beta": beta, "gamma": gamma, "eta": eta, "transport_eps": transport_eps}.items():
-            if not 0 <= value < float("inf"):
+            if not 0 <= as_number(value) < math.inf:
                 raise UserError(f"PuzzleMix: {name}={value!r} must be a number not below 0.")
         for name, size in {"neighbourhood": neighbourhood, "transport_size": transport_size}.items():
-            if size is not None and (not isinstance(size, int) or size < 1):
+            if size is not None and not is_whole(size):
                 raise UserError(f"PuzzleMix: {name}={size!r} must be a number of pixels, at least 1.")
+        if criterion is not None and not callable(criterion):
+            raise UserError(
+                f"PuzzleMix: criterion={criterion!r} must be a function of what the model gives and targets."
+            )
         self.model = model
         self.criterion = criterion or cross_entropy
         self.energy_options: dict[str, Any] = {
@@ -167,8 +174,13 @@ class PuzzleMix(Mix):
         with evaluating(model), torch.enable_grad():
             seen = images.detach().requires_grad_()
             # each image's own loss, not its part of a mean, so that half precision does not round small gradients to 0
-            loss = self.criterion(model(seen), clean) * len(images)
-            (gradient,) = torch.autograd.grad(loss, seen)
+            loss = self.criterion(model(seen), clean)
+            if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+                raise UserError(
+                    "PuzzleMix looks at the gradient of the loss, and criterion= gave none to look at: let it return "
+                    "the mean of the batch as one number, computed from what the model gives."
+                )
+            (gradient,) = torch.autograd.grad(loss * len(images), seen)
         return gradient.float().square().mean(1).sqrt()
 
     def _moved(

@@ -37,6 +37,15 @@ def fine_grained_saliency(
     Args:
         images: RGB (OpenCV reads BGR) or grey, bytes or floats from 0 to 1.
     """
+    if (
+        not isinstance(images, Tensor)
+        or images.ndim != 4
+        or not (images.is_floating_point() or images.dtype == torch.uint8)
+    ):
+        got = f"{tuple(images.shape)} of {images.dtype}" if isinstance(images, Tensor) else f"a {type(images).__name__}"
+        raise UserError(
+            f"saliency is that of images (batch, channels, height, width), bytes or floats from 0 to 1, not of {got}."
+        )
     grey = _smooth(_smooth(_grey(images)))
     on, off = _centre_surround(grey)
     return _stretch(_stretch(on) + _stretch(off)) / 255

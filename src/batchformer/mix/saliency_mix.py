@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -14,6 +15,7 @@ from batchformer.mix.base import Draw, Mix, Partner
 from batchformer.mix.box import box_around, box_mask, box_share
 from batchformer.mix.mixed import Mixed
 from batchformer.mix.saliency import ChannelNumbers, fine_grained_saliency, most_salient, unit_range
+from batchformer.nn.inputs import as_number
 
 
 class SaliencyMix(Mix):
@@ -89,8 +91,17 @@ def both_or_none(
         raise UserError(f"{name}: mean and std belong together; pass both, or neither.")
     if mean is None or std is None:
         return None, None
-    return _floats(mean), _floats(std)
+    return channel_numbers(name, "mean", mean), channel_numbers(name, "std", std)
 
 
-def _floats(values: float | Sequence[float]) -> ChannelNumbers:
-    return tuple(map(float, values)) if isinstance(values, Iterable) else float(values)
+def channel_numbers(name: str, option: str, given: float | Sequence[float]) -> ChannelNumbers:
+    """The option as floats: a tuple of one for each channel, or one for all."""
+    many = isinstance(given, Iterable) and getattr(given, "ndim", 1) == 1
+    numbers = tuple(map(as_number, given)) if many else (as_number(given),)  # type: ignore[arg-type]
+    least = 0.0 if option.endswith("std") else -math.inf
+    if not numbers or not all(least < number < math.inf for number in numbers):
+        raise UserError(
+            f"{name}: {option}={given!r} must be a number for each channel or one for all"
+            f"{', above 0.' if option.endswith('std') else '.'}"
+        )
+    return numbers if many else numbers[0]

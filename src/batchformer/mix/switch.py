@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +13,7 @@ from batchformer.errors import UserError
 from batchformer.mix.base import Draw, Mix
 from batchformer.mix.mixed import Mixed
 from batchformer.mix.workers import warn_of_copied_numbers
+from batchformer.nn.inputs import as_number
 
 
 class MixSwitch(Mix):
@@ -36,19 +38,26 @@ class MixSwitch(Mix):
         *,
         generator: torch.Generator | None = None,
     ) -> None:
-        if not mixes:
-            raise UserError("MixSwitch needs at least one method to choose from.")
+        if not isinstance(mixes, Sequence) or not mixes:
+            raise UserError("MixSwitch takes a list of methods, [Mixup(10), CutMix(10)], with at least one in it.")
+        for mix in mixes:
+            if not isinstance(mix, Mix):
+                what = f"the class {mix.__name__}" if isinstance(mix, type) else f"of the type {type(mix).__name__}"
+                raise UserError(
+                    f"MixSwitch takes a list of methods, [Mixup(10), CutMix(10)], and one of those given is {what}."
+                )
         if len({mix.num_classes for mix in mixes}) > 1:
             raise UserError(
                 f"the methods of a MixSwitch differ in num_classes ({', '.join(str(m.num_classes) for m in mixes)}): "
                 f"give all of them the same."
             )
         super().__init__(mixes[0].num_classes, generator=generator)
-        chances = [1.0] * len(mixes) if weights is None else [float(weight) for weight in weights]
-        if len(chances) != len(mixes) or min(chances) < 0 or sum(chances) <= 0:
+        given = [1.0] * len(mixes) if weights is None else weights
+        chances = [as_number(weight) for weight in given] if isinstance(given, Iterable) else []
+        if len(chances) != len(mixes) or not min(chances) >= 0 or not 0 < sum(chances) < math.inf:
             raise UserError(
-                f"MixSwitch: weights={weights!r} must be one number for each of the {len(mixes)} methods, none below 0 "
-                f"and not all 0."
+                f"MixSwitch: weights={weights!r} must be one number for each of the {len(mixes)} methods, finite, none "
+                f"below 0 and not all 0."
             )
         if generator is not None and generator.device.type != "cpu":
             raise UserError("MixSwitch takes a generator on the CPU: its choice decides what the host does next.")

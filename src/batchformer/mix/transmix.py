@@ -20,6 +20,7 @@ from batchformer.mix.class_attention_record import Recorder, roll_out
 from batchformer.mix.cutmix import cut
 from batchformer.mix.mixed import Mixed
 from batchformer.mix.workers import refuse_in_worker
+from batchformer.nn.inputs import as_number
 
 
 class TransMix(Mix):
@@ -87,7 +88,7 @@ class TransMix(Mix):
             raise UserError(f'TransMix: query={query!r} must be "class", "mean" or None, which asks the model.')
         if grid is not None and not _is_pair(grid):
             raise UserError(f"TransMix: grid={grid!r} must be the rows and columns of the token grid, as (14, 14).")
-        if not 0 <= attention_weight <= 1:
+        if not 0 <= as_number(attention_weight) <= 1:
             raise UserError(f"TransMix: attention_weight={attention_weight!r} must lie between 0 (CutMix) and 1.")
         self.attention_weight, self.grid, self.block = float(attention_weight), grid, block
         self.recorders = _recorders(model, block, query)

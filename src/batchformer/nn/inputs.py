@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral
 from typing import Any
 
@@ -17,3 +18,11 @@ def autocasts(x: Tensor) -> bool:
 def is_whole(number: Any) -> bool:
     """A whole number of 1 or more: 2.0 would be taken by some of the places it goes to, and not by others."""
     return isinstance(number, Integral) and not isinstance(number, bool) and number >= 1  # type: ignore[operator]
+
+
+def as_number(given: Any) -> float:
+    """NaN, which lies in no range, for what is no number."""
+    try:
+        return math.nan if isinstance(given, str) else float(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return math.nan
