@@ -114,6 +114,9 @@ def test_renormalised_images_are_those_of_the_other_normalisation():
 
     ours, imagenet = ((0.2, 0.3, 0.4), (0.5, 0.6, 0.7)), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     torch.testing.assert_close(Renormalize(*ours)(normalised(*ours)), normalised(*imagenet))
+    one_for_all = (0.5, 0.25), ((0.5,) * 3, (0.25,) * 3)
+    torch.testing.assert_close(Renormalize(*one_for_all[0])(normalised(*one_for_all[1])), normalised(*imagenet))
+    torch.testing.assert_close(Renormalize(0.5, 0.25, 0, 1)(normalised(*one_for_all[1])), pictures)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
@@ -237,7 +240,10 @@ def test_torchvisions_swin_gives_its_channels_first():
         torch.testing.assert_close(model.head(cells.mean((2, 3))), model(images))
 
 
-@pytest.mark.parametrize(("name", "channels"), [("resnet18", 512), ("mobilenet_v2", 1280)])
+@pytest.mark.parametrize(
+    ("name", "channels"),
+    [("resnet18", 512), ("mobilenet_v2", 1280), ("mnasnet0_5", 1280), ("shufflenet_v2_x0_5", 1024)],
+)
 def test_torchvision_models_are_cut_after_their_last_map(name, channels):
     models = pytest.importorskip("torchvision.models")
     model = getattr(models, name)(weights=None).eval()
@@ -247,6 +253,49 @@ def test_torchvision_models_are_cut_after_their_last_map(name, channels):
     pooled = cut(images).mean((2, 3))
     head = model.fc if hasattr(model, "fc") else model.classifier
     torch.testing.assert_close(head(pooled), model(images))
+
+
+def test_torchvisions_densenet_ends_behind_its_last_activation():
+    model = torchvision.models.DenseNet(8, (1, 1), 16, num_classes=5).eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(model.classifier(feature_map(model)(images).mean((2, 3))), model(images))
+
+
+def test_torchvisions_maxvit_is_cut_before_its_classifier():
+    model = torchvision.models.MaxVit((64, 64), 8, 2, [16, 16], [1, 1], 8, 0.0, num_classes=5).eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        cells = feature_map(model)(images)
+        assert cells.shape == (2, 16, 8, 8)
+        torch.testing.assert_close(model.classifier(cells), model(images))
+
+
+def test_the_cells_of_torchvisions_vit_are_its_patches():
+    torch.manual_seed(0)
+    model = torchvision.models.VisionTransformer(32, 8, 2, 2, 24, 48, num_classes=5).eval()
+    tokens: list[torch.Tensor] = []
+    model.encoder.register_forward_hook(lambda module, args, output: tokens.append(output))
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        model(images)
+        cells = feature_map(model)(images)
+    assert cells.shape == (2, 24, 4, 4)
+    torch.testing.assert_close(cells[:, :, 1, 2], tokens[0][:, 1 + 1 * 4 + 2])
+    with pytest.raises(UserError, match=r"images of 32 x 32 pixels and got 32 x 48: .* size=32"):
+        feature_map(model)(torch.rand(2, 3, 32, 48))
+
+
+def test_layers_that_a_classifier_of_ones_own_may_run_otherwise_are_not_guessed():
+    """torchvision's are known to run theirs in turn; here an activation would be missed."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+
+    with pytest.raises(UserError, match="where the feature map of a Own ends"):
+        feature_map(Own())
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18"])
@@ -285,6 +334,18 @@ def test_bad_input_is_refused_with_a_way_out():
         feature_map(nn.Linear(2, 2))
     with pytest.raises(UserError, match="each channel"):
         Renormalize((0.5,), (0.5,))
+    with pytest.raises(UserError, match=r"mean='grey' must be a number"):
+        Renormalize("grey", 0.5)
+    with pytest.raises(UserError, match=r"to_std=0 must be .* above 0"):
+        Renormalize(0.5, 0.5, 0, 0)
+    with pytest.raises(UserError, match="numbers for 3 channels and the images have 1"):
+        Renormalize((0.5, 0.5, 0.5), 0.5)(images[:, :1])
+    with pytest.raises(UserError, match="prepare='imagenet' must be a function"):
+        AttentiveCutMix(Pool(2, 2), 2, prepare="imagenet")
+    with pytest.raises(UserError, match=r"prepare= must return images .* a tensor \(3, 8, 8\)"):
+        AttentiveCutMix(Pool(2, 2), 2, prepare=lambda seen: seen[0])(images, ids)
+    with pytest.raises(UserError, match=r"takes a model, an nn\.Module, and got a str"):
+        feature_map("resnet18")
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 import batchformer as bf
 from batchformer.errors import UserError
@@ -93,6 +94,16 @@ def test_lambda_has_the_moments_of_the_beta_distribution(alpha):
     assert abs(drawn.var() - expected.variance) < 0.01
 
 
+@pytest.mark.parametrize("alpha", [1e-4, 1e-3, 0.01, 0.05, 0.2, 1.0])
+def test_the_smaller_alpha_the_fewer_images_are_halves(alpha):
+    drawn = sample_beta(alpha, 20_000, torch.Generator().manual_seed(0), torch.device("cpu"))
+    between = ((drawn > 0.1) & (drawn < 0.9)).double().mean().item()
+    expected = stats.beta(alpha, alpha).cdf(0.9) - stats.beta(alpha, alpha).cdf(0.1)
+    assert abs(between - expected) < 5 * (expected / len(drawn)) ** 0.5
+    assert drawn.min() > 0  # 0 is that of an image left alone
+    assert drawn.max() < 1
+
+
 def test_without_a_generator_torchs_global_one_is_drawn_from():
     images, ids = batch()
     mix = bf.mix.CutMix(4)
@@ -138,6 +149,8 @@ def test_a_copy_goes_on_from_the_same_random_state(copied):
         (torch.zeros(4, 3, 8, 8), torch.zeros(4, 6), r"soft targets \(batch, 5\)"),
         (torch.zeros(4, 3, 8, 8), torch.zeros(4), "class ids"),
         (torch.zeros(4, 3, 8, 8), [0, 1, 2, 3], "the targets are a list"),
+        (torch.zeros(4, 3, 0, 8), torch.zeros(4).long(), "float images"),
+        (torch.zeros(4, 3, 8, 8), torch.zeros(4, device="meta").long(), "images are on cpu and the targets on meta"),
     ],
 )
 def test_a_batch_that_cannot_be_mixed_is_refused(images, targets, message):
@@ -151,8 +164,8 @@ def test_a_number_of_classes_may_come_from_numpy():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"alpha": 0}, {"alpha": float("inf")}, {"prob": 1.5}, {"label_smoothing": 1.0}, {"partner": "roll"},
-     {"num_classes": 0}, {"generator": 42}],
+    [{"alpha": 0}, {"alpha": float("inf")}, {"alpha": 1e300}, {"alpha": "a"}, {"prob": 1.5}, {"prob": None},
+     {"label_smoothing": 1.0}, {"label_smoothing": (0.1,)}, {"partner": "roll"}, {"num_classes": 0}, {"generator": 42}],
     ids=lambda wrong: next(iter(wrong)),
 )  # fmt: skip
 def test_a_wrong_option_is_named(wrong):

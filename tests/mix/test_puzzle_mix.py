@@ -273,6 +273,17 @@ def test_bad_input_is_refused_with_a_way_out():
         PuzzleMix(100, 4)
     with pytest.raises(UserError, match="blocks="):
         PuzzleMix(model, 4, blocks=(1, 2))
+    with pytest.raises(UserError, match=r"blocks=4\.0 must be whole"):
+        PuzzleMix(model, 4, blocks=4.0)
+    with pytest.raises(UserError, match="eta=None"):
+        PuzzleMix(model, 4, eta=None)
+    with pytest.raises(UserError, match=r"labels=3\.0"):
+        PuzzleMix(model, 4, labels=3.0)
+    with pytest.raises(UserError, match="criterion='bce' must be a function"):
+        PuzzleMix(model, 4, criterion="bce")
+    for criterion in (nn.CrossEntropyLoss(reduction="none"), lambda logits, targets: logits.detach().mean()):
+        with pytest.raises(UserError, match="criterion= gave none to look at"):
+            PuzzleMix(model, 4, criterion=criterion)(torch.rand(2, 3, 16, 16), ids)
     with pytest.raises(UserError, match="labels=4"):
         PuzzleMix(model, 4, labels=4)
     with pytest.raises(UserError, match="beta=-1"):

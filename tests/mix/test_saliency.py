@@ -107,6 +107,10 @@ def test_normalisation_is_undone(photographs):
 def test_an_image_that_is_neither_grey_nor_rgb_is_refused():
     with pytest.raises(UserError, match="4 channels"):
         fine_grained_saliency(torch.rand(1, 4, 8, 8))
+    with pytest.raises(UserError, match=r"not of \(3, 8, 8\) of torch.float32"):
+        fine_grained_saliency(torch.rand(3, 8, 8))
+    with pytest.raises(UserError, match=r"bytes or floats .* of torch.int32"):
+        fine_grained_saliency(torch.ones(1, 3, 8, 8, dtype=torch.int32))
     with pytest.raises(UserError, match="3 channels"):
         unit_range(torch.rand(1, 3, 8, 8), (0.5,), (0.5,))
 

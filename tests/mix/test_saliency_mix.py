@@ -118,6 +118,9 @@ def test_bad_input_is_refused_with_a_way_out():
         SaliencyMix(3, box="other")
     with pytest.raises(UserError, match="belong together"):
         SaliencyMix(3, mean=(0.5,))
+    for mean, std, said in (("grey", 1, "mean='grey'"), (0.5, 0, "std=0"), (0.5, (1, 1, None), "std=.1, 1, None.")):
+        with pytest.raises(UserError, match=f"SaliencyMix: {said} must be a number for each channel or one for all"):
+            SaliencyMix(3, mean=mean, std=std)
     with pytest.raises(UserError, match="drop_last"):
         SaliencyMix(3)(torch.rand(1, 3, 8, 8), torch.zeros(1, dtype=torch.long))
     with pytest.raises(UserError, match="5 channels"):

@@ -52,6 +52,13 @@ def test_a_method_with_weight_zero_is_never_taken():
         ([bf.mix.Mixup(4), bf.mix.CutMix(5)], None, "differ in num_classes"),
         ([bf.mix.Mixup(4)], [0.5, 0.5], "one number for each"),
         ([bf.mix.Mixup(4)], [0.0], "not all 0"),
+        ([bf.mix.Mixup(4), bf.mix.CutMix(4)], [float("nan"), 1], "weights=.*finite"),
+        ([bf.mix.Mixup(4), bf.mix.CutMix(4)], [float("inf"), 1], "weights=.*finite"),
+        ([bf.mix.Mixup(4), bf.mix.CutMix(4)], 0.5, "weights=0.5 must be one number for each of the 2"),
+        ([bf.mix.Mixup(4)], ["often"], "weights=.'often'. must be"),
+        (bf.mix.Mixup(4), bf.mix.CutMix(4), "takes a list of methods"),
+        ([bf.mix.Mixup], None, "one of those given is the class Mixup"),
+        (["mixup", "cutmix"], None, "one of those given is of the type str"),
     ],
 )
 def test_a_switch_that_cannot_work_is_refused(mixes, weights, message):

@@ -295,6 +295,7 @@ def test_images_that_cannot_be_attended_are_refused(images, message):
     ("wrong", "message"),
     [
         ({"attention_weight": 1.5}, "attention_weight=1.5"),
+        ({"attention_weight": "half"}, "attention_weight='half'"),
         ({"block": 2}, "from 0 to 1"),
         ({"block": "last"}, "block='last'"),
         ({"query": "cls"}, "query='cls'"),

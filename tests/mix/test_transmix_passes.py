@@ -96,3 +96,5 @@ def test_a_copy_is_cleaned_by_itself():
     bf.mix.close(model)
     with pytest.raises(UserError, match="was closed"):
         mix(VIT.images(), IDS)
+    with pytest.raises(UserError, match="takes a model, and got a TransMix"):
+        bf.mix.close(mix)

@@ -106,7 +106,7 @@ def feature_map(model: nn.Module) -> nn.Module:
         return TokenMap(model)
     if (end := _end(model, children)) is None:
         raise _unclear(model)
-    parts = []
+    parts: list[nn.Module] = []
     for child in list(children.values())[:end]:
         if "Aux" not in type(child).__name__:
             parts += child if isinstance(child, nn.ModuleList) else [child]
