@@ -1,5 +1,6 @@
 """Attention over the batch and features with and without the module are those of a walk through the model."""
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -164,6 +165,55 @@ def test_a_pooled_feature_has_one_position_and_no_map(images):
         found.mass_map()
 
 
+def test_features_of_a_module_before_a_submodule_are_those_that_enter_it(images):
+    vit = tiny_vit()
+    attachment = bf.attach(vit, heads=2)
+    features = features_with_and_without(vit, images)
+    with torch.no_grad():
+        entering = vit.eval().forward_head(vit.forward_features(images), pre_logits=True)
+        wanted = attachment.points[0].module.relate(entering)
+    torch.testing.assert_close(features.without[:, 0], entering)
+    torch.testing.assert_close(features.related[:, 0], wanted)
+    assert features.side == "before"
+
+
+def test_maps_before_a_submodule_are_laid_out_as_they_enter_it():
+    torch.manual_seed(0)
+    net = timm.create_model("resnet10t", num_classes=3)
+    bf.attach(net, before="layer4", heads=2, dim=256, channels="first")
+    images = torch.randn(3, 3, 64, 96)
+    found, features = attention_over_batch(net, images), features_with_and_without(net, images)
+    assert (found.layout.positions, found.layout.grid) == (4 * 6, (4, 6))
+    assert found.mass_map().shape == (3, 4, 6)
+    with torch.no_grad():
+        entering = torch.nn.Sequential(*list(net.eval().children())[:7])(images)  # up to layer3
+    torch.testing.assert_close(features.without, entering.flatten(2).transpose(1, 2))
+    assert features.colours()[0].shape == (3, 4, 6, 3)
+
+
+def test_the_plain_model_is_plain_inside_of_mini_batch_inference(images):
+    vit = tiny_vit()
+    attachment = bf.attach(vit, blocks=[0, 2], heads=2)
+    wanted = features_with_and_without(vit, images, 1)
+    with attachment.infer_with_batch():
+        found = features_with_and_without(vit, images, 1)
+    assert torch.equal(found.without, wanted.without)
+    assert torch.equal(found.related, wanted.related)
+
+
+def test_signals_have_positions_and_no_grid():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv1d(2, 8, 3, padding=1), torch.nn.AdaptiveAvgPool1d(1), torch.nn.Flatten(), torch.nn.Linear(8, 3)
+    )
+    signals = torch.randn(3, 2, 20)
+    bf.attach(net, after="0", heads=2, channels="first", dim=8, example_inputs=signals)
+    found, features = attention_over_batch(net, signals), features_with_and_without(net, signals)
+    assert (found.weights.shape, found.layout.positions, found.layout.grid) == ((20, 3, 3), 20, None)
+    with torch.no_grad():
+        torch.testing.assert_close(features.without, net.eval()[0](signals).transpose(1, 2))
+
+
 def test_principal_components_are_those_of_scikit_learn():
     torch.manual_seed(0)
     rows = torch.randn(40, 6) * torch.tensor([5.0, 4, 3, 2, 1, 0.5])
@@ -191,13 +241,32 @@ def test_wrong_calls_say_what_to_do(images):
         ({"place": 2}, "2 insertions"),
         ({"layer": 1}, "1 layers"),
         ({"head": 2}, "there are 2"),
+        ({"place": 1.0}, "place=1.0 must be a whole number"),
+        ({"layer": "last"}, "layer='last' must be a whole number"),
+        ({"head": "all"}, "head='all' must be a whole number"),
     ]:
         with pytest.raises(UserError, match=words):
             attention_over_batch(vit, images, **keywords)
     with pytest.raises(UserError, match="two or more"):
         attention_over_batch(vit, images[:1])
+    with pytest.raises(UserError, match="one tensor with the whole batch, not list"):
+        attention_over_batch(vit, list(images))
+    with bf.attachment_of(vit).disabled(), pytest.raises(UserError, match="disabled here"):
+        attention_over_batch(vit, images)
     found = attention_over_batch(vit, images)
     with pytest.raises(UserError, match="4 rows and 4 columns"):
         found.at((4, 0))
     with pytest.raises(UserError, match="no position 17"):
         found.at(17)
+    for position in (1.5, (1.0, 2), "3", (1, 2, 3), None):
+        with pytest.raises(UserError, match="neither the number of a position"):
+            found.at(position)
+
+
+def test_numbers_of_numpy_and_torch_are_positions_too(images):
+    vit = tiny_vit()
+    bf.attach(vit, blocks=[0], heads=2)
+    found = attention_over_batch(vit, images, place=np.int64(0), head=np.int64(1))
+    assert torch.equal(found.at(np.int64(3)), found.at(3))
+    assert torch.equal(found.at(torch.tensor(3)), found.at(3))
+    assert torch.equal(found.at([np.int32(1), 2]), found.at((1, 2)))

@@ -121,11 +121,28 @@ def test_an_image_that_speaks_against_the_class_is_dark():
         ("6", None, "has no rows and columns"),
         ("2", torch.tensor([0, 1]), "one of the 3 classes for each of the 3 images"),
         ("2", torch.tensor([0, 1, 3]), "one of the 3 classes"),
+        ("2", torch.tensor([0.0, 1.0, 2.0]), "the number of one of the 3 classes"),
+        ("2", ["a", "b", "c"], "the number of one of the 3 classes"),
     ],
 )
 def test_what_cannot_be_explained_is_said(layer, targets, words):
     with pytest.raises(UserError, match=words):
         grad_cam(network(), torch.randn(3, 3, 12, 12), layer, targets)
+
+
+def test_words_for_the_channels_and_images_in_a_list_are_refused():
+    images = torch.randn(3, 3, 12, 12)
+    with pytest.raises(UserError, match="'middle' must be"):
+        grad_cam(network(), images, "2", channels="middle")
+    with pytest.raises(UserError, match="one tensor with the whole batch"):
+        grad_cam(network(), list(images), "2")
+
+
+def test_a_compiled_model_is_looked_into():
+    images = torch.randn(3, 3, 12, 12)
+    wanted = grad_cam(network(), images, "2", TARGETS)
+    compiled = torch.compile(network(), backend="aot_eager")
+    torch.testing.assert_close(grad_cam(compiled, images, "2", TARGETS), wanted)
 
 
 def test_patches_that_the_classifier_does_not_read_are_refused():

@@ -54,6 +54,21 @@ def test_agrees_with_one_autograd_call_per_sample(net, batches, wrt, options):
     assert min(found) > 0
 
 
+@pytest.mark.parametrize("wrt", ["features", "images"])
+def test_the_classifier_may_be_a_convolution_over_what_pooling_left(batches, wrt):
+    torch.manual_seed(0)
+    linear = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES))
+    convolution = nn.Sequential(*linear[:3], nn.Conv2d(8, CLASSES, 1), nn.Flatten())
+    with torch.no_grad():
+        convolution[3].weight.copy_(linear[4].weight[..., None, None])
+        convolution[3].bias.copy_(linear[4].bias)
+    attachment = bf.attach(convolution, before="3", heads=2)
+    found = gradient_influence(convolution, attachment, batches, CLASSES, "cpu", wrt)
+    twin = bf.attach(linear, heads=2)
+    twin.load_state_dict(attachment.state_dict())
+    assert found == pytest.approx(gradient_influence(linear, twin, batches, CLASSES, "cpu", wrt), rel=1e-4)
+
+
 def test_chunks_do_not_change_the_result(net, batches, monkeypatch):
     attachment = bf.attach(net, heads=2)
     whole = gradient_influence(net, attachment, batches, CLASSES, "cpu")

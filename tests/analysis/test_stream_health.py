@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import batchformer as bf
 from batchformer.analysis import gradient_on_others, stream_health
@@ -287,6 +288,36 @@ def test_wrong_calls_say_what_to_do(vit, batch):
         gradient_on_others(vit, images[:1], labels[:1])
     with pytest.raises(UserError, match="'tokens' or 'images'"):
         gradient_on_others(vit, images, labels, wrt="pixels")
+    with pytest.raises(UserError, match="'train' or 'quiet'"):
+        gradient_on_others(vit, images, labels, mode="eval")
+    with pytest.raises(UserError, match="samples=0"):
+        gradient_on_others(vit, images, labels, samples=0)
+    for keywords, words in [
+        ({"positions": 0}, "positions=0"),
+        ({"samples": -1}, "samples=-1"),
+        ({"blocks": ["blocks.77"]}, r"no submodule 'blocks\.77'"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            stream_health(vit, images, labels, **keywords)
+    for look in (stream_health, gradient_on_others):
+        with bf.attachment_of(vit).disabled(), pytest.raises(UserError, match="disabled here"):
+            look(vit, images, labels)
+    bf.detach(vit)
+    bf.attach(vit, blocks=[1], heads=2, streams="split")
+    with pytest.raises(UserError, match="four images or more"):  # one related row has no other
+        stream_health(vit, images[:3], labels[:3])
+
+
+def test_maps_before_a_module_at_the_classifier_have_their_channels_first():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    bf.attach(net, heads=2)
+    images = torch.randn(5, 3, 6, 8)
+    health = stream_health(net, images, torch.arange(5) % 3, positions=None, samples=0)
+    with torch.no_grad():
+        norm = net[0](images).norm(dim=1).mean().item()  # over the channels of each place
+    assert health.blocks[0].path == "0"
+    assert health.blocks[0].plain.norm == pytest.approx(norm, rel=1e-5)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.analysis.attention_weights import attention_weights, group_sizes
-from batchformer.analysis.mini_batch import infer_watched
+from batchformer.analysis.mini_batch import infer_watched, whole_number
 from batchformer.analysis.token_layout import Layout
 from batchformer.errors import UserError
 
@@ -24,6 +24,7 @@ class AttentionOverBatch:
     weights: Float[Tensor, "position batch batch"]
     layout: Layout
     group_size: int | None = None
+    side: str = "after"
 
     def at(self, position: int | tuple[int, int]) -> Float[Tensor, "batch batch"]:
         """Who looks (rows) at whom (columns) at one position: its number, or (row, column) of a patch."""
@@ -48,7 +49,7 @@ class AttentionOverBatch:
     def mass_map(self) -> Float[Tensor, "batch row column"]:
         """`mass` of the patches as maps over the images."""
         if self.layout.grid is None:
-            raise UserError(f"the {self.layout.positions} positions after {self.path!r} are no grid: use mass().")
+            raise UserError(f"the {self.layout.positions} positions {self.side} {self.path!r} are no grid: use mass().")
         return self.mass()[:, self.layout.prefix :].reshape(-1, *self.layout.grid)
 
 
@@ -66,7 +67,7 @@ def attention_over_batch(
         head: one head instead of the mean.
     """
     seen = infer_watched(model, images, place, layer)
-    if head is not None and not 0 <= head < seen.attention.heads:
+    if head is not None and not 0 <= whole_number("head", head) < seen.attention.heads:
         raise UserError(f"head={head}: there are {seen.attention.heads}, 0 the first.")
     batch = len(images)
     per_chunk = max(1, _CHUNK_FLOATS // (batch * batch * seen.attention.heads))
@@ -74,5 +75,5 @@ def attention_over_batch(
     with torch.no_grad():
         for part in seen.entered.split(per_chunk, dim=1):
             weights = attention_weights(seen.attention, part)
-            pieces.append((weights.mean(1) if head is None else weights[:, head]).float().cpu())
-    return AttentionOverBatch(seen.path, torch.cat(pieces), seen.layout, seen.attention.group_size)
+            pieces.append((weights.mean(1) if head is None else weights[:, int(head)]).float().cpu())
+    return AttentionOverBatch(seen.path, torch.cat(pieces), seen.layout, seen.attention.group_size, seen.side)

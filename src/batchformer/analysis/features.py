@@ -15,12 +15,16 @@ from batchformer.errors import UserError
 
 @dataclass
 class FeaturePair:
-    """Tokens of the plain model, and with all modules relating the batch, behind one insertion. On the CPU."""
+    """Tokens of the plain model, and with all modules relating the batch, at one insertion. On the CPU.
+
+    Those that leave the submodule the module stands after, or enter the one it stands before.
+    """
 
     path: str
     without: Float[Tensor, "batch position dim"]
     related: Float[Tensor, "batch position dim"]
     layout: Layout
+    side: str = "after"
 
     def colours(self) -> tuple[Float[Tensor, "batch row column 3"], Float[Tensor, "batch row column 3"]]:
         """Both as RGB maps in [0, 1]: the first three principal components of all patches of both together.
@@ -28,7 +32,9 @@ class FeaturePair:
         One basis and one scale for both, so a difference in colour is a difference in the features.
         """
         if self.layout.grid is None:
-            raise UserError(f"the {self.layout.positions} positions after {self.path!r} are no grid: use plane().")
+            raise UserError(
+                f"the {self.layout.positions} positions {self.side} {self.path!r} are no grid: use plane()."
+            )
         patches = torch.cat([self.without, self.related])[:, self.layout.prefix :]
         flat = principal_components(patches.flatten(0, 1), 3)
         low, high = flat.quantile(0.02, dim=0), flat.quantile(0.98, dim=0)
@@ -44,9 +50,9 @@ class FeaturePair:
 
 
 def features_with_and_without(model: nn.Module, images: Tensor, place: int | str = 0) -> FeaturePair:
-    """The output of one insertion's submodule, in the plain model and in mini-batch inference."""
+    """What one insertion passes on, in the plain model and in mini-batch inference."""
     seen = infer_watched(model, images, place)
-    return FeaturePair(seen.path, seen.without.cpu(), seen.related.cpu(), seen.layout)
+    return FeaturePair(seen.path, seen.without.cpu(), seen.related.cpu(), seen.layout, seen.side)
 
 
 def principal_components(rows: Float[Tensor, "row dim"], count: int) -> Float[Tensor, "row {count}"]:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from batchformer.analysis.mini_batch import first_tensor
-from batchformer.analysis.token_layout import layout_of
+from batchformer.analysis.token_layout import layout_of, side_of_channels
 from batchformer.analysis.untouched import untouched
 from batchformer.errors import UserError
 
@@ -39,6 +39,10 @@ def grad_cam(
         targets: classes to explain; None: those the model finds.
         channels: of maps; "auto" tells by the sides of the images.
     """
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        raise UserError("images must be one tensor with the whole batch, (batch, channel, height, width).")
+    if channels not in ("auto", "first", "last"):
+        raise UserError(f'channels={channels!r} must be "auto", "first" or "last".')
     try:
         watched = model.get_submodule(layer)
     except AttributeError as problem:
@@ -54,18 +58,14 @@ def grad_cam(
         if not seen:
             raise UserError(f"{layer!r} is not used in a forward of the model: choose another submodule.")
         features = seen[-1]
-        targets = scores.argmax(1) if targets is None else torch.as_tensor(targets, device=scores.device)
-        if targets.shape != scores.shape[:1] or not bool(((targets >= 0) & (targets < scores.shape[1])).all()):
-            raise UserError(
-                f"targets= must be one of the {scores.shape[1]} classes for each of the {len(images)} images."
-            )
+        targets = scores.argmax(1) if targets is None else _checked(targets, scores)
         chosen = scores.gather(1, targets[:, None]).sum()  # images do not meet in eval mode
         (gradient,) = torch.autograd.grad(chosen, features, allow_unused=True)
     if gradient is None or not bool(gradient.any()):
         raise UserError(
             f"the scores do not depend on what leaves {layer!r} in the places: choose an earlier submodule."
         )
-    side = _side(features, images) if channels == "auto" else channels
+    side = side_of_channels(features, images) if channels == "auto" else channels
     layout = layout_of(features, side, images, model)
     if layout.grid is None:
         raise UserError(f"the output of {layer!r}, {tuple(features.shape)}, has no rows and columns.")
@@ -84,13 +84,17 @@ def _scores(outputs: Any) -> Float[Tensor, "batch class"]:
     return scores
 
 
-def _side(features: Tensor, images: Tensor) -> Literal["first", "last"]:
-    """Maps are as high over wide as the images; read with the channels on the wrong side they are not."""
-    if features.ndim != 4:
-        return "last"
-    ratio = images.shape[-2] / images.shape[-1]
-    away = {"first": features.shape[2] / features.shape[3], "last": features.shape[1] / features.shape[2]}
-    return "last" if abs(away["last"] - ratio) < abs(away["first"] - ratio) else "first"
+def _checked(targets: Any, scores: Float[Tensor, "batch class"]) -> Int[Tensor, " batch"]:
+    try:
+        given = torch.as_tensor(targets, device=scores.device)
+    except (TypeError, ValueError, RuntimeError):
+        given = torch.empty(0)
+    whole = not given.is_floating_point() and given.dtype != torch.bool
+    if not whole or given.shape != scores.shape[:1] or not bool(((given >= 0) & (given < scores.shape[1])).all()):
+        raise UserError(
+            f"targets= must be the number of one of the {scores.shape[1]} classes for each of the {len(scores)} images."
+        )
+    return given.long()
 
 
 def _places(x: Tensor, side: str) -> Float[Tensor, "batch place channel"]:

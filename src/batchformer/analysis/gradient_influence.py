@@ -59,7 +59,7 @@ def gradient_influence(
     """
     point = attachment.points[0]
     classifier = net.get_submodule(point.paths[0])
-    channels_first = getattr(point, "channels", "last") == "first"
+    channels_first = getattr(point.feature, "channels", "last") == "first"
     criterion = criterion or _cross_entropy
     totals = torch.zeros(num_classes, dtype=torch.float64)
     counts = torch.zeros(num_classes, dtype=torch.float64)
@@ -192,6 +192,8 @@ def _input_of(layer: nn.Module, net: nn.Module, images: Tensor) -> Tensor:
 
 
 def _logits(outputs: Any, num_classes: int, path: str) -> Tensor:
+    if isinstance(outputs, Tensor) and outputs.shape[2:] == (1, 1):  # a convolution over what pooling left
+        outputs = outputs.flatten(1)
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[1] != num_classes:
         raise UserError(
             f"{path!r} does not give {num_classes} logits per sample: the gradient influence needs the module right "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from batchformer.analysis.token_layout import Layout, layout_of
 from batchformer.analysis.untouched import untouched
 from batchformer.analysis.watch import as_tokens, channels_of
 from batchformer.attach import Attachment
+from batchformer.attach.point import Point
 from batchformer.errors import UserError
 from batchformer.nn import BatchAttention
 
@@ -21,10 +23,12 @@ from batchformer.nn import BatchAttention
 class Inference:
     """One insertion in a forward of the batch: tokens (batch, position, dim) of the plain model, and with all modules.
 
-    `entered` is what entered the batch attention of the layer asked for.
+    They are those that leave the submodule of `path` where the module stands after it, and those that enter it where
+    it stands before. `entered` is what entered the batch attention of the layer asked for.
     """
 
     path: str
+    side: str
     attention: BatchAttention
     entered: Tensor
     without: Tensor
@@ -36,26 +40,32 @@ class Inference:
 def infer_watched(model: nn.Module, images: Tensor, place: int | str = 0, layer: int = -1) -> Inference:
     """Two forwards in eval mode, without and with the modules (V2's mini-batch inference); the model stays."""
     attachment = handle_of(model)
+    if not isinstance(images, Tensor):
+        raise UserError(f"images must be one tensor with the whole batch, not {type(images).__name__}.")
     if len(images) < 2:
         raise UserError("one image has no other to look at: give two or more.")
     number = _number(attachment, place)
     point = attachment.points[number]
-    module, path = point.module, point.paths[0]
-    if not -len(module.layers) <= layer < len(module.layers):
-        raise UserError(f"layer={layer}: the module after {path!r} has {len(module.layers)} layers, 0 the first.")
+    module, path, channels = point.module, point.paths[0], _channels_at(point)
+    if not -len(module.layers) <= whole_number("layer", layer) < len(module.layers):
+        raise UserError(
+            f"layer={layer}: the module {point.side} {path!r} has {len(module.layers)} layers, 0 the first."
+        )
     attention = module.layers[layer].self_attn
     assert isinstance(attention, BatchAttention)
     entered: list[Tensor] = []
-    left: list[Any] = []
-    block = attachment.model.get_submodule(path)
+    passed: list[Tensor] = []
+    related: list[Tensor] = []
     handles = [
+        _watch(attachment.model.get_submodule(path), point.side, passed),
         attention.register_forward_pre_hook(lambda _, args: entered.append(args[0])),
-        block.register_forward_hook(lambda _, args, out: left.append(first_tensor(out).detach())),
+        module.layers[-1].register_forward_hook(lambda _, args, out: related.append(out)),
     ]
     with untouched(attachment.model):
         attachment.model.eval()
         try:
-            attachment.model(images)
+            with attachment.disabled():  # whatever contexts the caller is in
+                attachment.model(images)
             with attachment.infer_with_batch():
                 attachment.model(images)
         finally:
@@ -63,9 +73,30 @@ def infer_watched(model: nn.Module, images: Tensor, place: int | str = 0, layer:
                 handle.remove()
     # A module that serves several places is called once at each, in their order.
     which = [p.module for p in attachment.points[:number]].count(module)
-    tokens = [as_tokens(x, channels_of(module)).float() for x in left]
-    layout = layout_of(left[0], channels_of(module), images, attachment.model)
-    return Inference(path, attention, entered[which].detach(), tokens[0], tokens[1], layout)
+    plain = passed[0].transpose(1, 2) if getattr(point.feature, "is_signal", False) else passed[0]
+    layout = layout_of(plain, channels, images, attachment.model)
+    without = as_tokens(plain, channels).float()
+    return Inference(path, point.side, attention, entered[which].detach(), without, related[which].float(), layout)
+
+
+def _watch(block: nn.Module, side: str, passed: list[Tensor]) -> torch.utils.hooks.RemovableHandle:
+    """What leaves the block, or what enters it, whatever it is called with."""
+    if side == "after":
+        return block.register_forward_hook(lambda _, args, out: passed.append(first_tensor(out)))
+    return block.register_forward_pre_hook(
+        lambda _, args, kwargs: passed.append(first_tensor((*args, *kwargs.values()))), with_kwargs=True
+    )
+
+
+def _channels_at(point: Point) -> str:
+    return getattr(point.feature, "channels", None) or channels_of(point.module)
+
+
+def whole_number(name: str, value: Any) -> int:
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        raise UserError(f"{name}={value!r} must be a whole number.") from None
 
 
 def _number(attachment: Attachment, place: int | str) -> int:
@@ -74,7 +105,7 @@ def _number(attachment: Attachment, place: int | str) -> int:
         if place not in paths:
             raise UserError(f"no module stands at {place!r}: there are {', '.join(map(repr, paths))}.")
         return paths.index(place)
-    if not -len(paths) <= place < len(paths):
+    if not -len(paths) <= whole_number("place", place) < len(paths):
         raise UserError(f"place={place}: there are {len(paths)} insertions, counted from 0.")
     return place % len(paths)
 

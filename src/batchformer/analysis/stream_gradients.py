@@ -58,6 +58,8 @@ def gradient_on_others(
         raise UserError("the gradient on other samples needs a batch of two images or more.")
     if wrt not in ("tokens", "images"):
         raise UserError(f"wrt={wrt!r} is not known: say 'tokens' or 'images'.")
+    if samples < 1:
+        raise UserError(f"samples={samples}: the gradient is that of one sample or more.")
     entered: list[Tensor] = []
 
     def as_leaf(module: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -154,4 +156,6 @@ def handle_of(model: nn.Module) -> Attachment:
     attachment = attachment_of(model)
     if attachment is None:
         raise UserError(f"nothing is attached to this {type(model).__name__}: call attach first.")
+    if not all(point.module.enabled for point in attachment.points):
+        raise UserError("the module is disabled here: look at it outside of `disabled()`.")
     return attachment

@@ -133,9 +133,8 @@ def stream_health(
     """
     attachment = handle_of(model)
     row_losses = row_losses or cross_entropy_rows
-    if len(inputs) < 2:
-        raise UserError("the health of the streams needs a batch of two images or more.")
-    paths = list(blocks) if blocks is not None else sibling_blocks(attachment)
+    _check(attachment, len(inputs), positions, samples)
+    paths = _known(attachment, blocks) if blocks is not None else sibling_blocks(attachment)
     with untouched(attachment.model, seed):
         set_mode(attachment.model, "train")
         seen = watched_forward(attachment, inputs, paths, positions)
@@ -167,6 +166,25 @@ def stream_health(
         blocks=[_block(path, seen, again, gradient) for path, gradient in zip(paths, of_blocks, strict=True)],
         gradient_on_others=shares,  # type: ignore[arg-type]
     )
+
+
+def _check(attachment: Attachment, images: int, positions: int | None, samples: int) -> None:
+    split = attachment.points[0].module.streams == "split"  # half of the images are related
+    if images < (4 if split else 2):
+        raise UserError(f"the health of the streams needs a batch of {'four' if split else 'two'} images or more.")
+    if positions is not None and positions < 1:
+        raise UserError(f"positions={positions}: look at one or more, or at all with None.")
+    if samples < 0:
+        raise UserError(f"samples={samples}: give the number of samples, or 0 to leave the gradient on others out.")
+
+
+def _known(attachment: Attachment, blocks: Sequence[str]) -> list[str]:
+    paths = [blocks] if isinstance(blocks, str) else list(blocks)
+    known = dict(attachment.model.named_modules())
+    for path in paths:
+        if path not in known:
+            raise UserError(f"blocks=: there is no submodule {path!r}: model.named_modules() lists all.")
+    return paths
 
 
 def _gradients(

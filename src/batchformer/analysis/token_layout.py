@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -27,18 +28,31 @@ class Layout:
 
     def index(self, position: int | tuple[int, int]) -> int:
         """The number of a position: itself, or that of the patch at (row, column)."""
-        if isinstance(position, int):
-            if not 0 <= position < self.positions:
+        numbers = _numbers(position)
+        if len(numbers) == 1:
+            if not 0 <= numbers[0] < self.positions:
                 raise UserError(f"there is no position {position}: the insertion has {self.positions}, 0 the first.")
-            return position
+            return numbers[0]
         if self.grid is None:
             raise UserError(f"the {self.positions} positions of this insertion are no grid: give the number of one.")
-        row, column = position
+        row, column = numbers
         if not (0 <= row < self.grid[0] and 0 <= column < self.grid[1]):
             raise UserError(
                 f"there is no patch {position}: the grid has {self.grid[0]} rows and {self.grid[1]} columns."
             )
         return self.prefix + row * self.grid[1] + column
+
+
+def _numbers(position: Any) -> tuple[int, ...]:
+    """One number, or two of a row and a column; those of numpy and torch, too."""
+    pair = isinstance(position, tuple | list)
+    try:
+        numbers = tuple(int(operator.index(one)) for one in (position if pair else [position]))
+    except TypeError:
+        numbers = ()
+    if len(numbers) != 1 + pair:
+        raise UserError(f"position={position!r} is neither the number of a position nor (row, column) of a patch.")
+    return numbers
 
 
 def layout_of(x: Tensor, channels: str, images: Tensor, model: nn.Module) -> Layout:
@@ -52,6 +66,8 @@ def layout_of(x: Tensor, channels: str, images: Tensor, model: nn.Module) -> Lay
         return Layout(rows * columns, 0, (rows, columns))
     if x.ndim != 3:
         return Layout(1, 0, None)
+    if images.ndim != 4:
+        return Layout(x.shape[1], 0, None)
     height, width = images.shape[-2:]
     positions, said = x.shape[1], _prefix_said(model)
     # None at all before the class token joins, whatever the model says.
@@ -65,6 +81,15 @@ def layout_of(x: Tensor, channels: str, images: Tensor, model: nn.Module) -> Lay
         if grid is not None:
             return Layout(positions, prefix, grid)
     return Layout(positions, 0, None)
+
+
+def side_of_channels(maps: Tensor, images: Tensor) -> Literal["first", "last"]:
+    """Maps are as high over wide as the images; read with the channels on the wrong side they are not."""
+    if maps.ndim != 4 or images.ndim != 4:
+        return "last"
+    ratio = images.shape[-2] / images.shape[-1]
+    away = {"first": maps.shape[2] / maps.shape[3], "last": maps.shape[1] / maps.shape[2]}
+    return "last" if abs(away["last"] - ratio) < abs(away["first"] - ratio) else "first"
 
 
 def _prefix_said(model: nn.Module) -> int | None:

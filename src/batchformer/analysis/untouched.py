@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 
 Mode = Literal["train", "quiet"]
@@ -23,7 +24,9 @@ def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
     devices = {p.device.index for p in model.parameters() if p.is_cuda}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     modes = [(module, module.training) for module in model.modules()]
-    compiled = any(getattr(module, "_compiled_call_impl", None) for module in model.modules())
+    compiled = any(
+        getattr(module, "_compiled_call_impl", None) or hasattr(module, "_orig_mod") for module in model.modules()
+    )
     with torch.random.fork_rng(sorted(d for d in devices if d is not None)), _gradients_on():
         torch.manual_seed(seed)
         try:
@@ -49,6 +52,8 @@ def set_mode(model: nn.Module, mode: Mode) -> None:
     Quiet, there is no dropout, no drop-path, and BatchNorm uses its running statistics: rows then meet in the
     insertions and nowhere else.
     """
+    if mode not in ("train", "quiet"):
+        raise UserError(f"mode={mode!r} is not known: say 'train' or 'quiet'.")
     if mode == "train":
         if not model.training:
             model.train()

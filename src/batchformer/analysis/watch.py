@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from batchformer.analysis.token_layout import side_of_channels
 from batchformer.attach import Attachment
 from batchformer.nn import BatchAttention, BatchFormer
 from batchformer.nn.streams import count_rows, plain_count
@@ -49,7 +50,7 @@ def watched_forward(attachment: Attachment, inputs: Any, blocks: list[str], posi
         for module in dict.fromkeys(point.module for point in attachment.points):
             _watch_module(module, attachment, seen, positions, hooks)
         for path in blocks:
-            _watch_block(attachment, path, seen, positions, count_rows(inputs), hooks)
+            _watch_block(attachment, path, seen, positions, inputs, hooks)
         seen.outputs = attachment.model(inputs)
     return seen
 
@@ -114,15 +115,17 @@ def _watch_module(
 
 
 def _watch_block(
-    attachment: Attachment, path: str, seen: Forward, positions: int | None, images: int | None, hooks: Any
+    attachment: Attachment, path: str, seen: Forward, positions: int | None, inputs: Any, hooks: Any
 ) -> None:
-    module = attachment.points[0].module
+    module, images = attachment.points[0].module, count_rows(inputs)
 
     def on_leaving(block: nn.Module, args: Any, out: Any) -> None:
         tensor = out if isinstance(out, Tensor) else next((o for o in out if isinstance(o, Tensor)), None)
         if tensor is None or not tensor.is_floating_point() or tensor.ndim not in (2, 3, 4):
             return
-        tokens = as_tokens(tensor, channels_of(module), positions)
+        # a module before the classifier, where nothing has rows and columns, does not tell how maps are laid out
+        channels = getattr(module, "channels", None) or side_of_channels(tensor, inputs)
+        tokens = as_tokens(tensor, channels, positions)
         if seen.calls:
             plain = plain_count(len(tokens), module.streams)
             seen.leaving[path] = (tokens[:plain] if plain else None, tokens[plain:])
