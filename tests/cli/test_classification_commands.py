@@ -37,6 +37,15 @@ def test_the_result_has_top_one_top_five_the_average_and_both_streams(vit_run):
     assert len(result["per_class"]) == 10
 
 
+def test_a_run_is_whole_where_its_module_cannot_be_looked_at(tmp_path):
+    alone = ["--data.batch_size", "1", "--out", str(tmp_path / "run")]
+    with pytest.warns(UserWarning, match="not looked at after this run: .* two images or more"):
+        assert main(["fit", "vit-digits", *WORDS, *alone]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert "top1" in result["metrics"]
+    assert "stream_health" not in result
+
+
 def test_test_finds_the_numbers_of_the_result_file(say, vit_run):
     code, out, err = say("test", vit_run)
     assert code == 0, err

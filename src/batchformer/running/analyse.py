@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as L
+
+from batchformer.errors import UserError
 
 HEALTH_IMAGES = 128
 
@@ -14,15 +17,20 @@ HEALTH_IMAGES = 128
 def analyse(task: Any, data: Any, trainer: L.Trainer) -> dict[str, Any]:
     """`gradient_influence` of a module before the classifier, `stream_health` of modules inside; {} of a baseline.
 
-    Of a detector neither: the loss of each of its streams is in the history of the run.
+    Of a detector neither: the loss of each of its streams is in the history of the run. What cannot be measured is
+    told and left out: the run it would be added to is whole without it.
     """
     if task.attachment is None or not hasattr(task, "criterion"):
         return {}
     task.net.to(trainer.strategy.root_device)
-    with _attending_alone(task.attachment):
-        if task.before_classifier:
-            return {"gradient_influence": _gradient_influence(task, data, trainer)}
-        return {"stream_health": _stream_health(task, data, trainer)}
+    try:
+        with _attending_alone(task.attachment):
+            if task.before_classifier:
+                return {"gradient_influence": _gradient_influence(task, data, trainer)}
+            return {"stream_health": _stream_health(task, data, trainer)}
+    except UserError as obstacle:
+        warnings.warn(f"the module is not looked at after this run: {obstacle}", UserWarning, stacklevel=1)
+        return {}
 
 
 @contextmanager
