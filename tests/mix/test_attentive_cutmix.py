@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 import torchvision
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.utils import counters
@@ -68,6 +68,7 @@ def test_the_last_channel_can_be_the_heatmap_as_released():
     seed=st.integers(0, 1000),
 )
 def test_pixels_and_labels_belong_together(batch, rows, columns, height, width, per_sample, prob, seed):
+    assume(rows * columns > 1)
     images = torch.rand(batch, 3, height, width, generator=generator(seed))
     mix = AttentiveCutMix(
         Pool(rows, columns), 4, size=None, per_sample=per_sample, prob=prob, generator=generator(seed)
@@ -317,6 +318,8 @@ def test_bad_input_is_refused_with_a_way_out():
         AttentiveCutMix(nn.Sequential(nn.Flatten()), 2, size=None)(images, ids)
     with pytest.raises(UserError, match="more than the 4 cells"):
         AttentiveCutMix(Pool(2, 2), 2, k=5, size=None)(images, ids)
+    with pytest.raises(UserError, match="a single cell, and all of image B would be pasted"):
+        AttentiveCutMix(nn.Conv2d(3, 4, 8), 2, size=None)(images, ids)
     with pytest.raises(UserError, match="finer than the images"):
         AttentiveCutMix(Pool(9, 2), 2)(images, ids)
     with pytest.raises(UserError, match="extractor"):

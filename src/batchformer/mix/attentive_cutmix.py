@@ -96,6 +96,11 @@ class AttentiveCutMix(Mix):
                 f"AttentiveCutMix: the extractor's map of {rows} x {columns} cells is finer than the images of "
                 f"{height} x {width} pixels: choose a smaller size= or another extractor."
             )
+        if rows * columns == 1:
+            raise UserError(
+                "AttentiveCutMix: the extractor's map is a single cell, and all of image B would be pasted: show it "
+                "larger images by size=, or choose another extractor."
+            )
         k = self.cells_to_paste(rows * columns)
         cells = top_cells(heat, k)[draw.partner] * (draw.share > 0)[:, None, None]
         mask = F.interpolate(cells[:, None], (height, width))  # nearest: every pixel to the cell it lies in
