@@ -48,7 +48,7 @@ def main() -> None:
         load_weights(net, given.weights)
         config = timm.data.resolve_model_data_config(net)
         transform = timm.data.create_transform(**config)
-        images = torch.stack([transform(open_image(path)) for path in paths])
+        images = torch.stack([transform(open_image(path, upright=True)) for path in paths])
         classes = sorted({path.parent for path in paths})
         labels = [classes.index(path.parent) for path in paths]
         options = {"mean": config["mean"], "std": config["std"]}
@@ -106,10 +106,13 @@ def load_weights(net: nn.Module, file: Path | None) -> None:
         raise UserError(
             f"{file} cannot be read as weights ({type(error).__name__}): give a .pt or .safetensors file."
         ) from error
+    if not isinstance(state, dict):
+        raise UserError(f"{file} holds no weights by name but a {type(state).__name__}: give a state dict.")
     state = state.get("state_dict", state)
     wanted = list(net.state_dict())
     prefix = next((key.removesuffix(wanted[0]) for key in state if key.endswith(wanted[0])), "")
     state = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    state = leave_classifier(net, state)
     own = [key for key in wanted if key.startswith("batchformer.")]
     if own and own[0] not in state:
         print(f"{file} has no weights of the module: it stays random")
@@ -120,6 +123,17 @@ def load_weights(net: nn.Module, file: Path | None) -> None:
         lines = str(error).splitlines()
         reason = lines[1].strip() if len(lines) > 1 else lines[0]
         raise UserError(f"{file} does not fit this model and --after: {reason[:200]}") from error
+
+
+def leave_classifier(net: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The classifier as it is where it was trained for other classes: it stands behind all that is looked at."""
+    names = net.pretrained_cfg.get("classifier") or ()
+    behind = tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))
+    mine = net.state_dict()
+    return {
+        key: mine[key] if key.startswith(behind) and key in mine and mine[key].shape != value.shape else value
+        for key, value in state.items()
+    }
 
 
 def digits_with_a_trained_module() -> tuple[nn.Module, Tensor, list[int]]:

@@ -80,7 +80,7 @@ def photos_of(folder: Path, count: int, data: Any) -> Seen:
     paths = [Path(path) for path in images_in(folder)][:count]
     if not paths:
         raise UserError(f"there is no image in {folder}.")
-    return scenes_from([open_image(path) for path in paths], data)
+    return scenes_from([open_image(path, upright=True) for path in paths], data)
 
 
 def stripes(count: int, steps: int) -> tuple[dict[str, Any], Any, Seen]:

@@ -47,7 +47,7 @@ def main() -> None:
         net = timm.create_model(given.model, checkpoint_path=str(given.weights or ""))
         config = timm.data.resolve_model_data_config(net)
         paths = spread(given.folder, given.images)
-        images = torch.stack([timm.data.create_transform(**config)(open_image(path)) for path in paths])
+        images = torch.stack([timm.data.create_transform(**config)(open_image(path, upright=True)) for path in paths])
         names = [path.name if path.parent == given.folder else path.parent.name for path in paths]
         mean, std = config["mean"], config["std"]
     labels = torch.tensor([sorted(set(names)).index(name) for name in names])

@@ -10,8 +10,9 @@ from PIL import Image
 
 import batchformer as bf
 from batchformer.analysis.batch_attention import AttentionOverBatch
-from batchformer.analysis.drawing import TILE, heat_over, tile, tint, to_pictures
-from batchformer.analysis.pictures import draw_who_looks_at_whom, write_pictures
+from batchformer.analysis.drawing import INK, MARGIN, TILE, contact_sheet, heat_over, tile, tint, to_pictures
+from batchformer.analysis.features import FeaturePair
+from batchformer.analysis.pictures import draw_plane, draw_who_looks_at_whom, on_sheet, shown_of, write_pictures
 from batchformer.analysis.token_layout import Layout
 from batchformer.errors import UserError
 
@@ -29,6 +30,36 @@ def test_normalised_images_come_back_as_they_were():
 def test_images_that_are_none_are_refused():
     with pytest.raises(UserError, match="cannot be drawn"):
         to_pictures(torch.zeros(2, 5, 8, 8))
+    with pytest.raises(UserError, match="one tensor with the whole batch, not ndarray"):
+        to_pictures(np.zeros((2, 3, 8, 8)))
+
+
+@pytest.mark.parametrize(
+    ("statistics", "words"),
+    [
+        ({"mean": MEAN}, "go together"),
+        ({"mean": MEAN, "std": (0.2, 0.3)}, r"std=\(0.2, 0.3\) must be"),
+        ({"mean": 0.5, "std": 0.5}, "std=0.5 must be"),
+    ],
+)
+def test_statistics_that_do_not_fit_are_refused(statistics, words):
+    with pytest.raises(UserError, match=words):
+        to_pictures(torch.zeros(2, 3, 8, 8), **statistics)
+
+
+def test_a_heading_is_whole_over_a_single_tile():
+    words = "a heading that is longer than the tile below it"
+    narrow, wide = (
+        np.asarray(contact_sheet([(words, [Image.new("RGB", (TILE, TILE))] * count)])).astype(int) for count in (1, 5)
+    )
+    ink = [np.nonzero((abs(sheet - INK).max(-1) < 60).any(0))[0] for sheet in (narrow, wide)]
+    assert ink[0].max() == ink[1].max() < narrow.shape[1] - MARGIN // 2
+
+
+def test_images_in_the_order_of_their_classes_are_drawn_of_all_of_them():
+    assert shown_of(3) == [0, 1, 2]
+    classes = [k // 6 for k in range(24)]
+    assert [classes[k] for k in shown_of(24)] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_heat_is_warm_where_others_look_more_and_cold_where_less():
@@ -80,6 +111,28 @@ def test_the_table_marks_the_patch_and_tints_its_cells():
     assert (columns.min(), columns.max()) == pytest.approx((24, 48), abs=2)
 
 
+def test_the_plane_has_one_scale_for_both_directions():
+    torch.manual_seed(0)
+    points = torch.randn(6, 2) * torch.tensor([40.0, 3.0])
+    placed = on_sheet(points, (1000, 700))
+    scale = torch.pdist(placed) / torch.pdist(points)
+    torch.testing.assert_close(scale, scale[:1].expand_as(scale))
+    assert placed.amin() > 0
+    assert placed[:, 0].max() < 1000
+    assert placed[:, 1].max() < 700
+    assert placed[points[:, 1].argmax(), 1] == placed[:, 1].min()  # upwards
+
+
+def test_classes_have_their_colours_whatever_the_labels_come_in():
+    torch.manual_seed(0)
+    features = FeaturePair("blocks.0", torch.randn(4, 1, 8), torch.randn(4, 1, 8), Layout(1, 0, None))
+    wanted = np.asarray(draw_plane(features, [0, 1, 1, 0]))
+    for labels in (torch.tensor([0, 1, 1, 0]), np.array([0, 1, 1, 0]), ("a", "b", "b", "a")):
+        assert np.array_equal(np.asarray(draw_plane(features, labels)), wanted)
+    with pytest.raises(UserError, match="3 labels for 4 images"):
+        draw_plane(features, [0, 1, 2])
+
+
 @pytest.fixture
 def vit():
     torch.manual_seed(0)
@@ -112,3 +165,31 @@ def test_a_pooled_feature_gets_the_pictures_that_need_no_grid(vit, tmp_path):
     bf.attach(vit, heads=2)
     written = write_pictures(tmp_path, vit, torch.randn(3, 3, 32, 32))
     assert [path.name for path in written] == ["who-looks-at-whom.png", "plane.png"]
+
+
+def test_the_captions_say_where_the_module_stands_and_how_many_images_are_drawn(vit, tmp_path):
+    bf.attach(vit, heads=2)
+    write_pictures(tmp_path, vit, torch.randn(9, 3, 32, 32), position=np.int64(0))
+    captions = [entry["caption"] for entry in json.loads((tmp_path / "pictures.json").read_text())]
+    assert all(caption.startswith("Before 'head'. ") for caption in captions)
+    assert "At position 0, counted" in captions[0]
+    assert "8 of 9 images" in captions[0]
+
+
+def test_what_cannot_be_drawn_leaves_nothing_behind(vit, tmp_path):
+    bf.attach(vit, blocks=[0], heads=2)
+    images = torch.randn(4, 3, 32, 32)
+    (tmp_path / "file").write_text("mine")
+    for folder, keywords, words in [
+        ("out", {"labels": [0, 1]}, "2 labels for 4 images"),
+        ("out", {"position": (9, 9)}, "no patch"),
+        ("out", {"mean": MEAN}, "go together"),
+        ("file", {}, "cannot be written to"),
+        ("file/inside", {}, "cannot be written to"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            write_pictures(tmp_path / folder, vit, images, **keywords)
+    with pytest.raises(UserError, match="NaN"):
+        write_pictures(tmp_path / "out", vit, images * float("nan"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "mine"

@@ -74,9 +74,35 @@ def test_trained_weights_are_loaded_whatever_they_come_in(example, tmp_path, cap
     assert ("no weights of the module" in capsys.readouterr().out) == (kind == "plain")
 
 
+def test_weights_for_other_classes_are_loaded_but_for_the_classifier(example, tmp_path):
+    trained = timm.create_model("test_vit", num_classes=7)
+    bf.attach(trained, after="blocks.4", heads=2)
+    torch.save(trained.state_dict(), tmp_path / "trained.pt")
+    net = example.attached_model("test_vit", "blocks.4", 2)
+    example.load_weights(net, tmp_path / "trained.pt")
+    loaded = net.state_dict()
+    assert all(torch.equal(loaded[k], v) for k, v in trained.state_dict().items() if not k.startswith("head."))
+
+
+def test_photos_are_turned_as_their_cameras_noted(run, tmp_path):
+    upright = Image.effect_noise((40, 60), 90).convert("RGB")
+    note = Image.Exif()
+    note[0x0112] = 6  # turn by a quarter, clockwise
+    for name in ("upright", "phone"):
+        (tmp_path / name).mkdir()
+        upright.transpose(Image.Transpose.ROTATE_180).save(tmp_path / name / "other.png")
+    upright.save(tmp_path / "upright" / "photo.png")
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "phone" / "photo.png", exif=note)
+    for name in ("upright", "phone"):
+        run(tmp_path / name, "--model", "test_vit", "--out", tmp_path / f"of {name}")
+    one, other = ((tmp_path / f"of {name}" / "features.png").read_bytes() for name in ("upright", "phone"))
+    assert one == other
+
+
 def test_mistakes_are_named(run, photos, tmp_path):
     (tmp_path / "broken.pt").write_bytes(b"nothing")
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
+    torch.save([torch.zeros(1)], tmp_path / "list.pt")
     (tmp_path / "empty").mkdir()
     for arguments, words in [
         ([tmp_path / "nowhere"], "is not a folder"),
@@ -86,7 +112,9 @@ def test_mistakes_are_named(run, photos, tmp_path):
         ([photos, "--model", "test_vit", "--after", "blocks.77"], "blocks.77"),
         ([photos, "--model", "test_vit", "--weights", tmp_path / "broken.pt"], "cannot be read as weights"),
         ([photos, "--model", "test_vit", "--weights", tmp_path / "other.pt"], "does not fit"),
+        ([photos, "--model", "test_vit", "--weights", tmp_path / "list.pt"], "no weights by name but a list"),
         ([photos, "--model", "test_vit", "--images", "1"], "two images or more"),
+        ([photos, "--model", "test_vit", "--out", tmp_path / "broken.pt"], "cannot be written to"),
     ]:
         with pytest.raises(UserError, match=words):
             run(*arguments)

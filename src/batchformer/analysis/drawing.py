@@ -24,11 +24,15 @@ def to_pictures(
     std: Sequence[float] | None = None,
 ) -> list[Image.Image]:
     """What the model was shown, as pictures. Without mean and std each image is stretched between its extremes."""
+    if not isinstance(images, Tensor):
+        raise UserError(f"images must be one tensor with the whole batch, not {type(images).__name__}.")
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         raise UserError(f"images of the shape {tuple(images.shape)} cannot be drawn: (batch, 1 or 3, height, width).")
+    if (mean is None) != (std is None):
+        raise UserError("mean= and std= go together: give both by which the images were normalised, or neither.")
     x = images.detach().float().cpu().expand(-1, 3, -1, -1)
     if mean is not None and std is not None:
-        x = x * _per_channel(std) + _per_channel(mean)
+        x = x * _per_channel("std", std) + _per_channel("mean", mean)
     else:
         low, high = x.amin(dim=(1, 2, 3), keepdim=True), x.amax(dim=(1, 2, 3), keepdim=True)
         x = (x - low) / (high - low).clamp_min(1e-12)
@@ -82,7 +86,9 @@ def colour_map(colours: Float[Tensor, "row column 3"], size: tuple[int, int]) ->
 def contact_sheet(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
     """Rows of tiles, each under its heading."""
     columns = max(len(tiles) for _, tiles in rows)
-    sheet = blank(2 * MARGIN + columns * (TILE + GAP) - GAP, MARGIN + len(rows) * (HEADING + TILE + GAP))
+    headings = max(text_width(heading, 26) for heading, _ in rows)
+    width = 2 * MARGIN + max(columns * (TILE + GAP) - GAP, headings)
+    sheet = blank(width, MARGIN + len(rows) * (HEADING + TILE + GAP))
     for k, (heading, tiles) in enumerate(rows):
         top = MARGIN // 2 + k * (HEADING + TILE + GAP)
         text(sheet, (MARGIN, top + HEADING // 2), heading, 26, INK, "lm")
@@ -101,6 +107,10 @@ def text(
     ImageDraw.Draw(sheet).text(at, words, fill=fill, font=ImageFont.load_default(size), anchor=anchor)
 
 
+def text_width(words: str, size: int) -> int:
+    return math.ceil(ImageFont.load_default(size).getlength(words))
+
+
 def scale_bar(sheet: Image.Image, left: int, top: int, width: int, limit: float) -> None:
     """What the tints of `heat_over` mean."""
     height = 16
@@ -114,6 +124,8 @@ def scale_bar(sheet: Image.Image, left: int, top: int, width: int, limit: float)
 
 def limit_of(mass: Tensor) -> float:
     """The reach of the tints for these maps: nearly their largest factor, in powers of two; never below a tenth."""
+    if not bool(mass.isfinite().all()):
+        raise UserError("there is NaN in the attention: what the model makes of these images is not finite.")
     logs = mass.clamp_min(1e-6).log2().abs().flatten()
     return max(0.1375, math.ceil(logs.quantile(0.995).item() * 20) / 20)
 
@@ -136,5 +148,11 @@ def _stretched(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(Image.fromarray(values).resize(size, Image.Resampling.BICUBIC), dtype=np.float32)
 
 
-def _per_channel(values: Sequence[float]) -> Tensor:
-    return Tensor(list(values)).view(1, -1, 1, 1)
+def _per_channel(name: str, values: Sequence[float]) -> Tensor:
+    try:
+        found = Tensor([float(value) for value in values])
+    except TypeError:
+        found = Tensor([])
+    if len(found) not in (1, 3):
+        raise UserError(f"{name}={values!r} must be one number for each of the three channels, or one for all.")
+    return found.view(1, -1, 1, 1)

@@ -34,29 +34,31 @@ from batchformer.analysis.drawing import (
     to_pictures,
 )
 from batchformer.analysis.features import FeaturePair, features_with_and_without
+from batchformer.errors import UserError
 
 MOST_SHOWN = 8
 INDEX = "pictures.json"
 Position = int | tuple[int, int]
 
 MASS_CAPTION = (
-    "Mean over the heads, {n} images. Orange: the others look here more than by chance (uniform attention); blue: "
+    "Mean over the heads, {images}. Orange: the others look here more than by chance (uniform attention); blue: "
     "less. At one place the images compete: what one gets, another lacks."
 )
 TABLE_CAPTION = (
-    "At {position}, counted from 0: how many times more than by chance the image of a row looks at a column's."
+    "At {position}, counted from 0: how many times more than by chance the image of a row looks at a column's. "
+    "{images} of one batch."
 )
 FEATURES_CAPTION = (
-    "Three principal components as red, green and blue, one scale for both rows: equal colours, equal features."
+    "Three principal components as red, green and blue, one scale for both rows: equal features have equal colours."
 )
-PLANE_CAPTION = "The mean token of each image, in the plane of the first two principal components."
+PLANE_CAPTION = "The mean token of each image, in the plane of the first two principal components, one scale for both."
 
 
 def draw_attention_mass(attention: AttentionOverBatch, pictures: Sequence[Image.Image]) -> Image.Image:
     """Images, and below each where the other samples of the batch look: orange more than by chance, blue less."""
     maps = attention.mass_map()
     limit = limit_of(maps)
-    shown = range(min(len(pictures), MOST_SHOWN))
+    shown = shown_of(len(pictures))
     heat = [tile(heat_over(fit(pictures[k]), maps[k], limit)) for k in shown]
     heading = "where the other samples look, at the same place"
     sheet = contact_sheet([("what the model is shown", [tile(pictures[k]) for k in shown]), (heading, heat)])
@@ -73,16 +75,16 @@ def draw_who_looks_at_whom(
 
     The cells say how many times more than by chance (uniform attention over the samples that can be seen).
     """
-    factors = attention.factors(position)
-    count, cell = min(len(pictures), MOST_SHOWN), 96
-    tiles = [_marked(tile(pictures[k], cell), attention, position, pictures[k]) for k in range(count)]
+    shown, cell = shown_of(len(pictures)), 96
+    factors, count = attention.factors(position)[shown][:, shown], len(shown)
+    tiles = [_marked(tile(pictures[k], cell), attention, position, pictures[k]) for k in shown]
     side = cell + 8
     left, top = MARGIN + side + 12, MARGIN + HEADING + side + 12
     bottom = top + count * side
     sheet = blank(max(left + count * side + MARGIN, 560), bottom + 80)
     text(sheet, (left, MARGIN + HEADING // 2 - 6), "is looked at", 26, INK, "lm")
     text(sheet, (MARGIN, MARGIN + HEADING + side // 2), "looks", 26, INK, "lm")
-    limit = limit_of(factors[:count, :count])
+    limit = limit_of(factors)
     pen = ImageDraw.Draw(sheet)
     for i in range(count):
         sheet.paste(tiles[i], (left + i * side, MARGIN + HEADING))
@@ -99,15 +101,14 @@ def draw_who_looks_at_whom(
 
 
 def draw_features(features: FeaturePair, pictures: Sequence[Image.Image]) -> Image.Image:
-    """Fig. 8: images, features of the plain model, features with the module; equal colours are equal features."""
+    """Fig. 8: images, features of the plain model, features with the module; equal features have equal colours."""
     without, related = features.colours()
-    shown = range(min(len(pictures), MOST_SHOWN))
-    size = [fit(pictures[k]).size for k in shown]
+    shown = shown_of(len(pictures))
     return contact_sheet(
         [
             ("what the model is shown", [tile(pictures[k]) for k in shown]),
-            ("features without the module", [tile(colour_map(without[k], size[k])) for k in shown]),
-            ("features with the module", [tile(colour_map(related[k], size[k])) for k in shown]),
+            ("features without the module", [tile(colour_map(without[k], fit(pictures[k]).size)) for k in shown]),
+            ("features with the module", [tile(colour_map(related[k], fit(pictures[k]).size)) for k in shown]),
         ]
     )
 
@@ -116,7 +117,7 @@ def draw_grad_cam(
     maps: Mapping[str, Float[Tensor, "batch row column"]], pictures: Sequence[Image.Image]
 ) -> Image.Image:
     """Fig. 5: the images, and below them a row for each model by its name; bright is where the evidence lies."""
-    shown = range(min(len(pictures), MOST_SHOWN))
+    shown = shown_of(len(pictures))
     rows = [("what the models are shown", [tile(pictures[k]) for k in shown])]
     for name, evidence in maps.items():
         rows.append((name, [tile(light_over(fit(pictures[k]), evidence[k])) for k in shown]))
@@ -126,21 +127,21 @@ def draw_grad_cam(
 def draw_plane(
     features: FeaturePair, labels: Sequence[int] | None = None, size: tuple[int, int] = (1000, 1040)
 ) -> Image.Image:
-    """Each sample as a point without the module (ring) and with it (disc), a line between; colours are the classes."""
+    """Each sample as a point without the module (ring) and with it (disc), a line between; colours are the classes.
+
+    Both directions have one scale: a line twice as long is a move twice as far.
+    """
     without, related = features.plane()
-    points = torch.cat([without, related])
-    low, high = points.amin(0), points.amax(0)
+    if labels is not None:
+        labels = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+        if len(labels) != len(without):
+            raise UserError(f"{len(labels)} labels for {len(without)} images: one for each.")
+    starts, ends = on_sheet(torch.cat([without, related]), size).chunk(2)
     sheet = blank(size[0], size[1] + 50)
-    inside = torch.tensor([size[0] - 2 * MARGIN - 20.0, size[1] - 2 * MARGIN - 20.0])
-
-    def place(point: Float[Tensor, " 2"]) -> tuple[float, float]:
-        x, y = ((point - low) / (high - low).clamp_min(1e-12) * inside + MARGIN + 10).tolist()
-        return x, size[1] - y
-
     classes = sorted(set(labels)) if labels is not None else [0]
     for k in range(len(without)):
         colour = _class_colour(classes.index(labels[k]) if labels is not None else 0, len(classes))
-        start, end = place(without[k]), place(related[k])
+        start, end = starts[k].tolist(), ends[k].tolist()
         pen = ImageDraw.Draw(sheet)
         pen.line((*start, *end), fill=tuple(c // 2 for c in colour), width=2)
         pen.ellipse(_around(start, 8), outline=colour, width=3)
@@ -151,6 +152,14 @@ def draw_plane(
     pen.ellipse(_around((MARGIN + 280, level), 8), fill=INK)
     text(sheet, (MARGIN + 300, level), "with the module", 22, MUTED, "lm")
     return sheet
+
+
+def on_sheet(points: Float[Tensor, "point 2"], size: tuple[int, int]) -> Float[Tensor, "point 2"]:
+    """Where points of a plane lie on a sheet of this width and height, as large as fits."""
+    low, high = points.amin(0), points.amax(0)
+    inside = torch.tensor(size) - 2.0 * (MARGIN + 10)
+    scale = (inside / (high - low).clamp_min(1e-12)).amin()
+    return (points - (low + high) / 2) * scale * torch.tensor([1, -1]) + torch.tensor(size) / 2
 
 
 def write_pictures(
@@ -177,25 +186,38 @@ def write_pictures(
     features = features_with_and_without(model, images, place)
     grid = attention.layout.grid
     position = position if position is not None else 0 if grid is None else (grid[0] // 2, grid[1] // 2)
-    named = f"position {position}" if isinstance(position, int) else f"row {position[0]}, column {position[1]}"
+    named = "row {}, column {}".format(*position) if isinstance(position, tuple | list) else f"position {position}"
+    count, shown = len(images), len(shown_of(len(images)))
+    several = f"{count} images" if shown == count else f"{shown} of {count} images"
     made = []
     if grid is not None and grid != (1, 1):
         mass = draw_attention_mass(attention, pictures)
         made.append(
-            ("attention-mass.png", mass, "Where the samples of a batch look", MASS_CAPTION.format(n=len(images)))
+            ("attention-mass.png", mass, "Where the samples of a batch look", MASS_CAPTION.format(images=several))
         )
         maps = draw_features(features, pictures)
         made.append(("features.png", maps, "Features without and with the module", FEATURES_CAPTION))
     table = draw_who_looks_at_whom(attention, pictures, position)
-    made.append(("who-looks-at-whom.png", table, "Who looks at whom", TABLE_CAPTION.format(position=named)))
+    told = TABLE_CAPTION.format(position=named, images=several)
+    made.append(("who-looks-at-whom.png", table, "Who looks at whom", told))
     made.append(("plane.png", draw_plane(features, labels), "How far the module moves each image", PLANE_CAPTION))
-    made = [(name, picture, title, f"After {attention.path!r}. {told}") for name, picture, title, told in made]
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, picture, _, _ in made:
-        picture.save(folder / name, optimize=True)
+    where = f"{attention.side.capitalize()} {attention.path!r}."
+    made = [(name, picture, title, f"{where} {told}") for name, picture, title, told in made]
     index = [{"file": name, "title": title, "caption": caption} for name, _, title, caption in made]
-    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, picture, _, _ in made:
+            picture.save(folder / name, optimize=True)
+        (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to as a folder: {error.strerror}.") from None
     return [folder / name for name, *_ in made]
+
+
+def shown_of(count: int) -> list[int]:
+    """Which of so many images are drawn: evenly spread, so that of images in the order of their classes all are."""
+    shown = min(count, MOST_SHOWN)
+    return [k * count // shown for k in range(shown)]
 
 
 def _marked(shown: Image.Image, attention: AttentionOverBatch, position: Position, picture: Image.Image) -> Image.Image:
@@ -226,5 +248,5 @@ def _class_colour(number: int, count: int) -> tuple[int, int, int]:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-def _around(point: tuple[float, float], radius: float) -> tuple[float, float, float, float]:
+def _around(point: Sequence[float], radius: float) -> tuple[float, float, float, float]:
     return point[0] - radius, point[1] - radius, point[0] + radius, point[1] + radius
