@@ -63,6 +63,7 @@ def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
     side = min(data.image_size, _LARGEST_SIDE)
     images = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(0))
     net.to(memory_format=torch.contiguous_format)  # another layout sums in another order
+    net.requires_grad_(False)  # and so do products of weights that are trained, beside those of frozen ones
     with torch.inference_mode():
         expected = _answers(net.eval()(images))
     plain = net if task.attachment is None else bf.detach(net)
@@ -73,7 +74,7 @@ def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
     fresh = task.plain_net(classes)
     fresh.load_state_dict(load(content), strict=True)
     with torch.inference_mode():
-        answers = _answers(fresh.eval()(images))
+        answers = _answers(fresh.eval().requires_grad_(False)(images))
     if not all(map(torch.equal, answers, expected)):
         raise UserError(
             f"The exported weights do not reproduce the outputs of {found.folder.path}; nothing was written."

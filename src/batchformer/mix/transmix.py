@@ -196,7 +196,7 @@ class TransMixed(Mixed):
         batch = len(self.images)
         if len(rows) not in (batch, 2 * batch):
             raise UserError(
-                f"{batch} images were mixed and the model's attention saw {len(rows)} rows: run it on mixed.images, or, "
+                f"{batch} images were mixed and the model's attention saw {len(rows)} rows: run it on mixed.images, or "
                 f"where its layer attends inside pieces of these, choose another block= or use CutMix."
             )
         rows = rows[:batch]  # with two streams the plain ones
