@@ -122,7 +122,7 @@ def _after(runs: Mapping[str, Sequence[Run]]) -> str:
                 _mean([run.raw["metrics"]["all"] for run in measured]),
             ]
         )
-    header = ["run", "seeds", "plain loss", "related loss", "signal at the end of the network", "least change, %"]
+    header = ["run", "seeds", "plain loss", "related loss", "signal behind the last module", "least change, %"]
     header += ["gradient on others, %: norms / squares", "top-1"]
     return AFTER.format(table=markdown(header, lines)) if lines else ""
 

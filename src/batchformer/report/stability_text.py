@@ -22,7 +22,8 @@ and the classifier can learn from is the part that tells samples apart *and* is 
 **Signal** is the cosine between the related tokens (minus their mean over the batch) of two forwards that differ in
 the dropout masks only. Measured at the initial weights, DeiT-Ti with patches of 4 on one batch of CIFAR-100, a module
 after each of the twelve blocks. What differs, norm, rank (the effective one of the related tokens) and entropy (of the
-attention; 1 looks at all samples alike) are those at the last module:
+attention; 1 looks at all samples alike) are those at the last module; the gradient is what the loss of the related
+rows sends into the parameters of a block over what that of the plain rows sends, the blocks behind the first module:
 
 {table}
 
@@ -66,8 +67,8 @@ AFTER = """\
 ## What training makes of it
 
 At the end of training, on a batch of training images: the losses of the last epoch, the signal behind the last
-module, the least that any module changes the related tokens (without dropout, in percent of their norm), and the
-share of the gradient of a sample's loss that falls on other samples, once by norms and once by squared norms: it is
+module, the least that any module changes the related tokens, in percent of their norm, and the share of the gradient
+of a sample's loss that falls on other samples (both without dropout), once by norms and once by squared norms: it is
 spread thin over many of them, which counts in the first sum and hardly in the second.
 
 {table}
@@ -107,8 +108,9 @@ x' = \\mathrm{keep}\\big(\\hat{x} + s\\,|x|\\,\\mathrm{LN}(\\mathrm{MLP}(\\hat{x
 $|x|$ is the root mean square of the token, $\\mathrm{keep}$ scales the sum back to $|x|$, and $s$ is learnt from 0.1
 on (`layer_scale=`). What follows from it, whatever the depth, the precision or the token:
 
-- a module cannot drown a token: the noise of a branch is at most $s$ of the token's size, so after $m$ modules the
-  signal is still about $(1 + s^2)^{-m}$, where the published form loses a fixed share with every module;
+- a module cannot drown a token: the noise of each of its two branches is at most $s$ of the token's size, so after
+  $m$ modules of $s = 0.1$ the signal is still about $(1 + s^2)^{-2m}$ or more (the table above), where the published
+  form loses a far larger share with every module;
 - it cannot blow it up either: related tokens keep the norm of the plain ones, the shared blocks see one scale, and
   nothing overflows in half precision;
 - it still relates: a branch that is switched on changes the token by $s$ of its size, not by what weight decay left
