@@ -44,7 +44,7 @@ def main() -> None:
     else:
         if not timm.is_model(given.model):
             raise UserError(f"timm has no model {given.model!r}: timm.list_models() names all.")
-        net = timm.create_model(given.model, checkpoint_path=str(given.weights or ""))
+        net = make_model(given.model, given.weights)
         config = timm.data.resolve_model_data_config(net)
         paths = spread(given.folder, given.images)
         images = torch.stack([timm.data.create_transform(**config)(open_image(path, upright=True)) for path in paths])
@@ -57,6 +57,19 @@ def main() -> None:
     with torch.no_grad():
         net(mixed.images)  # TransMix reads its attention here
     print(write_mix_picture(given.out, mixed, images, names=names, mean=mean, std=std, method=given.method))
+
+
+def make_model(name: str, weights: Path | None) -> nn.Module:
+    if weights is not None and not weights.is_file():
+        raise UserError(f"there is no file {weights}: give --weights a file with the weights of a {name}.")
+    try:
+        return timm.create_model(name, checkpoint_path=str(weights or ""))
+    except Exception as problem:  # a damaged file, or the weights of another model
+        if weights is None:
+            raise
+        raise UserError(
+            f"{weights} does not hold the weights of a {name}: {' '.join(str(problem).split())[:200]}."
+        ) from problem
 
 
 def make_mix(method: str, net: nn.Module, classes: int, mean: tuple | None, std: tuple | None) -> bf.mix.Mix:

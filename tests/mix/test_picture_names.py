@@ -1,4 +1,4 @@
-"""What examples/mix_pictures.py calls the images it mixes."""
+"""What examples/mix_pictures.py calls the images it mixes, and says of weights it cannot take."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from batchformer.analysis import mix_pictures
@@ -29,3 +30,23 @@ def test_images_are_called_by_their_class_or_else_by_their_file(tmp_path, monkey
     monkeypatch.setattr(sys, "argv", ["example", "photos", "--model", "test_resnet", "--method", "cutmix"])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     assert shown == [names]
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("missing.pt", "there is no file missing.pt: "),
+        ("other.pt", "other.pt does not hold the weights of a test_resnet"),
+    ],
+)
+def test_weights_that_do_not_fit_are_told_in_a_sentence(tmp_path, monkeypatch, file, said):
+    for name in ("cat.png", "dog.png"):
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        Image.new("RGB", (40, 30), (90, 60, 0)).save(tmp_path / "photos" / name)
+    torch.save({"weight": torch.ones(2)}, tmp_path / "other.pt")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["example", "photos", "--model", "test_resnet", "--weights", file])
+    with pytest.raises(SystemExit, match=said) as stopped:
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert "\n" not in str(stopped.value)
+    assert not (tmp_path / "mixing").exists()
