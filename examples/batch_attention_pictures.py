@@ -2,10 +2,12 @@
 
     python examples/batch_attention_pictures.py                          trains on digits first, some seconds
     python examples/batch_attention_pictures.py PHOTOS --model vit_tiny_patch16_224 --weights trained.pt
+    python examples/batch_attention_pictures.py PHOTOS --run RUN         of a classifier that `batchformer fit` trained
 
 PHOTOS is a folder of images, with or without a subfolder per class. `--weights` takes a state dict (.pt, .safetensors)
 or a Lightning checkpoint of the model, with the module's weights where it was trained attached; without it both are
-random, and the pictures show what an untrained module does. docs/pictures.md says how to read them.
+random, and the pictures show what an untrained module does. Those of a run go to its folder `pictures`, where
+`batchformer report` finds them. docs/pictures.md says how to read them.
 Needs timm, scikit-learn and Pillow (the extra `train` of this package); a few seconds on a CPU.
 """
 
@@ -31,30 +33,51 @@ from batchformer.errors import UserError
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, help="of images; left out: handwritten digits")
-    parser.add_argument("--model", default="vit_tiny_patch16_224", help="name of a timm model")
+    parser.add_argument("--run", type=Path, help="folder of a run, instead of --model, --weights, --after and --heads")
+    parser.add_argument("--model", help="name of a timm model (vit_tiny_patch16_224)")
     parser.add_argument("--weights", type=Path, help="file with trained weights; left out: random ones")
     parser.add_argument("--after", help="submodule the module stands after, as blocks.8; left out: two thirds deep")
     parser.add_argument("--heads", type=int, help="of the module; left out: as many as the block has, or 4")
     parser.add_argument("--images", type=int, default=16, help="how many images make the batch (16)")
-    parser.add_argument("--out", type=Path, default=Path("pictures"), help="folder to write to (pictures)")
+    parser.add_argument("--out", type=Path, help="folder to write to (pictures)")
     given = parser.parse_args()
     torch.manual_seed(0)
     if given.folder is None:
+        if given.run:
+            raise UserError("--run needs a folder of images to look at: name it first.")
         net, images, labels = digits_with_a_trained_module()
         options: dict[str, Any] = {}
     else:
         paths = spread(find_images(given.folder), given.images)
-        net = attached_model(given.model, given.after, given.heads)
-        load_weights(net, given.weights)
-        config = timm.data.resolve_model_data_config(net)
-        transform = timm.data.create_transform(**config)
+        net, transform, options = trained_run(given) if given.run else timm_model(given)
         images = torch.stack([transform(open_image(path, upright=True)) for path in paths])
         classes = sorted({path.parent for path in paths})
         labels = [classes.index(path.parent) for path in paths]
-        options = {"mean": config["mean"], "std": config["std"]}
     net.eval()
-    for path in write_pictures(given.out, net, images, labels=labels, **options):
+    out = given.out or (given.run or Path()) / "pictures"
+    for path in write_pictures(out, net, images, labels=labels, **options):
         print(path)
+
+
+def trained_run(given: argparse.Namespace) -> tuple[nn.Module, Any, dict[str, Any]]:
+    """The network of a run, its transform for test images, and by what that normalises."""
+    from batchformer._cli.finished_run import load_run
+
+    if unused := [name for name in ("model", "weights", "after", "heads") if getattr(given, name) is not None]:
+        raise UserError(f"--run brings its own model: leave out --{unused[0]}.")
+    found = load_run(str(given.run))
+    if found.config.get("task") in ("detection", "panoptic"):
+        raise UserError(f"{given.run} is no run of a classifier: for detectors there is detection_pictures.py.")
+    if found.task.attachment is None:
+        raise UserError(f"{given.run} was trained without the module: give a run with it, --method batchformer.")
+    return found.task.net, found.data.predict_transform, {"mean": found.data.mean, "std": found.data.std}
+
+
+def timm_model(given: argparse.Namespace) -> tuple[nn.Module, Any, dict[str, Any]]:
+    net = attached_model(given.model or "vit_tiny_patch16_224", given.after, given.heads)
+    load_weights(net, given.weights)
+    config = timm.data.resolve_model_data_config(net)
+    return net, timm.data.create_transform(**config), {"mean": config["mean"], "std": config["std"]}
 
 
 def find_images(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import batchformer as bf
+from batchformer.cli import main
 from batchformer.errors import UserError
 
 FILE = Path(__file__).parents[2] / "examples" / "batch_attention_pictures.py"
@@ -97,6 +98,27 @@ def test_photos_are_turned_as_their_cameras_noted(run, tmp_path):
         run(tmp_path / name, "--model", "test_vit", "--out", tmp_path / f"of {name}")
     one, other = ((tmp_path / f"of {name}" / "features.png").read_bytes() for name in ("upright", "phone"))
     assert one == other
+
+
+def test_the_pictures_of_a_run_are_on_its_page(run, photos, tmp_path):
+    small = {"model.backbone_args.depth": 1, "model.batchformer.blocks": [0], "model.schedule.warmup_epochs": 0}
+    short = {"trainer.max_epochs": 1, "trainer.limit_train_batches": 1, "data.batch_size": 8}
+    words = [str(word) for key, value in {**small, **short}.items() for word in (f"--{key}", value)]
+    for method in ("baseline", "batchformer"):
+        out = str(tmp_path / method)
+        assert main(["fit", "vit-digits", *words, "--no-analysis", "--method", method, "--out", out]) == 0
+    run(photos, "--run", tmp_path / "batchformer")
+    assert main(["report", str(tmp_path / "batchformer"), "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("data:image/png") == 4
+    assert "After &#x27;blocks.0&#x27;." in page
+    for arguments, sentence in [
+        ([photos, "--run", tmp_path / "baseline"], "trained without the module"),
+        ([photos, "--run", tmp_path / "batchformer", "--after", "blocks.0"], "leave out --after"),
+        (["--run", tmp_path / "batchformer"], "needs a folder of images"),
+    ]:
+        with pytest.raises(UserError, match=sentence):
+            run(*arguments)
 
 
 def test_mistakes_are_named(run, photos, tmp_path):
