@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from batchformer.errors import UserError
+from batchformer.report.paper import STUDIES
 from batchformer.report.readme_table import BEGIN, END, main, readme_table, with_table
+
+ROOT = Path(__file__).parents[2]
 
 
 def put(folder, recipe, method, seed, all_):
@@ -71,3 +75,11 @@ def test_command_writes_the_file_and_tells_mistakes_in_one_line(tmp_path, capsys
     page.write_text(f"{BEGIN}\n{END}\n")
     assert main([str(tmp_path / "results"), str(page)]) == 0
     assert "51.00 ± 1.00" in page.read_text()
+
+
+def test_what_a_step_of_each_variant_costs_is_that_of_the_benchmark():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "vit_step.json").read_text())["rows"]
+    cost = {row["variant"]: f"{row['of_baseline']:.2f}" for row in rows}
+    words = STUDIES["vit-cifar100-32"].held_to_words
+    for variant in ("published", "published-block8", "stable", "stable-block8", "stable-split"):
+        assert cost[variant] in words, variant

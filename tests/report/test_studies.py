@@ -252,6 +252,10 @@ def with_health(folder, content):
     ("change", "words"),
     [
         ({}, "The modules relate samples: each changes the related tokens by 14.0%"),
+        (
+            {"gradient_on_others": {"quiet": {"norm_share": 0.25, "squared_share": 0.006}}},
+            "25.0% of the gradient of a sample&#x27;s loss falls on other samples (by norms, 0.6% by squares)",
+        ),
         ({"related_loss": 4.6}, "sits at chance (4.60)"),
         ({"gradient_on_others": {"quiet": {"norm_share": 0.002}}}, "hardly relate"),
         ({"points": [{"path": "blocks.0", "change_quiet": 0.03}]}, "hardly relate"),

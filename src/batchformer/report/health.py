@@ -77,7 +77,8 @@ def reading(health: Mapping[str, Any]) -> Reading:
     """Dead: the related rows sit at chance though the plain ones have learnt. Idle: alive, but hardly related.
 
     The thresholds are those the project sets for a variant that trains at any depth: each insertion changes the related
-    tokens by 5 % of their norm or more (without dropout), and 1 % or more of a sample's gradient falls on others.
+    tokens by 5 % of their norm or more (without dropout), and 1 % or more of a sample's gradient, by norms, falls on
+    others.
     """
     plain, related, chance = (number(health, key) for key in ("plain_loss", "related_loss", "chance"))
     if chance and related is not None and plain is not None and related >= 0.97 * chance and plain <= 0.85 * chance:
@@ -88,9 +89,11 @@ def reading(health: Mapping[str, Any]) -> Reading:
     share = number(health, "gradient_on_others", "quiet", "norm_share")
     if not changes or share is None:
         return Reading(None, "The measurement is not complete, so it cannot be told whether the streams relate.")
+    squared = number(health, "gradient_on_others", "quiet", "squared_share")
+    by_squares = "" if squared is None else f", {squared:.1%} by squares"
     told = (
         f"each changes the related tokens by {min(changes):.1%} of their norm or more, and {share:.1%} of the gradient "
-        "of a sample's loss falls on other samples."
+        f"of a sample's loss falls on other samples (by norms{by_squares})."
     )
     if min(changes) >= 0.05 and share >= 0.01:
         return Reading(True, f"The modules relate samples: {told}")

@@ -181,10 +181,10 @@ STUDIES = {
             "stable-block8": "long-block8",
             "stable-split": "long-block8",
         },
-        "The same, held to a baseline that was trained for as many GPU-seconds as the published form in that place: "
-        "2.28 times the epochs after all blocks, 1.24 times after block 8, by the ratio of their steps (`vit_step`; "
-        "wall times are those of several runs on one card). The stable form costs more, 2.7 and 1.29 times the "
-        "baseline's step, and `stable-split` 1.6 times: they are held to less than they took.",
+        "The same, held to a baseline that was trained for nearly as many GPU-seconds as the published form in that "
+        "place: 2.28 times the epochs after all blocks, 1.24 times after block 8, where a step takes 2.35 and 1.25 "
+        "times the baseline's (`vit_step`; wall times are those of several runs on one card). The stable form costs "
+        "more, 2.72 and 1.29 times, and `stable-split` 1.59 times: they are held to less than they took.",
     ),
     "mix-vit-cifar100-32": OwnStudy(
         "vit-cifar100-32-cutmix",

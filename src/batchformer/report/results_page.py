@@ -62,8 +62,8 @@ interval of a Student t distribution. Many: more than 100 training images, Mediu
   over seeds. Without the plain stream (`single`) the network depends on the module and loses when it is dropped, as in
   V2's Table 11. The second stream costs time: a step takes 2.3 times the baseline's after all blocks and 1.25 times
   after block 8 in the published form, 2.7 and 1.29 times in the stable one, and 1.6 times with `split`, whose modules
-  see half of the rows (`vit_step`). Held to a baseline that trains for as many GPU-seconds, the published form is ahead
-  in top-5 in both places; in top-1 it is level after block 8 and below after all blocks by less than three seeds can
+  see half of the rows (`vit_step`). Held to a baseline that trains nearly as many GPU-seconds, the published form is
+  ahead in top-5 in both places; in top-1 it is level after block 8 and below after all blocks by less than three seeds can
   tell. The stable form is below in top-1 in both places, clearly so after all blocks; `split` is below by less than
   three seeds can tell. The baselines these are held to were trained for less time than they took. So in this training
   the module makes more of an epoch, and no more top-1 of a GPU-hour. At 224 px (study `deit-ti-cifar100-100`, one seed

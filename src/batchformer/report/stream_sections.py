@@ -96,7 +96,7 @@ def _depth_figures(name: str, health: Mapping[str, Any]) -> str:
         (
             "What each module changes",
             change_chart(f"{name}-change", health),
-            "Without dropout, in percent of the tokens' norm; dashed: 5 %. From others: what remains of it when each "
+            "Without dropout, in percent of the tokens' norm; dotted: 5 %. From others: what remains of it when each "
             "sample looks at itself alone is taken away.",
             {"related": "whole change", "others": "from other samples"},
         ),
