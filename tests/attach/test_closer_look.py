@@ -76,6 +76,46 @@ def test_a_model_whose_plain_rows_would_be_wrong_is_refused() -> None:
     split.detach()
 
 
+class Windows(nn.Module):
+    """Four windows of each image attend with one query, which `repeat` gives to those of others (timm's GCViT)."""
+
+    def __init__(self, interleave: bool) -> None:
+        super().__init__()
+        self.patch, self.query, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.interleave = interleave
+        self.default_cfg = {"input_size": (3, 16, 16)}
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patch(images).flatten(2).transpose(1, 2)
+        query = self.query(tokens.mean(1, keepdim=True))
+        windows = tokens.reshape(-1, 4, 8)
+        query = query.repeat_interleave(4, 0) if self.interleave else query.repeat(4, 1, 1)
+        seen = ((query @ windows.mT).softmax(-1) @ windows).reshape(-1, 4, 8)
+        return self.head(seen.mean(1))
+
+
+def test_a_model_whose_images_see_each_other_is_refused() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(UserError, match=r"Windows lets the images of a batch see each other behind 'patch'"):
+        bf.attach(Windows(interleave=False), after=["patch"], **QUIET)
+    bf.attach(Windows(interleave=False), after=["patch"], streams="split", **QUIET)
+    model = Windows(interleave=True).train()
+    plain, images = copy.deepcopy(model), torch.randn(3, 3, 16, 16)
+    attachment = bf.attach(model, after=["patch"], **QUIET)
+    torch.testing.assert_close(attachment.plain(model(images)), plain(images))
+
+
+def test_a_batch_norm_without_running_statistics_keeps_the_streams_apart() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8, track_running_stats=False), nn.Flatten(), nn.Linear(8 * 16, 5)
+    ).train()
+    model.default_cfg = {"input_size": (3, 4, 4)}
+    plain, images = copy.deepcopy(model), torch.randn(3, 3, 4, 4)
+    attachment = bf.attach(model, after=["0"], **QUIET)
+    torch.testing.assert_close(attachment.plain(model(images)), plain(images))
+
+
 class NormAct(nn.BatchNorm1d):
     """As timm's: the activation is a part of the BatchNorm."""
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from batchformer.attach.after import After
 from batchformer.attach.classifiers import get_submodule
@@ -26,14 +25,14 @@ from batchformer.attach.entry import Entry, WholeOnly
 from batchformer.attach.insertion import InstanceForward
 from batchformer.attach.padding import LayerPadding, argument_names, takes_padded_images
 from batchformer.attach.plan import Plan
+from batchformer.attach.plan_checks import IMAGES, check_apart, check_read, in_place, rows_double
 from batchformer.attach.point import move_beside
-from batchformer.attach.probe import Channels, Example, call_blank
+from batchformer.attach.probe import Channels, Example
 from batchformer.attach.separate_norm import BatchNormMode, separate_norms
 from batchformer.attach.stream_loss import PROPOSAL_LOSS, MeanOfStreams
-from batchformer.attach.wide import IMAGES, in_place, make_wide, rows_double
+from batchformer.attach.wide import make_wide
 from batchformer.errors import UserError
 from batchformer.nn.batchformer_v2 import BatchFormerV2
-from batchformer.nn.streams import tensors_with_rows
 
 
 def block_paths(model: nn.Module, blocks: Sequence[int] | Literal["all"]) -> list[str]:
@@ -136,9 +135,11 @@ def plan_after(
         apart = ("forward_intermediates", "forward_features") if plan.entry.wide else ("forward_intermediates",)
         plan.supports += [WholeOnly(model, name, plan.entry) for name in apart if hasattr(type(model), name)]
     if not padded:
-        _check_read(model, plan, [path for path in ordered if seen[places[path]].gives_several])
+        check_read(model, plan, [path for path in ordered if seen[places[path]].gives_several])
     behind = [name for look in looks for name in _norms_behind(model, plan, places[ordered[0]], look, batch_norm)]
     plan.supports += separate_norms(model, first, dict.fromkeys(behind), batch_norm)
+    if first.streams == "duplicate" and batch_norm == "separate" and not padded:
+        check_apart(model, plan)
     return plan
 
 
@@ -158,37 +159,6 @@ def _norms_behind(model: nn.Module, plan: Plan, place: str, look: View, batch_no
         return names
     reached = grown(look.two, both)
     return [name for name in names if name in reached]
-
-
-def _check_read(model: nn.Module, plan: Plan, paths: Sequence[str]) -> None:
-    """Of submodules that give several tensors the first is related; a model that does not read it would train a
-    second stream that is the first one again (CoaT's parallel blocks). Gradients tell, whatever the weights are."""
-    if not paths:
-        return
-    with in_place(model, plan):
-        outputs, problem = call_blank(model, IMAGES, example=plan.example, with_graph=True)
-    left = [output for output in tensors_with_rows(outputs) if output.requires_grad]
-    if problem is not None or not left:
-        return
-    for path in paths:
-        insertion = plan.insertions[plan.paths.index(path)]
-        # where not even the layer itself is reached, the graph is cut (frozen, or checkpointed) and tells nothing
-        if _reaches(left, insertion.layer) and not _reaches(left, insertion.module):
-            raise UserError(
-                f"{path!r} gives several tensors, and {type(model).__name__} does not read the first one, which would "
-                f"be related, on the way to its output: attach after another submodule."
-            )
-
-
-def _reaches(outputs: Sequence[Tensor], module: nn.Module) -> bool:
-    """Whether a gradient of the outputs reaches a weight of the module."""
-    weights = [weight for weight in module.parameters() if weight.requires_grad]
-    total = torch.stack([output.float().sum() for output in outputs]).sum()
-    try:
-        found = torch.autograd.grad(total, weights, retain_graph=True, allow_unused=True) if weights else ()
-    except RuntimeError:  # checkpoints of the older kind allow no such question
-        return False
-    return any(one is not None for one in found)
 
 
 def _last_called(module: nn.Module) -> nn.Module:

@@ -29,7 +29,8 @@ class SeparateNorm(InstanceForward):
         self.module, self.parent, self.child = module, parent, name
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self.removed or not self.module.active or not self.layer.training or self.too_few(x):
+        by_batch = self.layer.training or self.layer.running_mean is None
+        if self.removed or not self.module.active or not by_batch or self.too_few(x):
             return self.original(x, *args, **kwargs)
         plain = plain_count(x.shape[0], self.module.streams)
         normal = self.original(x[:plain], *args, **kwargs)
