@@ -56,20 +56,20 @@ interval of a Student t distribution. Many: more than 100 training images, Mediu
   with the highest mean, the module at the network's own learning rate, was trained at imbalance 100 and 200 with the
   full schedule (`-lr1`). At the full schedule what is gained on frequent classes is lost on rare ones, with it as
   without it. The recipes keep the published settings.
-- **BatchFormerV2 on CIFAR-100.** At 32 px (study `vit-cifar100-32`) the published form does gain at equal epochs: most
-  after all blocks, about half of that after block 8. The stable form, whose related rows never lag behind, gains less
-  in the same places. Half of the batch through the module (`split`, no extra rows) gains no more than the deviation
-  over seeds. Without the plain stream (`single`) the network depends on the module and loses when it is dropped, as in
-  V2's Table 11. The second stream costs time: a step takes 2.3 times the baseline's after all blocks and 1.25 times
-  after block 8 in the published form, 2.7 and 1.29 times in the stable one, and 1.6 times with `split`, whose modules
-  see half of the rows (`vit_step`). Held to a baseline that trains nearly as many GPU-seconds, the published form is
-  ahead in top-5 in both places; in top-1 it is level after block 8 and below after all blocks by less than three seeds can
-  tell. The stable form is below in top-1 in both places, clearly so after all blocks; `split` is below by less than
-  three seeds can tell. The baselines these are held to were trained for less time than they took. So in this training
-  the module makes more of an epoch, and no more top-1 of a GPU-hour. At 224 px (study `deit-ti-cifar100-100`, one seed
-  each) it is the same at equal epochs: the published form after all blocks gains most, about seven tenths of what the
-  paper reports, over a baseline of ours that is well above the paper's; the stable form gains less. No longer baseline
-  was trained at that size.
+- **BatchFormerV2 on CIFAR-100.** At 32 px (study `vit-cifar100-32`) the published form does gain at equal epochs:
+  most after all blocks, about half of that after block 8. The stable form, whose related rows never lag behind, gains
+  less in the same places. Half of the batch through the module (`split`, no extra rows) gains no more than the
+  deviation over seeds. Without the plain stream (`single`) the network depends on the module and loses when it is
+  dropped, as in V2's Table 11. The second stream costs time: a step takes 2.3 times the baseline's after all blocks
+  and 1.25 times after block 8 in the published form, 2.7 and 1.29 times in the stable one, and 1.6 times with
+  `split`, whose modules see half of the rows (`vit_step`). Held to a baseline that trains nearly as many GPU-seconds,
+  the published form is ahead in top-5 in both places; in top-1 it is level after block 8 and below after all blocks
+  by less than three seeds can tell. The stable form is below in top-1 in both places, clearly so after all blocks;
+  `split` is below by less than three seeds can tell. The baselines these are held to were trained for less time than
+  they took. So in this training the module makes more of an epoch, and no more top-1 of a GPU-hour. At 224 px (study
+  `deit-ti-cifar100-100`, one seed each) it is the same at equal epochs: the published form after all blocks gains
+  most, about seven tenths of what the paper reports, over a baseline of ours that is well above the paper's; the
+  stable form gains less. No longer baseline was trained at that size.
 - **Which readings of V2 reproduce its gain.** Two streams, one classifier, the published module (post-LN, dropout 0.5)
   after all blocks or after block 8: yes, at equal epochs. Without the plain stream: no, it loses; half of the batch
   through the module: not beyond what seeds differ by (both tried in the stable form). A related stream that stays at
