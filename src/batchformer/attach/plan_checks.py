@@ -62,8 +62,9 @@ def _close(found: Tensor, wanted: Tensor) -> bool:
 def check_apart(model: nn.Module, plan: Plan) -> None:
     """Plain rows must stay as they are whatever the related ones become. They do not where a model lets the images of
     a batch see each other by itself (timm's GCViT gives windows the queries of other images)."""
-    as_they_are, others = (_plain_outputs(model, plan, change) for change in (torch.clone, torch.neg))
-    if not all(map(_equal, as_they_are, others)):
+    rows = _plain_outputs(model, plan, torch.clone)
+    changed = not _same(rows, _plain_outputs(model, plan, torch.neg))
+    if changed and _same(rows, _plain_outputs(model, plan, torch.clone)):  # else the model is never twice the same
         raise UserError(
             f"{type(model).__name__} lets the images of a batch see each other behind {plan.paths[0]!r}, so that its "
             f'plain rows would change with the related ones: attach further behind, or use streams="split" or '
@@ -88,8 +89,10 @@ def _plain_outputs(model: nn.Module, plan: Plan, change: Callable[[Tensor], Tens
     return tensors_with_rows(plain_rows(outputs))
 
 
-def _equal(one: Tensor, two: Tensor) -> bool:
-    return one.is_meta or torch.equal(one.nan_to_num(), two.nan_to_num())  # no image may give no numbers
+def _same(one: list[Tensor], two: list[Tensor]) -> bool:
+    """To the bit; what is no number in both is the same."""
+    pairs = zip(one, two, strict=True)
+    return all(a.is_meta or torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 
 def check_read(model: nn.Module, plan: Plan, paths: Sequence[str]) -> None:
