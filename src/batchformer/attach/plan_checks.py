@@ -81,7 +81,7 @@ def _plain_outputs(model: nn.Module, plan: Plan, change: Callable[[Tensor], Tens
 
     hooks = [module.register_forward_hook(changed) for module in {one.module for one in plan.insertions}]
     try:
-        with in_place(model, plan), torch.backends.cudnn.flags(benchmark=False, deterministic=True):
+        with in_place(model, plan):
             outputs = call_blank(model, IMAGES, example=plan.example, noise=True)[0]
     finally:
         for hook in hooks:
