@@ -7,7 +7,9 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import torchvision
 from safetensors.torch import save_file
+from torch import nn
 from torch._dynamo.utils import counters
 
 import batchformer as bf
@@ -223,8 +225,6 @@ def test_an_extractor_without_network_asks_for_a_file(name, monkeypatch, tmp_pat
 
 
 def test_a_torchvision_extractor_by_name_and_file(tmp_path):
-    import torchvision
-
     from batchformer.tasks.mix_extractor import load_extractor
 
     torch.manual_seed(0)
@@ -233,6 +233,27 @@ def test_a_torchvision_extractor_by_name_and_file(tmp_path):
     images = torch.randn(2, 3, 64, 64)
     wanted = model.eval().features(images)
     torch.testing.assert_close(load_extractor("mobilenet_v2", str(tmp_path / "mobile.pth"))(images), wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("test_resnet", (0.5,) * 6), ("mobilenet_v2", (0.485, 0.456, 0.406, 0.229, 0.224, 0.225))],  # of timm, torchvision
+)
+def test_an_extractor_sees_images_normalised_as_it_was_trained(mixing, tmp_path, name, wanted):
+    options = mixing("attentive-cutmix")
+    if name == "mobilenet_v2":
+        torch.save(torchvision.models.mobilenet_v2().state_dict(), tmp_path / "mobile.pth")
+        options = mixing("attentive-cutmix", extractor=name, extractor_checkpoint=str(tmp_path / "mobile.pth"))
+    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    mix = mixing_module.build_mixing(options, nn.Identity(), 4, mean=mean, std=std).mix.mixes[-1]
+    pictures, seen = torch.rand(2, 3, 64, 64), []
+    mix.extractor.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    mix.heatmap((pictures - column(mean)) / column(std))
+    torch.testing.assert_close(seen[0], (pictures - column(wanted[:3])) / column(wanted[3:]))
+
+
+def column(numbers):
+    return torch.tensor(numbers)[:, None, None]
 
 
 def test_a_compiled_extractor_looks_at_the_same_cells_and_is_compiled_once(mixing, monkeypatch):

@@ -72,7 +72,8 @@ class MixOptions:
         attention_weight: transmix: weight of the attention in the label, against that of the area.
         block: transmix: whose attention, counted from 0 (the supplement's Table 1 counts from 1), or "rollout"; null:
             the last block's.
-        extractor: attentive-cutmix: the frozen network, by its name in timm or else in torchvision.
+        extractor: attentive-cutmix: the frozen network, by its name in timm or else in torchvision; images are
+            normalised for it.
         extractor_checkpoint: a local file with its weights (.pth, .safetensors); null takes the pretrained ones.
         extractor_size: side of the images it is shown; null: as they are.
         transport: puzzlemix: move salient blocks to where they are seen.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
@@ -29,6 +30,14 @@ def load_extractor(name: str, checkpoint: str | None = None) -> nn.Module:
     if checkpoint is not None:
         _load(model, name, Path(checkpoint))
     return feature_map(model.eval().requires_grad_(False))
+
+
+def wanted_normalisation(name: str) -> tuple[Sequence[float], ...]:
+    """The mean and std a timm model was trained with; nothing for torchvision's, which all have ImageNet's."""
+    import timm
+
+    config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    return () if config is None else (config.mean, config.std)
 
 
 def _create(name: str, pretrained: bool) -> nn.Module:

@@ -16,7 +16,7 @@ from batchformer.errors import UserError
 from batchformer.mix.transmix import TransMixed
 from batchformer.tasks.classification_options import MixOptions
 from batchformer.tasks.compiling import compile_in_place
-from batchformer.tasks.mix_extractor import load_extractor
+from batchformer.tasks.mix_extractor import load_extractor, wanted_normalisation
 from batchformer.tasks.reseed import seed_from
 
 
@@ -192,7 +192,9 @@ def _in_cutmix_place(
         )
     if options.method == "attentive-cutmix":
         extractor = load_extractor(options.extractor, options.extractor_checkpoint)
-        prepare = None if mean is None or std is None else bfmix.Renormalize(tuple(mean), tuple(std))
+        prepare = None
+        if mean is not None and std is not None:
+            prepare = bfmix.Renormalize(mean, std, *wanted_normalisation(options.extractor))
         return bfmix.AttentiveCutMix(extractor, num_classes, size=options.extractor_size, prepare=prepare, **shared)
     if options.method == "saliencymix":
         return bfmix.SaliencyMix(num_classes, mean=mean, std=std, **shared)
