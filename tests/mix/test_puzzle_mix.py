@@ -12,7 +12,7 @@ from torch import nn
 
 import batchformer as bf
 from batchformer.errors import UserError
-from batchformer.mix import PuzzleMix
+from batchformer.mix import CutMix, PuzzleMix
 
 from ..processes import run_in_processes
 
@@ -275,6 +275,8 @@ def test_bad_input_is_refused_with_a_way_out():
         PuzzleMix(model, 4, blocks=(1, 2))
     with pytest.raises(UserError, match=r"blocks=4\.0 must be whole"):
         PuzzleMix(model, 4, blocks=4.0)
+    with pytest.raises(UserError, match=r"pass what PuzzleMix\.draw gives"):
+        PuzzleMix(model, 4).apply(images, torch.eye(4)[:2], CutMix(4).draw(images))
     with pytest.raises(UserError, match="eta=None"):
         PuzzleMix(model, 4, eta=None)
     with pytest.raises(UserError, match=r"labels=3\.0"):

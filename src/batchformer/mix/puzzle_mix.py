@@ -144,7 +144,8 @@ class PuzzleMix(Mix):
     def apply(
         self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
     ) -> Mixed:
-        assert isinstance(draw, PuzzleDraw)
+        if not isinstance(draw, PuzzleDraw):
+            raise UserError("PuzzleMix.apply needs a draw with the number of blocks: pass what PuzzleMix.draw gives.")
         height, width = images.shape[-2:]
         if self.prob < 1 and not draw.share.any():  # the host waits, and saves a pass through the model
             nothing = images.new_zeros(1, 1, height, width)
