@@ -44,6 +44,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.runs and len(given.runs) != 2:
         raise UserError("give two run folders, the baseline's and BatchFormer's, or none for the miniature.")
+    if not given.runs and (given.photos or given.data_root):
+        raise UserError("--photos and --data-root go with two run folders: name them first.")
+    if given.images < 1:
+        raise UserError(f"--images {given.images}: one or more are drawn.")
+    if not 0 <= given.threshold <= 1:
+        raise UserError(f"--threshold {given.threshold:g}: a score lies between 0 and 1.")
     if given.runs:
         tasks, data, names = trained_runs(given)
         seen = (
@@ -77,6 +83,8 @@ def trained_runs(given: argparse.Namespace) -> tuple[dict[str, Any], Any, list[s
 
 
 def photos_of(folder: Path, count: int, data: Any) -> Seen:
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: give one with images in it.")
     paths = [Path(path) for path in images_in(folder)][:count]
     if not paths:
         raise UserError(f"there is no image in {folder}.")

@@ -62,8 +62,16 @@ def test_levels_of_deformable_detr_and_errors(attached):
         attention_over_scenes(model, *images, level=4)
     with pytest.raises(UserError, match="two or more"):
         attention_over_scenes(model, images[0][:1])
-    with pytest.raises(UserError, match="place=3"):
-        attention_over_scenes(model, *images, place=3)
+    for keywords, words in [
+        ({"place": 3}, "place=3"),
+        ({"place": "nowhere"}, "no module stands at 'nowhere'"),
+        ({"layer": 2}, "1 layers"),
+        ({"level": "largest"}, "level='largest' must be a whole number"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            attention_over_scenes(model, *images, **keywords)
+    by_path = attention_over_scenes(model, *images, place=bf.attachment_of(model).paths[0])
+    assert torch.equal(by_path.weights, attention_over_scenes(model, *images).weights)
 
 
 def test_objects_and_background_are_told_apart_and_padding_counts_nowhere():
@@ -133,3 +141,13 @@ def test_the_index_keeps_what_was_drawn_before(tmp_path):
     write_index(tmp_path, [("a.png", picture, "A", "new")])
     index = json.loads((tmp_path / "pictures.json").read_text())
     assert [(entry["file"], entry["caption"]) for entry in index] == [("a.png", "new"), ("b.png", "")]
+
+
+@pytest.mark.parametrize("content", ["{", "3", '["a.png"]', '[{"title": "A"}]'])
+def test_an_index_that_is_none_is_left_as_it_is(tmp_path, content):
+    (tmp_path / "pictures.json").write_text(content)
+    with pytest.raises(UserError, match="not an index of pictures"):
+        write_index(tmp_path, [("a.png", Image.new("RGB", (9, 9)), "A", "")])
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures.json"]
+    with pytest.raises(UserError, match="cannot be written to"):
+        write_index(tmp_path / "pictures.json", [("a.png", Image.new("RGB", (9, 9)), "A", "")])

@@ -65,6 +65,14 @@ def test_attention_has_its_column_and_every_method_its_picture(vit, tmp_path):
         draw_mixed(mixed, IMAGES[:2])
 
 
+def test_a_file_in_the_place_of_the_folder_is_told(tmp_path):
+    images = torch.rand(2, 3, 16, 16)
+    mixed = bf.mix.CutMix(2)(images, torch.tensor([0, 1]))
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="cannot be written to"):
+        write_mix_picture(tmp_path / "file", mixed, images)
+
+
 def test_the_example_draws_own_images_by_any_method(tmp_path, monkeypatch):
     (tmp_path / "photos" / "cats").mkdir(parents=True)
     for k in range(3):

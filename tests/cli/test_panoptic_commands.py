@@ -263,5 +263,12 @@ def test_the_example_draws_two_runs_for_the_report(say, stages, data, monkeypatc
     assert [path.name for path in (tmp_path / "own").glob("*.png")] == [
         "masks.png"
     ]  # one image has no other to look at
-    with pytest.raises(UserError, match="two run folders"):
-        draw(both[0])
+    for arguments, words in [
+        ([both[0]], "two run folders"),
+        (["--photos", data / "val2017"], "two run folders"),
+        ([*both, "--photos", tmp_path / "nowhere"], "nowhere is not a folder"),
+        ([*both, "--images", 0], "--images 0"),
+        ([*both, "--threshold", 50], "--threshold 50"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            draw(*arguments)

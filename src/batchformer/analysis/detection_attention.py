@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from batchformer.analysis.attention_weights import attention_weights
 from batchformer.analysis.batch_attention import AttentionOverBatch
+from batchformer.analysis.mini_batch import attention_at, place_number, whole_number
 from batchformer.analysis.stream_gradients import handle_of
 from batchformer.analysis.token_layout import Layout
 from batchformer.analysis.untouched import untouched
 from batchformer.attach import Attachment
 from batchformer.errors import UserError
-from batchformer.nn import BatchAttention
 
 _CHUNK = 4096
 
@@ -41,7 +41,7 @@ def attention_over_scenes(
     pixel_values: Float[Tensor, "batch 3 height width"],
     pixel_mask: Tensor | None = None,
     *,
-    place: int = 0,
+    place: int | str = 0,
     level: int = 0,
     layer: int = -1,
 ) -> AttentionOverBatch:
@@ -53,12 +53,10 @@ def attention_over_scenes(
     attachment = handle_of(model)
     if len(pixel_values) < 2:
         raise UserError("one image has no other to look at: give two or more.")
-    if not 0 <= place < len(attachment.points):
-        raise UserError(f"place={place}: there are {len(attachment.points)} insertions, 0 the first.")
-    point = attachment.points[place]
-    attention = point.module.layers[layer].self_attn
-    assert isinstance(attention, BatchAttention)
-    which = [p.module for p in attachment.points[:place]].count(point.module)
+    number = place_number(attachment, place)
+    point = attachment.points[number]
+    attention = attention_at(point, layer)
+    which = [p.module for p in attachment.points[:number]].count(point.module)
     entered: list[tuple[Tensor, Tensor | None]] = []
     handle = attention.register_forward_pre_hook(
         lambda _, args: entered.append((args[0].detach(), args[1] if len(args) > 1 else None))
@@ -74,7 +72,7 @@ def attention_over_scenes(
             shapes.remove()
     x, valid = entered[which]
     grids = shapes.of(x.shape[1])
-    if not 0 <= level < len(grids):
+    if not 0 <= whole_number("level", level) < len(grids):
         raise UserError(f"level={level}: the detector has {len(grids)} feature maps, 0 the largest.")
     start = sum(rows * columns for rows, columns in grids[:level])
     count = grids[level][0] * grids[level][1]

@@ -32,6 +32,7 @@ from batchformer.analysis.drawing import (
     scale_bar,
     text,
     to_pictures,
+    written_to,
 )
 from batchformer.analysis.object_drawing import draw_boxes, draw_segments
 from batchformer.errors import UserError
@@ -117,7 +118,7 @@ def batch_attention_picture(
     model: nn.Module,
     batch: Mapping[str, Any],
     *,
-    place: int = 0,
+    place: int | str = 0,
     level: int = 0,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -156,15 +157,24 @@ def write_index(folder: Path | str, made: Sequence[tuple[str, Image.Image, str, 
     `detection` in a run folder is where it looks. Pictures that are there already and not drawn anew stay listed.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     index = folder / INDEX
-    known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else []
     new = {file: {"file": file, "title": title, "caption": caption} for file, _, title, caption in made}
-    for file, picture, _, _ in made:
-        picture.save(folder / file, optimize=True)
-    entries = [*new.values(), *(entry for entry in known if entry["file"] not in new)]
-    index.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    with written_to(folder):
+        entries = [*new.values(), *(entry for entry in _listed(index) if entry["file"] not in new)]
+        for file, picture, _, _ in made:
+            picture.save(folder / file, optimize=True)
+        index.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     return [folder / file for file in new]
+
+
+def _listed(index: Path) -> list[dict[str, str]]:
+    if not index.is_file():
+        return []
+    try:
+        known = json.loads(index.read_text(encoding="utf-8"))
+        return [entry for entry in known if isinstance(entry["file"], str)]
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{index} is not an index of pictures: delete it, or write to another folder.") from None
 
 
 def _of_things(label: Mapping[str, Any], is_thing: Sequence[bool] | None) -> Tensor | None:

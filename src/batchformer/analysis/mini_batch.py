@@ -44,15 +44,10 @@ def infer_watched(model: nn.Module, images: Tensor, place: int | str = 0, layer:
         raise UserError(f"images must be one tensor with the whole batch, not {type(images).__name__}.")
     if len(images) < 2:
         raise UserError("one image has no other to look at: give two or more.")
-    number = _number(attachment, place)
+    number = place_number(attachment, place)
     point = attachment.points[number]
+    attention = attention_at(point, layer)
     module, path, channels = point.module, point.paths[0], _channels_at(point)
-    if not -len(module.layers) <= whole_number("layer", layer) < len(module.layers):
-        raise UserError(
-            f"layer={layer}: the module {point.side} {path!r} has {len(module.layers)} layers, 0 the first."
-        )
-    attention = module.layers[layer].self_attn
-    assert isinstance(attention, BatchAttention)
     entered: list[Tensor] = []
     passed: list[Tensor] = []
     related: list[Tensor] = []
@@ -99,7 +94,20 @@ def whole_number(name: str, value: Any) -> int:
         raise UserError(f"{name}={value!r} must be a whole number.") from None
 
 
-def _number(attachment: Attachment, place: int | str) -> int:
+def attention_at(point: Point, layer: int) -> BatchAttention:
+    """That of one of the module's layers."""
+    layers = point.module.layers
+    if not -len(layers) <= whole_number("layer", layer) < len(layers):
+        raise UserError(
+            f"layer={layer}: the module {point.side} {point.paths[0]!r} has {len(layers)} layers, 0 the first."
+        )
+    attention = layers[layer].self_attn
+    assert isinstance(attention, BatchAttention)
+    return attention
+
+
+def place_number(attachment: Attachment, place: int | str) -> int:
+    """Of an insertion, by its number or by its path."""
     paths = [point.paths[0] for point in attachment.points]
     if isinstance(place, str):
         if place not in paths:

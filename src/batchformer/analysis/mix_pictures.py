@@ -29,6 +29,7 @@ from batchformer.analysis.drawing import (
     text,
     tile,
     to_pictures,
+    written_to,
 )
 from batchformer.errors import UserError
 from batchformer.mix.mixed import Mixed
@@ -108,10 +109,10 @@ def write_mix_picture(
     folder, method = Path(folder), options.pop("method", type(mixed).__name__.removesuffix("ed"))
     picture = draw_mixed(mixed, images, **options)
     told = CAPTION if not hasattr(mixed, "attention") else f"{CAPTION} {ATTENTION_CAPTION}"
-    folder.mkdir(parents=True, exist_ok=True)
-    picture.save(folder / FILE, optimize=True)
     index = [{"file": FILE, "title": f"{method}: images and labels", "caption": told}]
-    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    with written_to(folder):
+        picture.save(folder / FILE, optimize=True)
+        (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     return folder / FILE
 
 

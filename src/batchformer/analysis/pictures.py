@@ -32,6 +32,7 @@ from batchformer.analysis.drawing import (
     tile,
     tint,
     to_pictures,
+    written_to,
 )
 from batchformer.analysis.features import FeaturePair, features_with_and_without
 from batchformer.errors import UserError
@@ -204,13 +205,10 @@ def write_pictures(
     where = f"{attention.side.capitalize()} {attention.path!r}."
     made = [(name, picture, title, f"{where} {told}") for name, picture, title, told in made]
     index = [{"file": name, "title": title, "caption": caption} for name, _, title, caption in made]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with written_to(folder):
         for name, picture, _, _ in made:
             picture.save(folder / name, optimize=True)
         (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written to as a folder: {error.strerror}.") from None
     return [folder / name for name, *_ in made]
 
 
