@@ -5,6 +5,7 @@ import json
 import pytest
 from made_up import classification, comparison, health, result, write
 
+from batchformer.errors import UserError
 from batchformer.report import load_runs, write_report
 from batchformer.report.comparison import comparison_table, format_difference, metrics_of
 from batchformer.report.paper import MAIN, STUDIES
@@ -305,3 +306,13 @@ def test_pictures_of_a_run_are_inside_the_page_and_nothing_else_is(tmp_path):
     assert 'alt="Who &amp; whom"' in text
     assert "&lt;b&gt;caption" in text
     assert "onload" not in text
+
+
+def test_pictures_that_are_gone_leave_no_empty_section_and_a_damaged_index_is_told_as_such(tmp_path):
+    run = write(tmp_path, comparison(seeds=1)) / "cifar100-lt-100-batchformer-seed0"
+    (run / "pictures").mkdir()
+    (run / "pictures" / "pictures.json").write_text('[{"file": "gone.png"}]')
+    assert "The two streams" not in write_report([tmp_path], tmp_path / "page.html").read_text()
+    (run / "pictures" / "pictures.json").write_text("{")
+    with pytest.raises(UserError, match="draw the pictures again"):
+        write_report([tmp_path], tmp_path / "page.html")

@@ -13,6 +13,7 @@ from batchformer.errors import UserError
 from batchformer.report.comparison import METHODS
 from batchformer.report.health import read_health
 
+_NO_RESULTS = ("compare.json", "pictures.json")
 _REQUIRED = ("recipe", "method", "seed", "metrics")
 
 
@@ -85,7 +86,7 @@ def _result_files(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
         elif path.is_dir():
             for file in sorted(path.rglob("*.json")):
                 hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-                if file.is_file() and file.name != "compare.json" and not hidden:
+                if file.is_file() and file.name not in _NO_RESULTS and not hidden:
                     found.setdefault(file.resolve(), (file, file.name == "result.json"))
         else:
             raise UserError(f"{path} does not exist: give a run folder, a folder of `compare`, or a result file")

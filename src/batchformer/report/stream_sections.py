@@ -135,7 +135,8 @@ def _pictures(runs: Sequence[Run]) -> str:
     for run in runs:
         index = run.source.parent / FOLDER / INDEX
         if run.source.name == "result.json" and index.is_file():
-            return f'<div class="grid">{"".join(picture_of(index.parent, entry) for entry in pictures_in(index))}</div>'
+            drawn = "".join(picture_of(index.parent, entry) for entry in pictures_in(index))
+            return f'<div class="grid">{drawn}</div>' if drawn else ""
     return ""
 
 
