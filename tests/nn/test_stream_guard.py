@@ -67,9 +67,33 @@ def test_chance_is_the_loss_of_the_best_constant_prediction():
     constant = torch.tensor(counts).log().expand(100, 3)
     assert chance_loss(counts) == pytest.approx(F.cross_entropy(constant, labels).item(), rel=1e-6)
     assert chance_loss(100) == chance_loss(np.int64(100)) == pytest.approx(math.log(100))
-    for wrong in (1, [5.0, 0.0]):
+    assert chance_loss(torch.tensor(counts)) == pytest.approx(chance_loss(counts))
+    for wrong in (1, [5.0, 0.0], 10.0, None, [math.nan, 1.0, 1.0], [math.inf, 1.0]):
         with pytest.raises(UserError, match="two classes"):
             StreamGuard(wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 2.5}, "every and looks of 1 or more"),
+        ({"looks": "many"}, "every and looks of 1 or more"),
+        ({"warmup": -1}, "warmup=-1"),
+        ({"at_chance": "high"}, "at_chance='high'"),
+        ({"has_learnt": math.nan}, "has_learnt=nan"),
+    ],
+)
+def test_options_that_would_never_warn_are_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        StreamGuard(CLASSES, **options)
+
+
+def test_losses_may_be_plain_numbers_but_not_those_of_rows():
+    guard = StreamGuard(CLASSES, every=1, looks=1)
+    with pytest.warns(UserWarning, match="sits at chance"):
+        guard.update(0.5, CHANCE)
+    with pytest.raises(UserError, match="every row to update_rows"):
+        StreamGuard(CLASSES).update(torch.ones(3), torch.ones(3))
 
 
 def test_a_state_carries_the_count_and_the_silence_on():

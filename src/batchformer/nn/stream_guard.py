@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from batchformer.errors import UserError
+from batchformer.nn.inputs import as_number, is_whole
 
 WARNING = (
     "the related stream sits at chance (training loss {related:.2f}; a constant prediction has {chance:.2f}) while the "
@@ -60,8 +61,13 @@ class StreamGuard:
         has_learnt: float = 0.85,
     ) -> None:
         self.chance = chance_loss(classes)
-        if every < 1 or looks < 1:
+        if not is_whole(every) or not is_whole(looks):
             raise UserError(f"StreamGuard needs every and looks of 1 or more, got every={every} and looks={looks}.")
+        if not as_number(warmup) >= 0:
+            raise UserError(f"StreamGuard: warmup={warmup!r} must be a number of steps, 0 or more.")
+        for name, part in (("at_chance", at_chance), ("has_learnt", has_learnt)):
+            if not as_number(part) > 0:
+                raise UserError(f"StreamGuard: {name}={part!r} must be a part of the loss at chance, above 0.")
         self.every, self.warmup, self.looks = every, warmup, looks
         self.at_chance, self.has_learnt = at_chance, has_learnt
         self.warned = False
@@ -86,7 +92,9 @@ class StreamGuard:
     @torch.no_grad()
     def add(self, plain_loss: Float[Tensor, ""], related_loss: Float[Tensor, ""]) -> None:
         """The part of `update` on the device: sums in one tensor that keeps its place."""
-        losses = torch.stack([plain_loss.detach(), related_loss.detach()]).double()
+        losses = torch.stack([torch.as_tensor(loss).detach() for loss in (plain_loss, related_loss)]).double()
+        if losses.ndim > 1:
+            raise UserError("StreamGuard: give the mean loss of each stream, or the loss of every row to update_rows.")
         if self._sums is None:
             self._sums = torch.zeros_like(losses)
         self._sums.add_(losses)
@@ -134,8 +142,11 @@ class StreamGuard:
 
 def chance_loss(classes: int | Sequence[float]) -> float:
     """Cross entropy of the best prediction that ignores its input: the entropy of the labels."""
-    counts = [1.0] * int(classes) if isinstance(classes, int | Integral) else [float(count) for count in classes]
+    if isinstance(classes, int | Integral):
+        counts = [1.0] * int(classes)
+    else:
+        counts = [as_number(count) for count in classes] if isinstance(classes, Iterable) else []
     total = sum(counts)
-    if sum(count > 0 for count in counts) < 2 or min(counts) < 0:
+    if sum(count > 0 for count in counts) < 2 or not all(0 <= count < math.inf for count in counts):
         raise UserError("StreamGuard needs two classes or more: give their number, or the training images of each.")
     return -sum(count / total * math.log(count / total) for count in counts if count > 0)
