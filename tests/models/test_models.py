@@ -105,6 +105,13 @@ def test_pretrained_weights_that_cannot_be_had_are_one_sentence_with_the_way_out
         create_backbone("resnet18", 3, pretrained=True, cache_dir=tmp_path)
 
 
+def test_a_file_of_another_kind_than_timm_expects_is_one_sentence(tmp_path):
+    torch.save({"weight": torch.ones(1)}, tmp_path / "weights.npz")
+    overlay = {"file": str(tmp_path / "weights.npz")}
+    with pytest.raises(UserError, match="weights of vit_tiny_patch16_224 cannot be had"):  # those of Google, as arrays
+        create_backbone("vit_tiny_patch16_224", 3, pretrained=True, depth=1, pretrained_cfg_overlay=overlay)
+
+
 def test_pretrained_weights_come_from_a_local_file_with_a_new_classifier(tmp_path):
     import timm
 

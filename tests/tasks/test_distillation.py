@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from lightning import Callback
 from safetensors.torch import save_file
 
 from batchformer.errors import UserError
@@ -54,6 +55,30 @@ def test_each_head_has_its_own_teacher(teacher_file, alpha, still):
     other = {"head_dist.weight": "head.weight", "head.weight": "head_dist.weight"}[still]
     assert task.net.get_parameter(still).grad.abs().max() == 0
     assert task.net.get_parameter(other).grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("of_a_file", [False, True], ids=["pretrained", "file"])
+def test_a_pretrained_teacher_sees_images_normalised_as_it_was_trained(teacher_file, of_a_file):
+    """timm's numbers for this one are halves; a teacher of one's own was trained on the data as it comes."""
+    own = {
+        **TEACHER["teacher_args"],
+        "pretrained_cfg_overlay": {"file": teacher_file, "num_classes": 4, "custom_load": False},
+    }
+    options = DistillationOptions("hard", TEACHER["teacher"], own, teacher_file if of_a_file else None)
+    task = vit_task(backbone="deit_tiny_distilled_patch16_224", distillation=options, mix=NO_MIX)
+    data, seen = TinyData(), {"teacher": [], "student": []}
+    data.mean, data.std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    task.build(4, COUNTS)
+    task.net.register_forward_pre_hook(lambda net, x: seen["student"].append(x[0].clone()))
+
+    class Watch(Callback):
+        def on_fit_start(self, trainer, task):
+            network = getattr(task._teacher[0], "network", task._teacher[0])
+            network.register_forward_pre_hook(lambda _, x: seen["teacher"].append(x[0].clone()))
+
+    fit(task, data, callbacks=[Watch()])
+    pictures = seen["student"][0] * torch.tensor(data.std)[:, None, None] + torch.tensor(data.mean)[:, None, None]
+    torch.testing.assert_close(seen["teacher"][0], seen["student"][0] if of_a_file else (pictures - 0.5) / 0.5)
 
 
 def test_the_teacher_sees_each_mixed_image_once(teacher_file):

@@ -41,7 +41,8 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
             f"backbone {name} does not take {unknown[1]}: leave model.backbone_args.{unknown[1]} out; where a recipe "
             "sets it, give --model.backbone_args {}."
         ) from problem
-    except (OSError, RuntimeError) as problem:  # huggingface_hub's and urllib's errors are OSErrors
+    # huggingface_hub's and urllib's errors are OSErrors; a file of another kind than timm expects is a ValueError
+    except (OSError, RuntimeError, ValueError) as problem:
         if not arguments.get("pretrained"):
             raise
         reason = (str(problem).strip() or type(problem).__name__).splitlines()[0].split(". ")[0].rstrip(".")

@@ -1,5 +1,6 @@
 """Image classification with DeiT's recipe, with or without BatchFormer."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -187,17 +188,24 @@ class Classification(LabelledTask):
 
     def _make_mixing(self) -> None:
         if self.mix_options.on and self._mixing is None:
-            data = getattr(self.trainer, "datamodule", None)
-            normalised = getattr(data, "mean", None), getattr(data, "std", None)
             self._mixing = build_mixing(
-                self.mix_options, self.net, len(self.class_counts), self.label_smoothing, *normalised
+                self.mix_options, self.net, len(self.class_counts), self.label_smoothing, *self._normalisation
             )
+
+    @property
+    def _normalisation(self) -> tuple[Sequence[float] | None, Sequence[float] | None]:
+        """Mean and std of the images, where the data tells them."""
+        data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+        return getattr(data, "mean", None), getattr(data, "std", None)
 
     def _load_teacher(self) -> None:
         if self.distils and not self._teacher:
             options = self.distillation_options
             classes = len(self.class_counts)
-            self._teacher.append(load_teacher(options.teacher, classes, options.checkpoint, options.teacher_args))
+            teacher = load_teacher(
+                options.teacher, classes, options.checkpoint, options.teacher_args, *self._normalisation
+            )
+            self._teacher.append(teacher)
 
     def _check_schedule(self) -> None:
         check_has_end(self.trainer)
