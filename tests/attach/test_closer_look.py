@@ -116,6 +116,16 @@ def test_a_batch_norm_without_running_statistics_keeps_the_streams_apart() -> No
     torch.testing.assert_close(attachment.plain(model(images)), plain(images))
 
 
+@pytest.mark.parametrize(("size", "channels"), [(28, 1), (96, 3), (256, 3)])
+def test_a_network_of_one_own_size_is_run_dry(size: int, channels: int) -> None:
+    side = size // 4
+    model = nn.Sequential(nn.Conv2d(channels, 8, 4, 4), nn.Flatten(), nn.Linear(8 * side * side, 5)).train()
+    attachment = bf.attach(model, after=["0"], **QUIET)
+    images = torch.randn(3, channels, size, size)
+    assert model(images).shape == (6, 5)
+    attachment.detach()
+
+
 class NormAct(nn.BatchNorm1d):
     """As timm's: the activation is a part of the BatchNorm."""
 

@@ -18,7 +18,7 @@ from batchformer.errors import UserError
 from batchformer.nn.streams import count_rows, resize_rows
 
 Channels = Literal["first", "last"]
-_SIZES = (224, 32, 64, 299, 384)
+_SIZES = (224, 32, 64, 299, 384, 28, 96, 128, 256, 160, 192, 288, 336, 448, 512)  # a wrong one is refused at once
 
 
 @dataclass(frozen=True)
