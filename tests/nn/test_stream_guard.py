@@ -50,6 +50,22 @@ def test_one_stretch_of_bad_luck_is_not_enough():
     assert feed(guard, 0.5, CHANCE, 30) == 1
 
 
+def test_a_plain_stream_that_is_spoilt_again_by_the_related_one_is_no_excuse():
+    guard = StreamGuard(CLASSES, every=10, looks=3)
+    assert feed(guard, 0.5 * CHANCE, CHANCE, 10) == 0
+    state = copy.deepcopy(guard.state_dict())
+    assert feed(guard, 0.95 * CHANCE, CHANCE, 20) == 1
+    resumed = StreamGuard(CLASSES, every=10, looks=3)
+    resumed.load_state_dict(state)
+    assert feed(resumed, 0.95 * CHANCE, CHANCE, 20) == 1
+
+
+def test_a_network_that_falls_back_to_chance_as_a_whole_is_another_matter():
+    guard = StreamGuard(CLASSES, every=10, looks=3)
+    assert feed(guard, 0.5 * CHANCE, 0.6 * CHANCE, 50) == 0
+    assert feed(guard, CHANCE, CHANCE, 200) == 0
+
+
 def test_steps_of_the_warm_up_do_not_count():
     assert feed(StreamGuard(CLASSES, every=10, looks=1, warmup=100), 0.5, CHANCE, 109) == 0
     assert feed(StreamGuard(CLASSES, every=10, looks=1, warmup=100), 0.5, CHANCE, 110) == 1

@@ -47,7 +47,8 @@ class StreamGuard:
         warmup: so many steps at the start are not judged.
         looks: so many looks in a row must find the same.
         at_chance: the related stream is at chance when its loss is at least this part of the constant prediction's.
-        has_learnt: the plain stream has learnt when its loss is at most this part of it.
+        has_learnt: the plain stream has learnt when its loss is at most this part of it. Once is enough while the
+            related one sits at chance: what the related rows teach the shared blocks may spoil the plain ones again.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class StreamGuard:
         self.at_chance, self.has_learnt = at_chance, has_learnt
         self.warned = False
         self._steps = self._steps_in_sums = self._dead_looks = 0
+        self._plain_best = math.inf  # of the looks since the related stream has been at chance
         self._sums: Tensor | None = None  # plain, related
 
     def update(self, plain_loss: Float[Tensor, ""], related_loss: Float[Tensor, ""]) -> None:
@@ -112,11 +114,12 @@ class StreamGuard:
         assert self._sums is not None
         plain, related = (self._sums / self._steps_in_sums).tolist()
         self._forget()
-        dead = related >= self.at_chance * self.chance and plain <= self.has_learnt * self.chance
-        self._dead_looks = self._dead_looks + 1 if dead else 0
+        at_chance = related >= self.at_chance * self.chance
+        self._plain_best = best = min(plain, self._plain_best) if at_chance else math.inf
+        self._dead_looks = self._dead_looks + 1 if best <= self.has_learnt * self.chance else 0
         if self._dead_looks >= self.looks and not self.warned:
             self.warned = True
-            warnings.warn(WARNING.format(plain=plain, related=related, chance=self.chance), UserWarning, stacklevel=1)
+            warnings.warn(WARNING.format(plain=best, related=related, chance=self.chance), UserWarning, stacklevel=1)
 
     def _forget(self) -> None:
         if self._sums is not None:
@@ -131,6 +134,7 @@ class StreamGuard:
             "steps": self._steps,
             "steps_in_sums": self._steps_in_sums,
             "dead_looks": self._dead_looks,
+            "plain_best": self._plain_best,
             "warned": self.warned,
         }
 
@@ -138,6 +142,7 @@ class StreamGuard:
         self._sums = torch.tensor(state["sums"], dtype=torch.float64, device=device)
         self._steps, self._steps_in_sums = state["steps"], state["steps_in_sums"]
         self._dead_looks, self.warned = state["dead_looks"], state["warned"]
+        self._plain_best = state.get("plain_best", math.inf)  # states of earlier versions have none
 
 
 def chance_loss(classes: int | Sequence[float]) -> float:

@@ -74,16 +74,17 @@ class Reading:
 
 
 def reading(health: Mapping[str, Any]) -> Reading:
-    """Dead: the related rows sit at chance though the plain ones have learnt. Idle: alive, but hardly related.
+    """Dead: the related rows sit at chance, whatever the plain ones have learnt. Idle: alive, but hardly related.
 
     The thresholds are those the project sets for a variant that trains at any depth: each insertion changes the related
     tokens by 5 % of their norm or more (without dropout), and 1 % or more of a sample's gradient, by norms, falls on
     others.
     """
     plain, related, chance = (number(health, key) for key in ("plain_loss", "related_loss", "chance"))
-    if chance and related is not None and plain is not None and related >= 0.97 * chance and plain <= 0.85 * chance:
+    if chance and related is not None and related >= 0.97 * chance:
+        beside = "" if plain is None or plain <= 0.85 * chance else f" and the plain one is near it ({plain:.2f})"
         return Reading(
-            False, f"The related stream sits at chance ({related:.2f}): nothing is learnt through the modules."
+            False, f"The related stream sits at chance ({related:.2f}){beside}: nothing is learnt through the modules."
         )
     changes = [v for v in series(health.get("points", []), "change_quiet") if v is not None]
     share = number(health, "gradient_on_others", "quiet", "norm_share")
