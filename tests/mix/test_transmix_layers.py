@@ -13,7 +13,7 @@ from batchformer.errors import UserError
 from batchformer.mix.class_attention_check import attending_tokens
 from batchformer.mix.class_attention_find import find_attention
 
-from .tiny_models import CASES, Case
+from .tiny_models import CASES, Case, opinionated
 
 IDS = torch.arange(3)
 
@@ -153,6 +153,39 @@ def test_several_probes_are_refused_and_so_is_their_rollout():
         mixed = bf.mix.TransMix(model, 5, block=block)(torch.randn(3, 3, 32, 32), IDS)
         with pytest.raises(UserError, match="choose another block="):
             model(mixed.images)
+
+
+@pytest.mark.parametrize("registers", [0, 2])
+@pytest.mark.parametrize("included", [False, True])
+def test_timms_attention_pooling_is_asked_what_its_latent_attends_to(registers, included):
+    torch.manual_seed(0)
+    small = {"img_size": (48, 64), "embed_dim": 48, "num_heads": 3, "depth": 2, "num_classes": 5, "qk_norm": True}
+    options = {**small, "reg_tokens": registers, "pool_include_prefix": included}
+    model = opinionated(timm.create_model("vit_base_patch16_siglip_224", **options)).train()
+    pool, seen = model.attn_pool, []
+    pool.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    mix = bf.mix.TransMix(model, 5)
+    mixed = mix(torch.randn(3, 3, 48, 64), IDS)
+    model(mixed.images)
+    q = pool.q_norm(pool.q(pool.latent).unflatten(-1, (3, 16)).transpose(1, 2))
+    k = pool.k_norm(pool.kv(seen[0]).unflatten(-1, (2, 3, 16))[:, :, 0].transpose(1, 2))
+    row = (q @ k.transpose(-2, -1) / 4).softmax(-1).mean(1)[:, 0, registers if included else 0 :]
+    assert mixed.attention().shape == (3, 3, 4)
+    torch.testing.assert_close(mixed.attention().flatten(1), row / row.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
+    assert (row.amax(1) / row.amin(1)).min() > 1.5
+    assert bf.mix.TransMix(model, 5, query="mean").recorders[0].layer is model.blocks[-1].attn
+    with pytest.raises(UserError, match="'attn_pool' is not such a block"):
+        bf.mix.TransMix(model, 5, block="rollout")
+
+
+def test_where_the_pooling_sees_the_class_token_too_it_is_no_cell():
+    options = {"img_size": 64, "embed_dim": 48, "num_heads": 3, "depth": 1, "num_classes": 5, "attn_pool_num_heads": 3}
+    model = timm.create_model("vit_pe_core_tiny_patch16_384", **options).train()
+    mix = bf.mix.TransMix(model, 5)
+    mixed = mix(torch.randn(3, 3, 64, 64), IDS)
+    model(mixed.images)
+    assert mix.recorders[0].layer is model.attn_pool
+    assert mixed.attention().shape == (3, 4, 4)
 
 
 class Masked(nn.Module):

@@ -71,7 +71,9 @@ def test_the_class_token_of_clip_is_no_patch():
 
 def test_the_pooling_head_of_siglip_is_asked_what_its_probe_attends_to():
     torch.manual_seed(0)
-    mix = bf.mix.TransMix(model := vision("Siglip"), 5)
+    options = {key: value for key, value in OPTIONS.items() if key != "num_labels"}
+    model = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**options)).train()
+    mix = bf.mix.TransMix(model, 5)
     head = mix.recorders[0].layer
     torch.nn.init.normal_(head.in_proj_weight)
     given: list[tuple] = []
@@ -80,3 +82,16 @@ def test_the_pooling_head_of_siglip_is_asked_what_its_probe_attends_to():
     model(mixed.images)
     expected = torch.nn.MultiheadAttention.forward(head, *given[0])[1][:, 0]
     torch.testing.assert_close(mixed.attention().flatten(1), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_pooling_head_that_the_classifier_leaves_out_is_not_asked():
+    """It gets no gradient, so what its probe attends to says nothing about the label."""
+    mix = bf.mix.TransMix(model := vision("Siglip"), 5)
+    mixed = mix(torch.randn(3, 3, 32, 32), torch.arange(3))
+    model(mixed.images).logits.sum().backward()
+    asked = mix.recorders[0].layer
+    assert next(asked.parameters()).grad.abs().max() > 0
+    mix.close()
+    model.set_attn_implementation("eager")
+    whole = model(mixed.images, output_attentions=True).attentions[-1]
+    torch.testing.assert_close(mixed.attention().flatten(1), class_row(whole, "mean", 0), atol=1e-5, rtol=1e-4)

@@ -7,7 +7,7 @@ A layer must have the weights of softmax(q k^T) v and nothing else, and compute 
 | ViT, DeiT, DeiT-3, DINOv2, BEiT, EVA; torchvision's ViT | attention of a block | class token |
 | transformers' ViT, DeiT, CLIP's vision model, DINOv3 | attention of a block | class token |
 | DeiT distilled | attention of a block | class token: the distillation token answers to the teacher, not to the label |
-| SigLIP with its pooling head (`nn.MultiheadAttention` of one probe) | that head | the probe |
+| SigLIP with its pooling head (timm's; transformers' model, whose classifier leaves it out) | that head | the probe |
 | CaiT, XCiT, VOLO | class-attention layers, the only ones with a class token | class token |
 | ViT with average pooling, PVT v2 | attention of a block | mean of the image tokens' queries |
 | Swin | a block, its windows put together again | mean of all tokens' queries |
@@ -28,6 +28,7 @@ from batchformer.mix.class_attention import has_projections
 from batchformer.mix.class_attention_check import attending_tokens
 from batchformer.mix.class_attention_readers import (
     ClassQuery,
+    LatentReader,
     PyramidReader,
     Reader,
     TokenReader,
@@ -42,8 +43,8 @@ _CHILDREN = frozenset(
 )
 _WEIGHTS = frozenset(("q_bias", "k_bias", "v_bias", "relative_position_bias_table", "in_proj_weight", "in_proj_bias"))
 _CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
-# These keep a class token and classify the mean of the others.
-_MEAN_POOLED = ("CLIPForImageClassification", "MetaClip2ForImageClassification")
+# These keep a class token or a pooling head, and classify the mean of the tokens of the image.
+_MEAN_POOLED = frozenset(f"{name}ForImageClassification" for name in ("CLIP", "MetaClip2", "Siglip", "Siglip2"))
 _OTHER_TOKENS = ("dist_token", "distillation_token", "reg_token", "register_tokens")
 
 
@@ -60,6 +61,11 @@ def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tu
             )
         if _is_window_block(module):
             found.append((path, module, WindowReader("mean")))
+        elif _is_latent_pool(module) and query != "mean":
+            included = getattr(_owner(model, "pool_include_prefix"), "pool_include_prefix", True)
+            found.append((path, module, LatentReader(prefix if included else 0, names_by_position(module))))
+        elif isinstance(module, nn.MultiheadAttention) and _classifies_the_mean(model):
+            continue  # a pooling head that nothing reads
         elif _is_pyramid(module):
             found.append((path, module, PyramidReader("mean")))
         elif _is_plain(module) and not _is_window_attention(module) and (attending := attending_tokens(module)):
@@ -109,9 +115,11 @@ def _pools_image_tokens(model: nn.Module) -> bool:
     if getattr(_owner(model, "global_pool"), "global_pool", None) in ("avg", "avgmax", "max", "map"):  # timm
         return True
     config = getattr(_owner(model, "config"), "config", None)  # transformers
-    return bool(getattr(config, "use_mean_pooling", False)) or any(
-        type(module).__name__ in _MEAN_POOLED for module in model.modules()
-    )
+    return bool(getattr(config, "use_mean_pooling", False)) or _classifies_the_mean(model)
+
+
+def _classifies_the_mean(model: nn.Module) -> bool:
+    return any(type(module).__name__ in _MEAN_POOLED for module in model.modules())
 
 
 def _is_plain(layer: nn.Module) -> bool:
@@ -120,6 +128,12 @@ def _is_plain(layer: nn.Module) -> bool:
     # Hiera's tokens do not stand row by row; a key of zeros is no token
     other = hasattr(layer, "query_stride") or getattr(layer, "add_zero_attn", False)
     return has_projections(layer) and children <= _CHILDREN and weights <= _WEIGHTS and not other
+
+
+def _is_latent_pool(layer: nn.Module) -> bool:
+    latent = getattr(layer, "latent", None)
+    one = isinstance(latent, Tensor) and latent.ndim == 3 and latent.shape[1] == 1
+    return one and hasattr(layer, "pos_embed") and hasattr(layer, "kv") and has_projections(layer)
 
 
 def _is_pyramid(layer: nn.Module) -> bool:

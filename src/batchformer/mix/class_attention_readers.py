@@ -79,6 +79,21 @@ class TokenReader(Reader):
         return rows if whole else rows[:, 0, self.prefix :]
 
 
+class LatentReader(Reader):
+    """timm's attention pooling: one learnt query (`latent`) to all tokens, in the place of a class token."""
+
+    def __init__(self, prefix: int, names: tuple[str, ...]) -> None:
+        super().__init__("class", prefix)
+        self.names = names
+
+    def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False) -> Tensor:
+        _refuse_the_unknown(layer, {**dict(zip(self.names, args, strict=False)), **kwargs}, self.names)
+        tokens = _first(args, kwargs)
+        keys = tokens if layer.pos_embed is None else tokens + layer.pos_embed.to(tokens.dtype)
+        latent = layer.latent.expand(len(tokens), -1, -1)
+        return attention_rows(layer, latent, "class", keys=keys).mean(1)[:, 0, self.prefix :]
+
+
 def names_by_position(layer: nn.Module) -> tuple[str, ...]:
     """What the layer's `forward` calls its arguments, whatever stands in its place now."""
     parameters = list(inspect.signature(type(layer).forward).parameters.values())[1:]
