@@ -9,6 +9,7 @@ from PIL import Image
 
 import batchformer as bf
 from batchformer.analysis.attention_weights import attention_weights
+from batchformer.analysis.batch_attention import attention_over_batch
 from batchformer.analysis.detection_attention import (
     attention_over_scenes,
     inside_images,
@@ -72,6 +73,12 @@ def test_levels_of_deformable_detr_and_errors(attached):
             attention_over_scenes(model, *images, **keywords)
     by_path = attention_over_scenes(model, *images, place=bf.attachment_of(model).paths[0])
     assert torch.equal(by_path.weights, attention_over_scenes(model, *images).weights)
+
+
+def test_tokens_of_several_maps_are_not_taken_for_one(attached):
+    kind, model = attached
+    found = attention_over_batch(model, batch(kind, count=2)["pixel_values"])
+    assert found.layout.grid == (None if kind == "deformable" else (HEIGHT // 32, WIDTH // 32))
 
 
 def test_objects_and_background_are_told_apart_and_padding_counts_nowhere():

@@ -300,6 +300,8 @@ def test_wrong_calls_say_what_to_do(vit, batch):
         with pytest.raises(UserError, match=words):
             stream_health(vit, images, labels, **keywords)
     for look in (stream_health, gradient_on_others):
+        with pytest.raises(UserError, match="give row_losses="):
+            look(vit, images, [{"class_labels": label[None]} for label in labels])
         with bf.attachment_of(vit).disabled(), pytest.raises(UserError, match="disabled here"):
             look(vit, images, labels)
     bf.detach(vit)

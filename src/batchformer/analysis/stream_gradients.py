@@ -149,6 +149,11 @@ def cross_entropy_rows(outputs: Any, targets: Tensor) -> Tensor:
     if isinstance(outputs, tuple | list):
         return torch.stack([cross_entropy_rows(o, targets) for o in outputs]).mean(0)
     logits = getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or not isinstance(targets, Tensor):
+        raise UserError(
+            "the losses of rows are those of logits (rows, classes) and a tensor of class ids or soft labels: for any "
+            "other model give row_losses=."
+        )
     return F.cross_entropy(logits.float(), targets, reduction="none")
 
 

@@ -59,14 +59,15 @@ def layout_of(x: Tensor, channels: str, images: Tensor, model: nn.Module) -> Lay
     """Of tokens or maps that a submodule of the model gives back for these images.
 
     Of tokens the model may say it: the grid of its patches (halved in the later stages of a pyramid), how many tokens
-    stand before them. What it does not say is guessed: patches are square, so the grid has the ratio of the image.
+    stand before them. What it does not say is guessed: patches are square, so the grid has the ratio of the image. Of
+    detectors with several maps there is no one grid: `detection_attention` has those.
     """
     if x.ndim == 4:
         rows, columns = x.shape[2:] if channels == "first" else x.shape[1:3]
         return Layout(rows * columns, 0, (rows, columns))
     if x.ndim != 3:
         return Layout(1, 0, None)
-    if images.ndim != 4:
+    if images.ndim != 4 or _of_several_maps(model):
         return Layout(x.shape[1], 0, None)
     height, width = images.shape[-2:]
     positions, said = x.shape[1], _prefix_said(model)
@@ -81,6 +82,12 @@ def layout_of(x: Tensor, channels: str, images: Tensor, model: nn.Module) -> Lay
         if grid is not None:
             return Layout(positions, prefix, grid)
     return Layout(positions, 0, None)
+
+
+def _of_several_maps(model: nn.Module) -> bool:
+    """Whether tokens are those of maps of several sizes, one after the other (Deformable DETR)."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return any((getattr(config, "num_feature_levels", None) or 1) > 1 for config in configs)
 
 
 def side_of_channels(maps: Tensor, images: Tensor) -> Literal["first", "last"]:
