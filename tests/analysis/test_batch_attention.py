@@ -127,6 +127,16 @@ def test_positions_are_found_on_the_image(name, options, place, size, prefix, gr
     assert torch.equal(found.at(last), found.weights[-1])
 
 
+def test_tokens_that_are_not_in_the_order_of_the_image_have_no_grid():
+    torch.manual_seed(0)
+    hiera = timm.create_model(
+        "hiera_tiny_224", img_size=64, embed_dim=16, num_heads=1, stages=(1, 1), q_pool=1, mask_unit_size=(4, 4)
+    )
+    bf.attach(hiera, after="blocks.0", heads=2)
+    found = attention_over_batch(hiera, torch.randn(2, 3, 64, 64))
+    assert (found.layout.positions, found.layout.grid) == (16 * 16, None)
+
+
 def test_a_wrapped_transformers_vit_tells_its_patches(images):
     config = transformers.DeiTConfig(
         image_size=32,

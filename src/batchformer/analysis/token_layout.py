@@ -67,7 +67,7 @@ def layout_of(x: Tensor, channels: str, images: Tensor, model: nn.Module) -> Lay
         return Layout(rows * columns, 0, (rows, columns))
     if x.ndim != 3:
         return Layout(1, 0, None)
-    if images.ndim != 4 or _of_several_maps(model):
+    if images.ndim != 4 or _lie_otherwise(model):
         return Layout(x.shape[1], 0, None)
     height, width = images.shape[-2:]
     positions, said = x.shape[1], _prefix_said(model)
@@ -84,10 +84,14 @@ def layout_of(x: Tensor, channels: str, images: Tensor, model: nn.Module) -> Lay
     return Layout(positions, 0, None)
 
 
-def _of_several_maps(model: nn.Module) -> bool:
-    """Whether tokens are those of maps of several sizes, one after the other (Deformable DETR)."""
+def _lie_otherwise(model: nn.Module) -> bool:
+    """Whether tokens are not those of one map row by row, however many there are.
+
+    Deformable DETR's are of maps of several sizes, Hiera's are unrolled by the units that its pretraining masks.
+    """
     configs = (getattr(module, "config", None) for module in model.modules())
-    return any((getattr(config, "num_feature_levels", None) or 1) > 1 for config in configs)
+    several = any((getattr(config, "num_feature_levels", None) or 1) > 1 for config in configs)
+    return several or any(hasattr(module, "reroll") for module in model.modules())
 
 
 def side_of_channels(maps: Tensor, images: Tensor) -> Literal["first", "last"]:
