@@ -3,10 +3,13 @@
 import os
 import resource
 import signal
+import warnings
 
 import pytest
 import torch
 import yaml
+
+from batchformer._cli.quiet import quiet_libraries
 
 OUT = ["--out", "run"]
 DATA = "data: {class_path: batchformer.data.DigitsLT}\n"
@@ -247,3 +250,11 @@ def test_debug_shows_the_traceback():
 
     with pytest.raises(UserError):
         main(["fit", "digits-tl", "--debug"])
+
+
+def test_warnings_are_one_line_without_code_and_python_has_its_own_back():
+    before = warnings.formatwarning
+    with quiet_libraries():
+        shown = warnings.formatwarning("the related stream\nsits at chance", UserWarning, "stream_guard.py", 122)
+    assert shown == "batchformer: warning: the related stream sits at chance\n"
+    assert warnings.formatwarning is before
