@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -68,6 +71,17 @@ def test_the_tables_are_those_of_the_files(tmp_path: Path) -> None:
     assert cells(page, "published") == ["published", *signals, *last, "0.25 to 0.25"]
     run = cells(page, "`vit-cifar100-32-stable`")
     assert run == ["`vit-cifar100-32-stable`", "2", "3.00", "3.30", "0.70", "8.0", "25.0 / 2.0", "40.50"]
+
+
+@pytest.mark.parametrize("ground", ["light", "dark"])
+def test_lines_have_colours_that_can_be_told_apart(tmp_path: Path, ground: str) -> None:
+    rows = [{**row, "form": f"form {k}"} for k in range(8) for row in start_rows()[:12]]
+    write_stability_page(repository(tmp_path, rows))
+    light, dark = (tmp_path / "docs" / "stability-signal.svg").read_text().split("@media(prefers-color-scheme:dark)")
+    found = re.findall(r"\.s\d{stroke:#(\w{6})}", light if ground == "light" else dark)
+    colours = [bytes.fromhex(value) for value in found]
+    assert len(colours) == 8
+    assert min(math.dist(a, b) for a, b in itertools.combinations(colours, 2)) > 60
 
 
 def test_the_pictures_are_whole_and_name_every_form(tmp_path: Path) -> None:

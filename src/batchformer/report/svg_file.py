@@ -7,8 +7,9 @@ from html import escape
 
 from batchformer.report.charts import HEIGHT, WIDTH, Chart, Point
 
-_COLOURS = (("#c2410c", "#fb923c"), ("#b45309", "#fcd34d"), ("#7c3aed", "#c4b5fd"), ("#64748b", "#94a3b8"),
-            ("#0e7490", "#67e8f9"), ("#15803d", "#4ade80"), ("#be185d", "#f9a8d4"), ("#1d4ed8", "#93c5fd"))  # fmt: skip
+# on light, on dark: each far from all others, or lines beside each other are taken for one
+_COLOURS = (("#c2410c", "#fb923c"), ("#1d4ed8", "#fcd34d"), ("#7c3aed", "#c4b5fd"), ("#64748b", "#94a3b8"),
+            ("#0e7490", "#67e8f9"), ("#15803d", "#4ade80"), ("#be185d", "#f9a8d4"), ("#111827", "#f1f5f9"))  # fmt: skip
 _STYLE = """text{font:12px system-ui,sans-serif;fill:#334155}.tick{font-size:11px}.tick.y{text-anchor:end}
 .tick.x,.label{text-anchor:middle}.grid{stroke:#cbd5e1;stroke-width:.6}.axis,.mark,.zero{stroke:#64748b}
 .line{fill:none;stroke-width:2}svg{background:#fff}"""
