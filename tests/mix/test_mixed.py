@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,6 +136,42 @@ def test_a_copy_goes_on_from_the_same_random_state(copied):
     twin = copied(mix)
     for _ in range(4):
         assert torch.equal(mix(images, ids).images, twin(images, ids).images)
+
+
+EVERY = {
+    "mixup": lambda model, **given: bf.mix.Mixup(4, label_smoothing=0.1, **given),
+    "mixup of a small alpha": lambda model, **given: bf.mix.Mixup(4, alpha=0.05, **given),
+    "cutmix": lambda model, **given: bf.mix.CutMix(4, **given),
+    "transmix": lambda model, **given: bf.mix.TransMix(model, 4, **given),
+    "rollout": lambda model, **given: bf.mix.TransMix(model, 4, block="rollout", **given),
+    "saliencymix": lambda model, **given: bf.mix.SaliencyMix(4, **given),
+    "attentive cutmix": lambda model, **given: bf.mix.AttentiveCutMix(torch.nn.AvgPool2d(32), 4, size=None, **given),
+    "puzzlemix": lambda model, **given: bf.mix.PuzzleMix(model, 4, blocks=16, **given),
+}
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("method", EVERY)
+def test_torchs_default_precision_changes_nothing(method, default):
+    """Lightning sets it for a run in bf16-true, and large images have more places than half precision has numbers."""
+    torch.manual_seed(0)
+    options = {"img_size": 288, "patch_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 4}
+    model = timm.create_model("cait_xxs24_224", **options)
+    images, ids = torch.randn(4, 3, 288, 288), torch.arange(4)
+
+    def made():
+        with EVERY[method](model, per_sample=True, generator=torch.Generator().manual_seed(5)) as mix:
+            mixed = mix(images, ids)
+            model(mixed.images)
+            return mixed.images, mixed.targets(), mixed.label_share()
+
+    wanted = made()
+    torch.set_default_dtype(default)
+    try:
+        got = made()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(one.dtype == other.dtype and one.equal(other) for one, other in zip(wanted, got, strict=True))
 
 
 @pytest.mark.parametrize(

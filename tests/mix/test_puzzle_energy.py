@@ -96,6 +96,19 @@ def test_no_shown_cell_appears_twice_and_shown_saliency_never_falls():
         assert saliency[row].flatten()[seen].sum() >= saliency[row][shown[row]].sum()
 
 
+def test_torchs_default_precision_moves_nothing_elsewhere():
+    torch.manual_seed(0)
+    saliency, shown = torch.rand(16, 28, 28) ** 4, torch.rand(16, 28, 28) < 0.5
+    saliency /= saliency.sum((1, 2), keepdim=True)
+    wanted = transport_plan(saliency, shown, eps=0.05)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        plan = transport_plan(saliency, shown, eps=0.05)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert plan.equal(wanted)
+
+
 def test_cells_move_as_the_plan_says():
     images = torch.rand(2, 3, 6, 8)
     source = torch.stack([torch.randperm(8), torch.arange(8)])

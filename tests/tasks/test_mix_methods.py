@@ -85,6 +85,13 @@ def test_a_method_trains_the_same_bits_whoever_drew_before(mixing, method):
         assert all(torch.allclose(whole[name], value, atol=1e-4) for name, value in first.items())
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_trains_all_in_another_precision(mixing, method, precision):
+    trainer = fit(vit_task(mix=mixing(method)), precision=precision)
+    assert trainer.callback_metrics["train/loss"].isfinite()
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_the_network_is_shown_one_layout_whatever_mixed_the_batch(mixing, channels_last):
     """Another one is compiled anew, and breaks a CUDA graph that is being captured."""

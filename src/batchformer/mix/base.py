@@ -101,7 +101,9 @@ class Mix(ABC):
         warn_of_copied_numbers(type(self).__name__, self.generator, self._seed)
         batch, device = len(images), images.device
         at = self.generator.device if self.generator is not None else torch.device("cpu")
-        numbers = torch.rand(batch if self.per_sample else 1, 3, generator=self.generator, device=at)
+        # float32 by name: a run all in half precision has another default, and 256 places for a box
+        rows = batch if self.per_sample else 1
+        numbers = torch.rand(rows, 3, generator=self.generator, device=at, dtype=torch.float32)
         share = sample_beta(self.alpha, len(numbers), self.generator, at)
         share = share.where(numbers[:, 2] < self.prob, torch.zeros_like(share))
         if self.partner == "random":
@@ -171,11 +173,12 @@ def need_module(name: str, what: str, given: object) -> None:
 
 def sample_beta(alpha: float, count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
     """`count` numbers from Beta(alpha, alpha), none of them 0 or 1."""
+    options: dict[str, Any] = {"device": device, "dtype": torch.float32}
     if alpha < 0.1:  # both gamma variables may be too small for a float, and torch would call their share a half
-        gamma = torch._standard_gamma(torch.full((count, 2), alpha + 1, device=device), generator=generator)
-        numbers = torch.rand(count, 2, generator=generator, device=device)
+        gamma = torch._standard_gamma(torch.full((count, 2), alpha + 1, **options), generator=generator)
+        numbers = torch.rand(count, 2, generator=generator, **options)
         apart = gamma.log().diff(dim=1) + torch.log1p(-numbers).diff(dim=1) / alpha
         limits = torch.finfo(torch.float32)
         return apart[:, 0].sigmoid().clamp(limits.tiny, 1 - limits.eps)
     # Beta is the Dirichlet distribution of two; torch.distributions draws it by this very function, without generator.
-    return torch._sample_dirichlet(torch.full((count, 2), alpha, device=device), generator=generator)[:, 0]
+    return torch._sample_dirichlet(torch.full((count, 2), alpha, **options), generator=generator)[:, 0]

@@ -74,7 +74,7 @@ class TokenReader(Reader):
         _refuse_the_unknown(layer, given, self.names)
         rows = attention_rows(layer, tokens, asked, self.prefix, keys=keys, bias=bias, rope=rope).mean(1)
         if whole and self.class_alone:
-            others = torch.eye(rows.shape[-1], device=rows.device)[1:]
+            others = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)[1:]
             return torch.cat([rows, others.expand(len(rows), -1, -1)], dim=1)
         return rows if whole else rows[:, 0, self.prefix :]
 

@@ -25,7 +25,7 @@ class GridEnergy:
 
     def of(self, labels: Int[Tensor, "batch height width"]) -> Float[Tensor, " batch"]:
         """The energy of a labelling of each grid."""
-        level = labels / (self.unary.shape[1] - 1)
+        level = labels.to(self.unary.dtype) / (self.unary.shape[1] - 1)
         cells = self.unary.gather(1, labels.long()[:, None])
         right = self.right * (level[:, :, 1:] - level[:, :, :-1]) ** 2
         down = self.down * (level[:, 1:] - level[:, :-1]) ** 2

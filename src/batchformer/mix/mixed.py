@@ -52,7 +52,7 @@ def soft_labels(
     if targets.ndim == 1 and not targets.is_floating_point():
         if targets.device.type == "cpu":  # elsewhere looking would make the host wait for the device
             _check_ids(targets, num_classes)
-        rows = torch.zeros(len(targets), num_classes, device=targets.device)
+        rows = torch.zeros(len(targets), num_classes, dtype=torch.float32, device=targets.device)
         rows.scatter_(1, targets[:, None].long(), 1.0)
     elif targets.ndim == 2 and targets.shape[1] == num_classes:
         rows = targets.detach().float()

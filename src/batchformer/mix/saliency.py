@@ -127,7 +127,7 @@ def _kernel(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]] | None
     try:
         from batchformer.mix.saliency_kernel import centre_surround_in_one_launch
 
-        grey = torch.zeros(1, 2, 2, device=device)
+        grey = torch.zeros(1, 2, 2, dtype=torch.float32, device=device)
         centre_surround_in_one_launch(grey, torch.zeros(1, 3, 3, dtype=torch.int32, device=device), SURROUNDS)
     except Exception as error:
         warnings.warn(f"saliency runs without its Triton kernel, which is slower: {error}", stacklevel=2)

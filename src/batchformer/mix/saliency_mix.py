@@ -73,7 +73,7 @@ class SaliencyMix(Mix):
     ) -> Mixed:
         height, width = images.shape[-2:]
         sources = images if self.box == "own" else images[draw.partner[:1]]
-        peak = most_salient(fine_grained_saliency(unit_range(sources, self.mean, self.std)))
+        peak = most_salient(fine_grained_saliency(unit_range(sources, self.mean, self.std))).float()
         if self.box == "own":
             peak = peak[draw.partner]
         centre = torch.stack([(peak[:, 0] + 0.5) / height, (peak[:, 1] + 0.5) / width], dim=1)

@@ -27,7 +27,7 @@ def transport_plan(
     cells = rows * columns
     here = torch.arange(cells, device=saliency.device)
     y, x = here // columns, here % columns
-    distance = (y[:, None] - y) ** 2 + (x[:, None] - x) ** 2
+    distance = ((y[:, None] - y) ** 2 + (x[:, None] - x) ** 2).to(saliency.dtype)
     steps = max(rows, columns)
     cost = eps / max(steps - 1, 1) ** 2 * distance - saliency.flatten(1)[:, :, None] * shown.flatten(1)[:, None, :]
     taker = here.expand(len(cost), cells)
