@@ -174,6 +174,27 @@ def test_torchs_default_precision_changes_nothing(method, default):
     assert all(one.dtype == other.dtype and one.equal(other) for one, other in zip(wanted, got, strict=True))
 
 
+@pytest.mark.parametrize("method", [*EVERY, "switch"])
+def test_torchs_default_device_changes_nothing(method):
+    """What is drawn is drawn where the generator is, what is mixed stays where the images are."""
+    torch.manual_seed(0)
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 4}
+    model = timm.create_model("xcit_nano_12_p8_224", **options).eval()
+    images, ids, made = torch.randn(4, 3, 64, 64), torch.arange(4), []
+    for device in ("meta", "cpu"):
+        given = {"generator": torch.Generator("cpu").manual_seed(5)}
+        with torch.device(device):
+            if method == "switch":
+                mix = bf.mix.MixSwitch([bf.mix.Mixup(4), bf.mix.CutMix(4)], **given)
+            else:
+                mix = EVERY[method](model, **given)
+            with mix:
+                mixed = mix(images, ids)
+                model(mixed.images)
+                made.append((mixed.images, mixed.targets()))
+    assert all(one.equal(other) for one, other in zip(*made, strict=True))
+
+
 @pytest.mark.parametrize(
     ("images", "targets", "message"),
     [

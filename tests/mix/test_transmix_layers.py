@@ -106,6 +106,12 @@ def test_trying_a_layer_accepts_all_that_are_known_and_leaves_no_trace(case: Cas
     assert [module.training for module in model.modules()] == modes
 
 
+def test_a_layer_is_tried_where_it_can_be_whatever_torchs_default_device_is():
+    layer = Plain()
+    with torch.device("meta"):
+        assert attending_tokens(layer) == "all"
+
+
 def test_attention_inside_windows_or_between_channels_is_not_read():
     twins = timm.create_model("twins_svt_small", embed_dims=(16, 16, 16, 16), num_heads=(2, 2, 2, 2), depths=(2,) * 4)
     davit = timm.create_model("davit_tiny", embed_dims=(16, 16, 16, 16), num_heads=(2,) * 4, depths=(1, 1, 1, 1))

@@ -43,7 +43,8 @@ def attending_tokens(layer: nn.Module) -> Attending | None:
         twin: Any = copy.deepcopy(layer).to("cpu", torch.float64).eval()
         tokens = _random_tokens(twin)
         given = tokens if getattr(twin, "batch_first", True) else tokens.transpose(0, 1)
-        own = type(twin).forward(twin, given, **_beside(twin, given))
+        with torch.device("cpu"):  # whatever torch's default is
+            own = type(twin).forward(twin, given, **_beside(twin, given))
         own = own[0] if isinstance(own, tuple) else own
         own = own if given is tokens else own.transpose(0, 1)
         expected = _attend(twin, tokens)[:, : own.shape[1]]
@@ -59,9 +60,9 @@ def _random_tokens(layer: Any) -> Tensor:
     count = len(index) if isinstance(index, Tensor) and index.ndim == 2 else _GRID[0] * _GRID[1]
     linear: Any = next((one for name in ("qkv", "q", "q_proj", "query") if (one := getattr(layer, name, None))), None)
     width = layer.embed_dim if linear is None else linear.in_features
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     # far apart, so that fresh weights too attend to some tokens more than to others
-    return 10 * torch.randn(1, count, width, generator=generator, dtype=torch.float64)
+    return 10 * torch.randn(1, count, width, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _beside(layer: nn.Module, tokens: Tensor) -> dict[str, Any]:

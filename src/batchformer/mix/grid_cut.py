@@ -132,7 +132,7 @@ def _neighbours(height: int, width: int, device: torch.device) -> tuple[Tensor, 
     Over the border it is some cell: there is no room that way, so it is never used.
     """
     cells = height * width
-    here = torch.arange(cells)
+    here = torch.arange(cells, device="cpu")
     ahead = torch.stack([(here + step) % cells for step in (1, -1, width, -width)])
-    opposite = torch.tensor([1, 0, 3, 2])[:, None]
+    opposite = torch.tensor([1, 0, 3, 2], device="cpu")[:, None]
     return ahead.flatten().to(device), (opposite * cells + ahead).flatten().to(device)

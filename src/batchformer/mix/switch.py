@@ -75,7 +75,7 @@ class MixSwitch(Mix):
     def choose(self) -> Mix:
         """The method of the next batch."""
         warn_of_copied_numbers("MixSwitch", self.generator, self._seed)
-        at = torch.rand((), generator=self.generator, dtype=torch.float64).item() * sum(self.weights)
+        at = torch.rand((), generator=self.generator, dtype=torch.float64, device="cpu").item() * sum(self.weights)
         for mix, weight in zip(self.mixes, self.weights, strict=True):
             if at < weight:
                 return mix
