@@ -10,6 +10,7 @@ when the network is looked at: what differs is what its training left behind. Ne
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
@@ -64,6 +65,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("grad-cam.png"))
     given = parser.parse_args()
+    if given.out.suffix != ".png" or given.out.is_dir() or not given.out.absolute().parent.is_dir():
+        sys.exit(f"--out {given.out}: give the name of a .png file in a folder that is there.")
     (images, labels), (shown, classes) = long_tailed_digits()
     rare = torch.cat([(classes == k).nonzero()[:2, 0] for k in (0, 7, 8, 9)])
     maps = {}

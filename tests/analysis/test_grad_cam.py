@@ -1,5 +1,9 @@
 """Grad-CAM against its definition, image by image; on maps and tokens; and that it leaves the model as it was."""
 
+import runpy
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import timm
@@ -164,3 +168,14 @@ def test_the_picture_is_bright_where_the_evidence_is():
     assert one[: TILE // 8, : TILE // 8].all()
     assert not one[TILE // 2 :, TILE // 2 :].any()
     assert np.array_equal(one, other[::-1, ::-1])
+
+
+@pytest.mark.parametrize("out", ["picture", "gone/picture.png", "file/picture.png", "folder.png"])
+def test_the_example_says_before_it_trains_that_it_cannot_write(tmp_path, monkeypatch, out):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder.png").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["grad_cam.py", "--out", out])
+    monkeypatch.setattr(torch.optim, "AdamW", None)
+    with pytest.raises(SystemExit, match="in a folder that is there"):
+        runpy.run_path(str(Path(__file__).parents[2] / "examples" / "grad_cam.py"), run_name="__main__")
