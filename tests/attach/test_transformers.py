@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import batchformer as bf
+from batchformer.errors import UserError
 
 transformers = pytest.importorskip("transformers")
 CLASSES = 5
@@ -55,6 +56,11 @@ def test_labels_given_to_the_model_follow_the_streams(kind: str, inside: bool) -
     assert (as_tuple[0].ndim, len(as_tuple[1])) == (0, 8)
     outputs = model.eval()(images, labels)
     torch.testing.assert_close(outputs.loss, F.cross_entropy(outputs.logits, labels))
+
+
+def test_a_place_that_gives_no_tensor_is_refused() -> None:
+    with pytest.raises(UserError, match="'vit' gives neither a tensor nor"):
+        bf.attach(build(), after="vit")
 
 
 def test_the_number_of_labels_by_which_the_trainer_divides_counts_both_streams() -> None:

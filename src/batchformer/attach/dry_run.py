@@ -129,20 +129,23 @@ def feature_of_output(path: str, calls: Calls | None, dim: int | None, channels:
     if calls is None or not calls.begins:
         raise UserError(f"{path!r} is never called in a forward: name a submodule that is (a list of layers is not).")
     x = calls.output
-    if x is not None and dim is not None and channels is not None:
+    if x is None:
+        raise UserError(
+            f"{path!r} gives neither a tensor nor a tuple or list with one: attach after a part of it that does."
+        )
+    if dim is not None and channels is not None:
         return Feature(dim, channels)
-    if x is not None and x.ndim == 3:
+    if x.ndim == 3:
         layout = channels or "last"
         return Feature(dim or x.shape[1 if layout == "first" else -1], layout)
-    if x is not None and x.ndim == 4:
+    if x.ndim == 4:
         square = {"first": x.shape[2] == x.shape[3], "last": x.shape[1] == x.shape[2]}
         fitting = [channels] if channels else [layout for layout, fits in square.items() if fits]
         if len(fitting) == 1:
             return Feature(x.shape[1 if fitting[0] == "first" else -1], fitting[0])  # type: ignore[arg-type]
-    shape = None if x is None else tuple(x.shape)
     raise UserError(
-        f"the output of {path!r} has the shape {shape}, which is not clearly tokens (batch, tokens, width) or a map: "
-        f'say channels="first" or "last", and dim= where it is neither.'
+        f"the output of {path!r} has the shape {tuple(x.shape)}, which is not clearly tokens (batch, tokens, width) or "
+        f'a map: say channels="first" or "last", and dim= where it is neither.'
     )
 
 
