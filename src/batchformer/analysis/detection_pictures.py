@@ -48,7 +48,7 @@ BOXES_CAPTION = "Boxes with a score of {threshold:g} or more, in the colours of 
 MASKS_CAPTION = "Segments in the colours of their classes; pixels without a tint belong to no segment."
 ATTENTION_CAPTION = (
     "After {path!r}, mean over the heads, {n} images in one batch. Orange: the other images look here more than by "
-    "chance (uniform attention); blue: less. Frames: annotated objects."
+    "chance (uniform attention); blue: less. Frames: annotated objects but for crowds."
 )
 ATTENTION_NUMBERS = " Mean on objects {objects:.3f}, on background {background:.3f} (1 is chance)."
 

@@ -60,7 +60,8 @@ class Recorder(InstanceForward):
             raise UserError(
                 f"the {type(self.layer).__name__} that TransMix reads ran more than once since the batch was mixed, so "
                 f"it is not clear which pass was that of mixed.images: call mixed.targets() or mixed.attention() right "
-                f"after model(mixed.images), and run the model on other images after that."
+                f"after model(mixed.images), and run the model on other images after that. A layer that the model "
+                f"itself calls several times in a pass cannot be read: choose another block=."
             )
         rows = self.rows
         if rows is not None:
