@@ -13,17 +13,20 @@ from batchformer.errors import UserError
 from batchformer.mix.class_attention_find import patch_size, prefix_tokens
 from batchformer.mix.transmix import token_grid
 
+Images = Float[Tensor, "batch channels height width"]
+Map = Float[Tensor, "batch features rows columns"]
 
-class FeatureMap(nn.Module):
-    """timm's `forward_features`, as a map (batch, channels, rows, columns) whatever the model keeps its features in."""
 
+class _Cut(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch features rows columns"]:
+
+class FeatureMap(_Cut):
+    """timm's `forward_features`, as a map (batch, channels, rows, columns) whatever the model keeps its features in."""
+
+    def forward(self, images: Images) -> Map:
         features = self.model.forward_features(images)  # type: ignore[operator]
         if isinstance(features, Tensor) and features.ndim == 3:  # tokens of a transformer
             return self._map_of_tokens(features, images)
@@ -43,16 +46,10 @@ class FeatureMap(nn.Module):
         return patches.transpose(1, 2).unflatten(2, tuple(grid))
 
 
-class TokenMap(nn.Module):
+class TokenMap(_Cut):
     """torchvision's ViT up to its encoder, the tokens of the image as a map."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch features rows columns"]:
+    def forward(self, images: Images) -> Map:
         model: Any = self.model
         if images.shape[-2:] != (model.image_size, model.image_size):
             raise UserError(
@@ -72,14 +69,14 @@ class InputOf(nn.Module):
         super().__init__()
         self.prepare = prepare
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
+    def forward(self, images: Images) -> Tensor:
         return self.prepare(images)
 
 
 class InTurn(nn.Sequential):
     """Its parts one after the other: torch compiles this as one, and of a plain `nn.Sequential` every part alone."""
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
+    def forward(self, images: Images) -> Tensor:
         for part in self:
             images = part(images)
         return images

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
-from batchformer.mix.attentive_cutmix import Renormalize
+from batchformer.mix import Renormalize
 from batchformer.models.create import create_backbone
 
 
