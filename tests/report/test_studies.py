@@ -189,6 +189,17 @@ def test_a_mixing_method_is_held_to_cutmix(tmp_path):
     assert f"| {format_difference(paired_difference(cutmix, transmix))} |" in lines[0]
 
 
+def test_a_study_says_what_it_lacks(tmp_path):
+    name = "mix-resnet56-cifar100"
+    methods = ["cutmix", "attentive-cutmix", "saliencymix", "puzzlemix"]
+    made = [classification(f"{name}-{each}", "baseline", seed) for each in ("baseline", *methods) for seed in (0, 1, 2)]
+    assert "not finished" not in results_page(write(tmp_path / "whole", made))
+    left = [one for one in made if "puzzlemix" not in one["recipe"]]
+    left.remove(next(one for one in left if one["recipe"] == f"{name}-saliencymix"))
+    page = results_page(write(tmp_path / "part", left))
+    assert "This study is not finished: not trained yet `puzzlemix`; `saliencymix` has 2 of 3 seeds." in page
+
+
 def test_a_variant_borrows_the_baseline_of_its_study_and_says_so(tmp_path):
     results = study()
     recipes = with_references(by_recipe(load_runs([write(tmp_path, results)])))

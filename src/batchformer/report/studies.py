@@ -49,6 +49,18 @@ def held_to(study: Study) -> list[tuple[Variant, Variant]]:
     return [(named[name], named[other]) for name, other in pairs if name in named and other in named]
 
 
+def missing_from(study: Study) -> list[str]:
+    """What an own study still lacks, in words: variants it compares and nobody has trained, seeds that some have."""
+    pairs = STUDIES[study.base].held_to if study.base in STUDIES else {}
+    if not pairs:
+        return []
+    trained = {variant.name: len(variant.runs) for variant in study.variants}
+    untrained = [name for name in dict.fromkeys(["baseline", *pairs.values(), *pairs]) if name not in trained]
+    most = max(trained.values())
+    told = [f"not trained yet {', '.join(f'`{name}`' for name in untrained)}"] if untrained else []
+    return told + [f"`{name}` has {count} of {most} seeds" for name, count in trained.items() if count < most]
+
+
 def find_studies(recipes: Mapping[str, Sequence[Run]]) -> list[Study]:
     """Studies among the recipes, in the order of their names.
 

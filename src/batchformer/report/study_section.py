@@ -12,7 +12,7 @@ from batchformer.report.paper import MAIN, STUDIES
 from batchformer.report.provenance import caveats, differs_from, facts
 from batchformer.report.runs import Run
 from batchformer.report.statistics import summarise
-from batchformer.report.studies import Study, Variant, held_to
+from batchformer.report.studies import Study, Variant, held_to, missing_from
 
 
 def study_section(study: Study) -> str:
@@ -34,6 +34,8 @@ def study_section(study: Study) -> str:
         for variant in study.variants
     ]
     lines += [markdown(header, table), "", _reading(study, next(iter(metrics.values())), list(extra)), ""]
+    if missing := missing_from(study):
+        lines += [f"This study is not finished: {'; '.join(missing)}.", ""]
     lines += _pairs(study, metrics)
     for variant in study.variants:
         told = dict(facts(variant.runs))
