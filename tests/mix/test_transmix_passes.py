@@ -45,6 +45,16 @@ def test_a_pass_after_the_targets_changes_nothing():
     torch.testing.assert_close(attention.flatten(1), expected, atol=1e-5, rtol=1e-4)
 
 
+def test_a_batch_mixed_right_behind_a_validation_is_read_in_training():
+    model, images = VIT.build().eval(), VIT.images()
+    mix = bf.mix.TransMix(model, 5)
+    model(images)  # the validation, whose mode is still that of the model when the next batch is mixed
+    mixed = mix(images, IDS)
+    model.train()(mixed.images)
+    expected = class_row(whole_attention(VIT.build(), mixed.images)[-1], "class", 1)
+    torch.testing.assert_close(mixed.attention().flatten(1), expected, atol=1e-5, rtol=1e-4)
+
+
 def test_passes_of_batches_that_were_mixed_otherwise_are_compiled_once_and_not_read():
     torch._dynamo.reset()
     model, images = VIT.build().train(), VIT.images()

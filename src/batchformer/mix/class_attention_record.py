@@ -18,9 +18,10 @@ class Recorder(InstanceForward):
 
     Not a hook, which compiled code may skip (see `InstanceForward`); and read at once, not later from a stored input:
     inside the forward the precision is that of the model, its weights are there (FSDP gathers them for the forward
-    only), and a compiler fuses it. It only reads in the mode, training or eval, that the layer was in when the batch
-    was mixed: a validation in between changes nothing, and a copy of the model (EMA) reads nothing at all. It reads one
-    pass: what came of a second one before `take` may belong to other images, and is noted (`again`).
+    only), and a compiler fuses it. Of a batch mixed in training it reads no pass in eval mode: a validation in between
+    changes nothing, and a copy of the model (EMA) reads nothing at all. One mixed in eval mode, right behind a
+    validation, may still have its pass in training, `model.train()(mixed.images)`. It reads one pass: what came of a
+    second one before `take` may belong to other images, and is noted (`again`).
 
     `state` has few values: code is compiled for each of them once, and not again from batch to batch.
     """
@@ -28,12 +29,12 @@ class Recorder(InstanceForward):
     def __init__(self, layer: nn.Module, reader: Reader, whole: bool = False) -> None:
         super().__init__(layer)
         self.reader, self.whole = reader, whole
-        self.mode: bool | None = None
+        self.mixed_in_training = False
         self.state: Literal["idle", "waiting", "read", "again"] = "idle"
         self.rows: Tensor | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.removed and self.state != "idle" and self.mode == self.layer.training:
+        if not self.removed and self.state != "idle" and (self.layer.training or not self.mixed_in_training):
             if self.state == "waiting":
                 with torch.no_grad():
                     self.rows = self.reader(self.layer, args, kwargs, self.whole)
@@ -52,7 +53,7 @@ class Recorder(InstanceForward):
 
     def expect(self) -> None:
         """A batch was mixed: its forward pass comes next."""
-        self.mode, self.state, self.rows = self.layer.training, "waiting", None
+        self.mixed_in_training, self.state, self.rows = self.layer.training, "waiting", None
 
     def take(self) -> Tensor | None:
         """What the forward pass left, once; later passes, of a checkpointed backward say, are nobody's."""
@@ -83,7 +84,7 @@ class Recorder(InstanceForward):
             outer = outer.previous  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "mode": None, "state": "idle", "rows": None}
+        return {**self.__dict__, "state": "idle", "rows": None}
 
 
 def close(model: nn.Module) -> None:

@@ -182,8 +182,8 @@ class TransMixed(Mixed):
         self.keep_attention()
         if self._attention is None:
             raise UserError(
-                "the attention of this batch is not there: run the model given to TransMix, in the mode it was in when "
-                "the batch was mixed, on mixed.images before mixed.targets() and before the next batch is mixed."
+                "the attention of this batch is not there: run the model given to TransMix, in training mode if the "
+                "batch was mixed in it, on mixed.images before mixed.targets() and before the next batch is mixed."
             )
         return self._attention
 
