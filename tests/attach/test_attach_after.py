@@ -247,3 +247,35 @@ def test_after_a_forward_that_failed_parts_of_the_model_are_refused_as_before() 
 def test_an_example_without_rows_is_refused() -> None:
     with pytest.raises(UserError, match="no tensor with a batch axis"):
         bf.attach(Blocks(), blocks=[0], heads=2, example_inputs=3)
+
+
+class Flattened(nn.Module):
+    """A small network as in many a tutorial: what the convolutions give is flattened by `.view`."""
+
+    def __init__(self, convolution: nn.Module, pixels: int) -> None:
+        super().__init__()
+        self.features, self.scores = convolution, nn.Linear(8 * pixels, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scores(self.features(x).view(-1, self.scores.in_features))
+
+
+@pytest.mark.parametrize("streams", ["duplicate", "split", "single"])
+@pytest.mark.parametrize(
+    ("convolution", "shape"),
+    [(nn.Conv2d(3, 8, 3, padding=1), (6, 3, 4, 4)), (nn.Conv1d(3, 8, 3, padding=1), (6, 3, 9))],
+)
+def test_maps_and_signals_keep_their_layout_in_memory(convolution, shape, streams):
+    model, x = Flattened(convolution, shape[2] * shape[-1] if len(shape) == 4 else shape[2]), torch.randn(shape)
+    attachment = bf.attach(model, after=["features"], streams=streams, example_inputs=x)
+    assert len(model.train()(x)) == (12 if streams == "duplicate" else 6)
+    with attachment.infer_with_batch():
+        assert len(model.eval()(x)) == 6
+
+
+def test_maps_with_channels_last_stay_so():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()).to(memory_format=torch.channels_last)
+    bf.attach(model, after=["0"], example_inputs=torch.randn(2, 3, 4, 4))
+    out = model.train()(torch.randn(6, 3, 4, 4).to(memory_format=torch.channels_last))
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert not out.is_contiguous()

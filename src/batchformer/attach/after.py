@@ -7,6 +7,7 @@ the submodules before the insertion run *thin* on the first half and repeat what
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from batchformer.attach.arguments import Arguments, Place, change_tensors, given_tensors
 from batchformer.attach.insertion import InstanceForward, relate_alone, relates_in_eval
 from batchformer.attach.padding import LayerPadding
-from batchformer.nn.batchformer_v2 import BatchFormerV2
+from batchformer.nn.batchformer_v2 import BatchFormerV2, with_channels_last
 from batchformer.nn.streams import alike, count_rows, repeat_rows
 
 if TYPE_CHECKING:
@@ -55,16 +56,8 @@ class After(InstanceForward):
     def related(self, out: Any, valid: Tensor | None = None) -> Any:
         if isinstance(out, Tensor):
             if self.is_signal:
-                out = out.transpose(1, 2)
-            if valid is None and self.padding is not None and self.module.scope == "global":
-                # nothing is padded here, but it may be on other processes, and all must come with a mask
-                valid = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
-            if not self.module.active:
-                out = relate_alone(self.module, out, self.module.channels if out.ndim == 4 else "last", valid)
-            else:
-                out = self.module(out, valid, opens=self.opens, grid=None if self.entry is None else self.entry.canvas)
-                self.rows = out.shape[0]
-            return out.transpose(1, 2) if self.is_signal else out
+                return with_channels_last(partial(self._related_tensor, valid=valid), out)
+            return self._related_tensor(out, valid)
         rows, first, items = count_rows(out), True, []
         for item in out:
             if first and count_rows(item) is not None:
@@ -73,6 +66,16 @@ class After(InstanceForward):
                 item = torch.cat([item, item])
             items.append(item)
         return alike(out, items)
+
+    def _related_tensor(self, out: Tensor, valid: Tensor | None) -> Tensor:
+        if valid is None and self.padding is not None and self.module.scope == "global":
+            # nothing is padded here, but it may be on other processes, and all must come with a mask
+            valid = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
+        if not self.module.active:
+            return relate_alone(self.module, out, self.module.channels if out.ndim == 4 else "last", valid)
+        out = self.module(out, valid, opens=self.opens, grid=None if self.entry is None else self.entry.canvas)
+        self.rows = out.shape[0]
+        return out
 
     def _doubled(self, rows: int | None) -> bool:
         return self.module.active and self.opens and self.rows != rows

@@ -8,12 +8,14 @@ twin would silently run plain).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from batchformer.attach.probe import Channels
 from batchformer.nn import BatchFormer
+from batchformer.nn.batchformer_v2 import with_channels_last
 
 
 class InstanceForward:
@@ -54,7 +56,7 @@ def relate_alone(module: BatchFormer, x: Tensor, channels: Channels, valid: Tens
     """All rows related, in one stream, whatever the layout."""
     if channels == "last" or x.ndim == 2:
         return module.relate(x, valid)
-    return module.relate(x.movedim(1, -1), valid).movedim(-1, 1)
+    return with_channels_last(partial(module.relate, valid=valid), x)
 
 
 class Once:
@@ -86,7 +88,7 @@ class Once:
             return relate_alone(self.module, x, self.channels)
         if self.channels == "last" or x.ndim == 2:
             return self.module(x)
-        return self.module(x.movedim(1, -1)).movedim(-1, 1)
+        return with_channels_last(self.module, x)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made between two heads must not carry half a forward.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -55,12 +56,11 @@ class BatchFormerV2(BatchFormer):
         """
         if not self.active:
             return x
-        moved = x.movedim(1, -1) if x.ndim == 4 and self.channels == "first" else x
-        related = self._related_part(moved, valid, grid)
-        out = (open_streams if (self.opens if opens is None else opens) else carry_streams)(
-            moved, related, self.streams
-        )
-        return out.movedim(-1, 1) if moved is not x else out
+        is_map = x.ndim == 4 and self.channels == "first"
+        related = self._related_part(x.movedim(1, -1) if is_map else x, valid, grid)
+        if is_map:
+            related = partial(with_channels_last, related)
+        return (open_streams if (self.opens if opens is None else opens) else carry_streams)(x, related, self.streams)
 
     def _related_part(self, x: Tensor, valid: Tensor | None, grid: tuple[int, int] | None) -> Any:
         """`relate`, for whichever of the rows the streams will ask for: the last ones, with their part of the mask."""
@@ -71,6 +71,15 @@ class BatchFormerV2(BatchFormer):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, opens={self.opens}"
+
+
+def with_channels_last(relate: Callable[[Tensor], Tensor], x: Float[Tensor, "batch dim ..."]) -> Tensor:
+    """`relate` on a map or signal (B, C, ...), which comes back laid out in memory as the model's own.
+
+    A model may call `.view` on what it gets, and its convolutions run in the layout of their input.
+    """
+    out = relate(x.movedim(1, -1)).movedim(-1, 1)
+    return out.contiguous() if x.is_contiguous() else out
 
 
 def _relate_last_rows(module: BatchFormerV2, valid: Tensor, grid: tuple[int, int] | None, rows: Tensor) -> Tensor:
