@@ -350,6 +350,12 @@ def test_checkpoints_of_the_callback_hold_the_plain_model_and_go_on_with_the_mod
     assert longer.global_step == 4
 
 
+def test_a_network_under_another_name_is_asked_for(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, 1, BatchFormerCallback(model="network", heads=2))
+    with pytest.raises(UserError, match=r"no submodule 'network'.*BatchFormerCallback\(model=\.\.\.\)"):
+        trainer.fit(Task(), images())
+
+
 def test_the_callback_attaches_for_fit_and_leaves_the_plain_model() -> None:
     task = Task()
     keys = list(task.state_dict())

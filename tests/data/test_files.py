@@ -1,5 +1,6 @@
 """Lists of files and folders of images: what is read, and what is said about what cannot be."""
 
+import re
 import shutil
 
 import pytest
@@ -166,6 +167,11 @@ def test_missing_folders_and_lists_say_what_is_expected(folders, lists, tmp_path
         ListFiles(str(lists), "absent.txt", "ImageNet_LT_test.txt", **SMALL).setup()
     with pytest.raises(UserError, match=r"data\.root is not set"):
         ImageFolders(**SMALL).setup()
+
+
+def test_the_folder_of_one_part_is_answered_with_the_one_above(folders):
+    with pytest.raises(UserError, match=rf"name the folder above it, {re.escape(str(folders))}\.$"):
+        ImageFolders(str(folders / "train"), **SMALL).setup()
 
 
 def test_a_val_class_that_is_not_trained_is_refused(folders):

@@ -241,6 +241,14 @@ def test_settings_tell_the_mixing_and_what_that_one_reads(tmp_path, method, told
     assert ("extractor" in settings) == (method == "attentive-cutmix")
 
 
+def test_settings_of_a_training_without_mixing_name_none(tmp_path):
+    made = classification(BASE, "baseline", 0)
+    made["config"]["model"]["mix"] = {"method": "mixup-cutmix", "mixup": 0.0, "cutmix": 0.0}
+    settings = dict(facts(load_runs([write(tmp_path, [made])])))["Settings"]
+    assert "mixing by" not in settings
+    assert "CutMix" not in settings
+
+
 def test_balanced_classes_leave_out_what_is_about_frequency(tmp_path):
     results = [classification(BASE, m, s) for m in ("baseline", "batchformer") for s in (0, 1)]
     text = write_report([write(tmp_path, results)], tmp_path / "page.html").read_text()

@@ -91,7 +91,12 @@ class BatchFormerCallback(L.Callback):
         self.teardown(trainer, pl_module, "fit")
 
     def _network(self, pl_module: nn.Module) -> nn.Module:
-        return pl_module if self.model is None else get_submodule(pl_module, self.model)
+        if self.model is None:
+            return pl_module
+        try:
+            return get_submodule(pl_module, self.model)
+        except UserError as error:
+            raise UserError(f"{error} Name the network: BatchFormerCallback(model=...).") from None
 
     def _refuse_earlier_averages(self, trainer: L.Trainer) -> None:
         """They pair the parameters of their copy and of the model by order, and their copy would lack the module's."""

@@ -45,7 +45,10 @@ def block_paths(model: nn.Module, blocks: Sequence[int] | Literal["all"]) -> lis
         except AttributeError:
             continue
         return _numbered_children(model, name, blocks, "block")
-    raise UserError(f"{type(model).__name__} has no blocks in a well-known place: name them with after=[paths].")
+    raise UserError(
+        f"{type(model).__name__} has no blocks in a well-known place: name them with after=[paths]; its parts are "
+        f"{', '.join(name for name, _ in model.named_children())}."
+    )
 
 
 def encoder_layer_paths(model: nn.Module, numbers: Sequence[int] | Literal["all"]) -> list[str]:

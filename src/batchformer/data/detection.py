@@ -124,7 +124,7 @@ class DetectionData(DataModule):
             raise UserError("data.root is not set: name the folder the images are in.")
         root = os.path.expanduser(self.root)
         if not os.path.isdir(root):
-            raise UserError(f"data.root {self.root} is not a folder: name the folder the images are in.")
+            raise UserError(f"data.root {self.root} is not a folder: name the one the images are in (--data-root DIR).")
         train, val, categories = self._read_scenes(root)
         self._set_categories(categories)
         if not self.keep_empty:

@@ -82,7 +82,7 @@ class FileData(ClassificationData):
             raise UserError("data.root is not set: name the folder the images are in.")
         root = os.path.expanduser(self.root)
         if not os.path.isdir(root):
-            raise UserError(f"data.root {self.root} is not a folder: name the folder the images are in.")
+            raise UserError(f"data.root {self.root} is not a folder: name the one the images are in (--data-root DIR).")
         train, test, self.class_names = self._read_listings(root)
         self.class_counts = class_counts(train.labels, self.class_names, train.source)
         check_labels(test.labels, len(self.class_names), test.source)

@@ -36,6 +36,9 @@ class ImageFolders(FileData):
 def class_folders(root: str, part: str) -> list[str]:
     folder = Path(root) / part
     if not folder.is_dir():
+        above = Path(root).parent
+        if Path(root).name in ("train", "val") and (above / part).is_dir():
+            raise UserError(f"{root} holds one part of the images only: name the folder above it, {above}.")
         raise UserError(
             f"there is no folder {folder}: images are expected in {root}/train/<class>/ and {root}/val/<class>/."
         )

@@ -59,6 +59,8 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         settings = {key: value for key, value in settings.items() if not key.startswith(_OF_THE_MODULE)}
     mixing = settings.get("model.mix.method")
     settings = {key: value for key, value in settings.items() if _OF_A_MIX.get(key, mixing) == mixing}
+    if all(settings.get(f"model.mix.{alpha}", "0.0") in ("0", "0.0") for alpha in ("mixup", "cutmix")):  # nothing mixed
+        settings = {key: value for key, value in settings.items() if not key.startswith("model.mix.")}
     chosen = [
         f"{name} {settings[key]}" for key, name in _SETTINGS.items() if settings.get(key) not in (None, "None", "null")
     ]
