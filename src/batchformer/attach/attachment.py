@@ -96,14 +96,14 @@ def attach(
     example = Example.of(example_inputs)
     if sum(place is not None for place in (before, after, blocks, encoder_layers)) > 1:
         raise UserError("attach takes one of before=, after=, blocks= and encoder_layers=: choose one.")
-    if after is not None or blocks is not None or encoder_layers is not None:
-        if blocks is not None:
-            after = block_paths(model, blocks)
-        elif encoder_layers is not None:
-            after = encoder_layer_paths(model, encoder_layers)
+    if blocks is not None:
+        after = block_paths(model, blocks)
+    elif encoder_layers is not None:
+        after = encoder_layer_paths(model, encoder_layers)
+    if after is not None:
         plan = plan_after(
             model,
-            [after] if isinstance(after, str) else list(after or ()),
+            [after] if isinstance(after, str) else list(after),
             share=share,
             batch_norm=batch_norm,
             mask_padding=mask_padding,
