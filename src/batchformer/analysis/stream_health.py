@@ -32,6 +32,7 @@ from batchformer.analysis.tokens import TokenStats, mean_cosine, relative_change
 from batchformer.analysis.untouched import set_mode, untouched
 from batchformer.analysis.watch import Call, Forward, sibling_blocks, watched_forward
 from batchformer.attach import Attachment
+from batchformer.attach.temporarily import temporarily
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer, repeat_targets
 from batchformer.nn.streams import plain_count
@@ -228,15 +229,8 @@ def _attention(attention: Any, x: Tensor, valid: Tensor | None) -> LayerAttentio
 
 def _each_alone(module: BatchFormer, x: Tensor) -> Tensor:
     """The same module with nobody else to look at."""
-    attentions = [layer.self_attn for layer in module.layers]
-    before = [attention.group_size for attention in attentions]  # type: ignore[union-attr]
-    try:
-        for attention in attentions:
-            attention.group_size = 1  # type: ignore[union-attr, assignment]
+    with temporarily({layer.self_attn: {"group_size": 1} for layer in module.layers}):
         return module.relate(x)
-    finally:
-        for attention, size in zip(attentions, before, strict=True):
-            attention.group_size = size  # type: ignore[union-attr, assignment]
 
 
 def _block(path: str, seen: Forward, again: Forward, gradient: BlockGradients) -> BlockHealth:

@@ -26,6 +26,7 @@ from batchformer.attach.refuse import (
 )
 from batchformer.attach.separate_norm import BatchNormMode, SeparateNorm, check_batch_norm
 from batchformer.attach.stream_loss import MeanOfStreams
+from batchformer.attach.temporarily import temporarily
 from batchformer.errors import UserError
 from batchformer.kernels.choose import Choice
 from batchformer.nn.streams import count_rows, plain_count, plain_rows, related_rows
@@ -211,14 +212,8 @@ class Attachment:
     @contextmanager
     def disabled(self) -> Iterator[nn.Module]:
         """The model without the module, also in training. (Under DDP the module's parameters are unused meanwhile.)"""
-        before = [point.module.enabled for point in self.points]
-        try:
-            for point in self.points:
-                point.module.enabled = False
+        with temporarily({point.module: {"enabled": False} for point in self.points}):
             yield self.model
-        finally:
-            for point, enabled in zip(self.points, before, strict=True):
-                point.module.enabled = enabled
 
     @contextmanager
     def infer_with_batch(self) -> Iterator[nn.Module]:
@@ -227,14 +222,8 @@ class Attachment:
         There is one stream, all of it related, and no dropout; what an image gets depends on the images beside it.
         Training goes on as ever, and outside the context eval mode is the plain model again.
         """
-        before = [point.feature.infers for point in self.points]
-        try:
-            for point in self.points:
-                point.feature.infers = True
+        with temporarily({point.feature: {"infers": True} for point in self.points}):
             yield self.model
-        finally:
-            for point, infers in zip(self.points, before, strict=True):
-                point.feature.infers = infers
 
     def backend_used(self) -> dict[str, Choice]:
         """Which path the batch attention takes at each place, here and now (autocast counts), and why.

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from batchformer.attach.insertion import InstanceForward
+from batchformer.attach.temporarily import temporarily
 from batchformer.nn.attention import BatchAttention
 from batchformer.nn.batchformer import BatchFormer
 
@@ -22,19 +23,11 @@ def on_trial(pieces: Sequence[InstanceForward], modules: Sequence[nn.Module], **
     parts = [part for module in modules for part in module.modules()]
     wanted = {part: {"backend": "auto"} for part in parts if isinstance(part, BatchAttention)}
     wanted |= {part: {"scope": "local", **settings} for part in parts if isinstance(part, BatchFormer)}
-    kept = {part: {name: getattr(part, name) for name in values} for part, values in wanted.items()}
     for piece in pieces:
         piece.put()
     try:
-        _set(wanted)
-        yield
+        with temporarily(wanted):
+            yield
     finally:
-        _set(kept)
         for piece in reversed(pieces):
             piece.take_away()
-
-
-def _set(values: dict[Any, dict[str, Any]]) -> None:
-    for part, given in values.items():
-        for name, value in given.items():
-            setattr(part, name, value)
