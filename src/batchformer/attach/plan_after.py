@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from batchformer.attach.padding import LayerPadding, argument_names, takes_padde
 from batchformer.attach.plan import Plan
 from batchformer.attach.plan_checks import IMAGES, check_apart, check_read, in_place, rows_double
 from batchformer.attach.point import move_beside
-from batchformer.attach.probe import Channels, Example
+from batchformer.attach.probe import Channels, Example, Feature
 from batchformer.attach.separate_norm import BatchNormMode, separate_norms
 from batchformer.attach.stream_loss import PROPOSAL_LOSS, MeanOfStreams
 from batchformer.attach.wide import make_wide
@@ -74,6 +75,15 @@ def _numbered_children(model: nn.Module, name: str, numbers: Sequence[int] | Lit
     return [names[k] for k in chosen]
 
 
+@dataclass(frozen=True)
+class _Place:
+    """A submodule that a module goes after: `path` is what the user calls it, `name` what dry runs call it."""
+
+    path: str
+    name: str
+    layer: nn.Module
+
+
 def plan_after(
     model: nn.Module,
     paths: Sequence[str],
@@ -86,64 +96,75 @@ def plan_after(
     keywords: Mapping[str, Any],
     example: Example | None,
 ) -> Plan:
-    if not paths:
-        raise UserError("after=[] names no place: name a submodule.")
-    first_names = {module: name for name, module in model.named_modules()}  # by which dry runs know them
-    places = {path: first_names[_last_called(get_submodule(model, path))] for path in paths}
-    layers = {path: model.get_submodule(place) for path, place in places.items()}
-    if len({id(layer) for layer in layers.values()}) < len(paths):
-        raise UserError("after= names one submodule twice: name each place once.")
-    paddings = {path: LayerPadding(layers[path], path) if mask_padding else None for path in paths}
+    """The insertions, then what lets both streams through the model around them; each step is tried in dry runs."""
+    places = _places(model, paths)
+    paddings = {place: LayerPadding(place.layer, place.path) for place in places} if mask_padding else {}
     looks = views(model, example)
     seen = looks[0].two
-    layouts = {path: channels or known_layout(model, layer) for path, layer in layers.items()}
-    features = {path: feature_of_output(path, seen.get(place), dim, layouts[path]) for path, place in places.items()}
-    for path, place in places.items():
-        if len(seen[place].begins) > 1:
-            raise UserError(f"{path!r} is called {len(seen[place].begins)} times in a forward: name one called once.")
-        check_batch_first(path, seen[place], looks[0].three[place])
-    looks = [look for look in looks if all(place in look.two for place in places.values())]
-    ordered = sorted(paths, key=lambda path: seen[places[path]].begins[0])
-    if share and len({features[path] for path in ordered}) > 1:
+    features = {place: _feature(model, place, looks[0], dim, channels) for place in places}
+    looks = [look for look in looks if all(place.name in look.two for place in places)]
+    places.sort(key=lambda place: seen[place.name].begins[0])
+    if share and len(set(features.values())) > 1:
         raise UserError("share=True needs outputs of one width and layout at all places: attach them with share=False.")
-    modules: dict[str, BatchFormerV2] = {}
-    for path in ordered:
-        modules[path] = (
-            modules[ordered[0]]
-            if share and modules
-            else BatchFormerV2(features[path].dim, channels=features[path].channels, **keywords)
+    insertions: list[After] = []
+    for place in places:
+        feature = features[place]
+        module = (
+            insertions[0].module
+            if share and insertions
+            else BatchFormerV2(feature.dim, channels=feature.channels, **keywords)
         )
-        move_beside(modules[path], [layers[path], model])  # before the model runs with them
-    insertions = [
-        After(
-            layers[path],
-            modules[path],
-            opens=path == ordered[0],
-            padding=paddings[path],
-            is_signal=is_signal(seen[places[path]], features[path]),
+        move_beside(module, [place.layer, model])  # before the model runs with it
+        insertions.append(
+            After(
+                place.layer,
+                module,
+                opens=not insertions,
+                padding=paddings.get(place),
+                is_signal=is_signal(seen[place.name], feature),
+            )
         )
-        for path in ordered
-    ]
-    first = modules[ordered[0]]
-    plan = Plan(ordered, insertions, Entry(model, first), example)
+    opener, first = places[0].name, insertions[0].module
+    plan = Plan([place.path for place in places], insertions, Entry(model, first), example)
     padded = takes_padded_images(model)  # a detector: masks and positions are made before the insertion
     if padded:
         for insertion in insertions:
             insertion.entry = plan.entry
     if first.streams == "duplicate":
         if padded or not all(rows_double(model, plan, look.training)[0] for look in looks):
-            make_wide(model, plan, places[ordered[0]], looks)
+            make_wide(model, plan, opener, looks)
         if padded:
-            plan.supports += _detector_supports(model, plan, places[ordered[0]])
+            plan.supports += _detector_supports(model, plan, opener)
         apart = ("forward_intermediates", "forward_features") if plan.entry.wide else ("forward_intermediates",)
         plan.supports += [WholeOnly(model, name, plan.entry) for name in apart if hasattr(type(model), name)]
     if not padded:
-        check_read(model, plan, [path for path in ordered if seen[places[path]].gives_several])
-    behind = [name for look in looks for name in _norms_behind(model, plan, places[ordered[0]], look, batch_norm)]
+        check_read(model, plan, [place.path for place in places if seen[place.name].gives_several])
+    behind = [name for look in looks for name in _norms_behind(model, plan, opener, look, batch_norm)]
     plan.supports += separate_norms(model, first, dict.fromkeys(behind), batch_norm)
     if first.streams == "duplicate" and batch_norm == "separate" and not padded:
         check_apart(model, plan)
     return plan
+
+
+def _places(model: nn.Module, paths: Sequence[str]) -> list[_Place]:
+    if not paths:
+        raise UserError("after=[] names no place: name a submodule.")
+    first_names = {module: name for name, module in model.named_modules()}
+    layers = [_last_called(get_submodule(model, path)) for path in paths]
+    if len(set(layers)) < len(layers):
+        raise UserError("after= names one submodule twice: name each place once.")
+    return [_Place(path, first_names[layer], layer) for path, layer in zip(paths, layers, strict=True)]
+
+
+def _feature(model: nn.Module, place: _Place, look: View, dim: int | None, channels: Channels | None) -> Feature:
+    """Width and layout of what leaves the place, which must be called once and give a row for each image."""
+    path, calls = place.path, look.two.get(place.name)
+    feature = feature_of_output(path, calls, dim, channels or known_layout(model, place.layer))
+    assert calls is not None  # refused before
+    if len(calls.begins) > 1:
+        raise UserError(f"{path!r} is called {len(calls.begins)} times in a forward: name one called once.")
+    check_batch_first(path, calls, look.three[place.name])
+    return feature
 
 
 def _norms_behind(model: nn.Module, plan: Plan, place: str, look: View, batch_norm: BatchNormMode) -> list[str]:
