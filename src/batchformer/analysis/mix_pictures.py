@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from PIL import Image, ImageDraw
 from torch import Tensor
@@ -33,6 +32,7 @@ from batchformer.analysis.drawing import (
 )
 from batchformer.errors import UserError
 from batchformer.mix.mixed import Mixed
+from batchformer.mix.transmix import TransMixed
 
 FOLDER, INDEX, FILE = "mixing", "pictures.json", "mixed.png"
 LABELS_WIDTH = 420
@@ -68,7 +68,7 @@ def draw_mixed(
     # one range for all of them: mixed images are to look like what they are made of
     every = to_pictures(torch.cat([images, mixed.images]), mean, std)
     originals, mixtures = every[: len(images)], every[len(images) :]
-    attention = getattr(mixed, "attention", lambda: None)()
+    attention = mixed.attention() if isinstance(mixed, TransMixed) else None
     shares = label_shares(mixed)
     columns = ["image A", "image B", "mixed", *(["attention"] if attention is not None else []), "share in the label"]
     left = MARGIN + (len(columns) - 1) * (TILE + GAP)
@@ -92,10 +92,8 @@ def draw_mixed(
 def label_shares(mixed: Mixed) -> dict[str, Float[Tensor, " batch"]]:
     """Image B's share by area, by attention alone where there is attention, and in the targets."""
     shares = {"area": mixed.share}
-    attention = getattr(mixed, "attention", lambda: None)()
-    if attention is not None and mixed.mask is not None:
-        mask = F.interpolate(mixed.mask, size=attention.shape[1:], mode="nearest")[:, 0]
-        shares["attention"] = (mask * attention).sum((1, 2))
+    if isinstance(mixed, TransMixed):
+        shares["attention"] = mixed.attention_share()
     return {**shares, "target": mixed.label_share()}
 
 
@@ -108,7 +106,7 @@ def write_mix_picture(
     """
     folder, method = Path(folder), options.pop("method", type(mixed).__name__.removesuffix("ed"))
     picture = draw_mixed(mixed, images, **options)
-    told = CAPTION if not hasattr(mixed, "attention") else f"{CAPTION} {ATTENTION_CAPTION}"
+    told = f"{CAPTION} {ATTENTION_CAPTION}" if isinstance(mixed, TransMixed) else CAPTION
     index = [{"file": FILE, "title": f"{method}: images and labels", "caption": told}]
     with written_to(folder):
         picture.save(folder / FILE, optimize=True)

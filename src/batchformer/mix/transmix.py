@@ -168,7 +168,7 @@ class TransMixed(Mixed):
         mask: Float[Tensor, "#batch 1 height width"],
     ) -> None:
         super().__init__(images, labels, partner, share, mask)
-        self._mix, self._mask = mix, mask
+        self._mix = mix
         self._attention: Tensor | None = None
 
     def keep_attention(self) -> None:
@@ -187,10 +187,16 @@ class TransMixed(Mixed):
             )
         return self._attention
 
-    def label_share(self) -> Float[Tensor, " batch"]:
+    def attention_share(self) -> Float[Tensor, " batch"]:
+        """How much of the attention lies on image B: sum(M A) / sum(A), where the sum of A is one."""
         attention = self.attention()
-        mask = F.interpolate(self._mask, size=attention.shape[1:], mode="nearest")[:, 0]
-        return torch.lerp(self.share, (mask * attention).sum((1, 2)), self._mix.attention_weight)
+        assert self.mask is not None
+        mask = F.interpolate(self.mask, size=attention.shape[1:], mode="nearest")[:, 0]
+        return (mask * attention).sum((1, 2))
+
+    def label_share(self) -> Float[Tensor, " batch"]:
+        """s = (1 - w) area(M) + w sum(M A) / sum(A)."""
+        return torch.lerp(self.share, self.attention_share(), self._mix.attention_weight)
 
     def _as_map(self, rows: Float[Tensor, "rows ..."]) -> Float[Tensor, "batch grid_height grid_width"]:
         batch = len(self.images)
