@@ -16,9 +16,9 @@ def transport_plan(
 ) -> Int[Tensor, "batch rows*columns"]:
     """For each place of a grid, the cell of the image that goes there.
 
-    Moving cell i to place j costs eps |i - j|**2 / (columns - 1)**2 (in cells) less the saliency of i where j is shown.
-    As published, it is solved approximately by as many rounds as the grid has columns: every cell
-    takes its cheapest place, of several at one place the cheapest stays, the others find that place dearer by 1.
+    Moving cell i to place j costs eps |i - j|**2 / (n - 1)**2 (in cells, n those of the grid's longer side) less the
+    saliency of i where j is shown. As published, it is solved approximately in n rounds: every cell takes its cheapest
+    place, of several at one place the cheapest stays, the others find that place dearer by 1.
 
     The released code holds the plan as a dense matrix, and what it does not show it leaves black; here a place that
     nobody takes keeps its own cell. What is shown is the same.
