@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from batchformer.mix.base import Draw, Mix
@@ -24,21 +24,21 @@ class CutMix(Mix):
     def apply(
         self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
     ) -> Mixed:
-        mixed, mask, share = cut(images, draw)
+        mixed, mask, share = cut(images, draw.partner, draw.centre, draw.share)
         return Mixed(mixed, labels, draw.partner, share, mask)
 
 
 def cut(
-    images: Float[Tensor, "batch channels height width"], draw: Draw
+    images: Float[Tensor, "batch channels height width"],
+    partner: Int[Tensor, " batch"],
+    centre: Float[Tensor, "#batch 2"],
+    share: Float[Tensor, " #batch"],
 ) -> tuple[
     Float[Tensor, "batch channels height width"], Float[Tensor, "#batch 1 height width"], Float[Tensor, " batch"]
 ]:
-    """The images with the drawn box of their partners, its mask, and the part of the image it covers."""
+    """The images with a box of their partners, its mask, and the part of the image it really covers."""
     height, width = images.shape[-2:]
-    box = box_around(draw.centre, draw.share, height, width)
+    box = box_around(centre, share, height, width)
     mask = box_mask(box, height, width)
-    return (
-        torch.where(mask.bool(), images[draw.partner], images),
-        mask,
-        box_share(box, height, width).expand(len(images)),
-    )
+    mixed = torch.where(mask.bool(), images[partner], images)
+    return mixed, mask, box_share(box, height, width).expand(len(images))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from batchformer.errors import UserError
 from batchformer.mix.base import Draw, Mix, Partner
-from batchformer.mix.box import box_around, box_mask, box_share
+from batchformer.mix.cutmix import cut
 from batchformer.mix.mixed import Mixed
 from batchformer.mix.saliency import ChannelNumbers, fine_grained_saliency, most_salient, unit_range
 from batchformer.nn.inputs import as_number
@@ -77,10 +77,8 @@ class SaliencyMix(Mix):
         if self.box == "own":
             peak = peak[draw.partner]
         centre = torch.stack([(peak[:, 0] + 0.5) / height, (peak[:, 1] + 0.5) / width], dim=1)
-        box = box_around(centre, draw.share, height, width)
-        mask = box_mask(box, height, width)
-        mixed = torch.where(mask.bool(), images[draw.partner], images)
-        return Mixed(mixed, labels, draw.partner, box_share(box, height, width).expand(len(images)), mask)
+        mixed, mask, share = cut(images, draw.partner, centre, draw.share)
+        return Mixed(mixed, labels, draw.partner, share, mask)
 
 
 def both_or_none(

@@ -113,7 +113,7 @@ class TransMix(Mix):
     def apply(
         self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
     ) -> TransMixed:
-        pasted, mask, share = cut(images, draw)
+        pasted, mask, share = cut(images, draw.partner, draw.centre, draw.share)
         mixed = TransMixed(self, pasted, labels, draw.partner, share, mask)
         self.expect(mixed)
         return mixed
