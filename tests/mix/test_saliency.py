@@ -7,7 +7,8 @@ from sklearn.datasets import load_sample_image
 
 from batchformer.errors import UserError
 from batchformer.mix import saliency
-from batchformer.mix.saliency import fine_grained_saliency, most_salient, unit_range
+from batchformer.mix.normalisation import unit_range
+from batchformer.mix.saliency import fine_grained_saliency, most_salient
 
 from .slow_saliency import slow_saliency
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -14,7 +14,6 @@ from batchformer.errors import UserError
 from batchformer.mix._evaluating import evaluating
 from batchformer.mix.base import Draw, Mix, Partner, need_module
 from batchformer.mix.mixed import Mixed
-from batchformer.mix.saliency_mix import channel_numbers
 from batchformer.nn.inputs import autocasts, is_whole
 
 _PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -165,44 +164,6 @@ class CellsMixed(Mixed):
 
     def label_share(self) -> Float[Tensor, " batch"]:
         return self.cell_share
-
-
-class Renormalize:
-    """Images normalised by one mean and std, as another network wants them (ImageNet's by default).
-
-    Each is a number for every channel, or one for all of them.
-    """
-
-    def __init__(
-        self,
-        mean: float | Sequence[float],
-        std: float | Sequence[float],
-        to_mean: float | Sequence[float] = (0.485, 0.456, 0.406),
-        to_std: float | Sequence[float] = (0.229, 0.224, 0.225),
-    ) -> None:
-        options = {"mean": mean, "std": std, "to_mean": to_mean, "to_std": to_std}
-        given = [channel_numbers("Renormalize", name, value) for name, value in options.items()]
-        counts = {len(one) for one in given if isinstance(one, tuple)}
-        if len(counts) > 1:
-            raise UserError(
-                "Renormalize: mean, std, to_mean and to_std must have one number for each channel, or a single number "
-                "for all."
-            )
-        channels = counts.pop() if counts else 1
-        mean, std, to_mean, to_std = (one if isinstance(one, tuple) else (one,) * channels for one in given)
-        # x std + mean is the picture, (picture - to_mean) / to_std what is wanted: one scale and shift a channel
-        self.scale = [s / t for s, t in zip(std, to_std, strict=True)]
-        self.shift = [(m - n) / t for m, n, t in zip(mean, to_mean, to_std, strict=True)]
-
-    def __call__(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
-        if len(self.scale) == 1:
-            return images * self.scale[0] + self.shift[0]
-        if len(self.scale) != images.shape[1]:
-            raise UserError(
-                f"Renormalize has numbers for {len(self.scale)} channels and the images have {images.shape[1]}: give "
-                f"one for each channel."
-            )
-        return torch.stack([images[:, c] * self.scale[c] + self.shift[c] for c in range(len(self.scale))], dim=1)
 
 
 def top_cells(heat: Float[Tensor, "batch rows columns"], k: int) -> Float[Tensor, "batch rows columns"]:

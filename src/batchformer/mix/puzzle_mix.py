@@ -18,9 +18,8 @@ from batchformer.mix._evaluating import evaluating
 from batchformer.mix.base import Draw, Mix, Partner, need_module
 from batchformer.mix.graph_cut import least_energy
 from batchformer.mix.mixed import Mixed
+from batchformer.mix.normalisation import both_or_none, unit_range
 from batchformer.mix.puzzle_energy import cell_saliency, puzzle_energy
-from batchformer.mix.saliency import unit_range
-from batchformer.mix.saliency_mix import both_or_none
 from batchformer.mix.transport import move_cells, transport_plan
 from batchformer.mix.workers import refuse_in_worker
 from batchformer.nn.inputs import as_number, is_whole

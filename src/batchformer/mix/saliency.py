@@ -14,8 +14,6 @@ from torch import Tensor
 
 from batchformer.errors import UserError
 
-#: one for each channel, or one for all of them
-ChannelNumbers = float | tuple[float, ...]
 SURROUNDS = (12, 24, 48, 28, 56, 112)
 _RED, _GREEN, _BLUE = 9798, 19235, 3735  # 0.299, 0.587, 0.114 in parts of 2**15, as OpenCV's 8-bit conversion has them
 
@@ -59,26 +57,6 @@ def most_salient(saliency: Float[Tensor, "batch height width"]) -> Int[Tensor, "
     # argmax may return any of several equal places on a GPU, and a map of 256 steps has equal ones
     first = torch.where(flat == flat.amax(1, keepdim=True), places, height * width - 1).amin(1)
     return torch.stack([first // width, first % width], dim=1)
-
-
-def unit_range(
-    images: Float[Tensor, "batch channels height width"],
-    mean: ChannelNumbers | None = None,
-    std: ChannelNumbers | None = None,
-) -> Float[Tensor, "batch channels height width"]:
-    """Normalised images back in [0, 1]: by the mean and std that normalised them, or each stretched to its range."""
-    images = images.detach().float()
-    if mean is not None and std is not None:
-        mean, std = ((one,) * images.shape[1] if isinstance(one, float) else one for one in (mean, std))
-        if not len(mean) == len(std) == images.shape[1]:
-            raise UserError(
-                f"mean and std have {len(mean)} and {len(std)} numbers and the images {images.shape[1]} channels: "
-                f"give one of each for every channel, or a single number for all."
-            )
-        # channel by channel with host numbers: a tensor of them would have to be copied to the device, and waited for
-        return torch.stack([images[:, c] * std[c] + mean[c] for c in range(len(mean))], dim=1).clamp(0, 1)
-    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-    return (images - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _grey(images: Tensor) -> Float[Tensor, "batch height width"]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -14,8 +13,8 @@ from batchformer.errors import UserError
 from batchformer.mix.base import Draw, Mix, Partner
 from batchformer.mix.cutmix import cut
 from batchformer.mix.mixed import Mixed
-from batchformer.mix.saliency import ChannelNumbers, fine_grained_saliency, most_salient, unit_range
-from batchformer.nn.inputs import as_number
+from batchformer.mix.normalisation import both_or_none, unit_range
+from batchformer.mix.saliency import fine_grained_saliency, most_salient
 
 
 class SaliencyMix(Mix):
@@ -79,27 +78,3 @@ class SaliencyMix(Mix):
         centre = torch.stack([(peak[:, 0] + 0.5) / height, (peak[:, 1] + 0.5) / width], dim=1)
         mixed, mask, share = cut(images, draw.partner, centre, draw.share)
         return Mixed(mixed, labels, draw.partner, share, mask)
-
-
-def both_or_none(
-    name: str, mean: float | Sequence[float] | None, std: float | Sequence[float] | None
-) -> tuple[ChannelNumbers | None, ChannelNumbers | None]:
-    """The normalisation of the images as a pair, or two times None."""
-    if (mean is None) != (std is None):
-        raise UserError(f"{name}: mean and std belong together; pass both, or neither.")
-    if mean is None or std is None:
-        return None, None
-    return channel_numbers(name, "mean", mean), channel_numbers(name, "std", std)
-
-
-def channel_numbers(name: str, option: str, given: float | Sequence[float]) -> ChannelNumbers:
-    """The option as floats: a tuple of one for each channel, or one for all."""
-    many = isinstance(given, Iterable) and getattr(given, "ndim", 1) == 1
-    numbers = tuple(map(as_number, given)) if many else (as_number(given),)  # type: ignore[arg-type]
-    least = 0.0 if option.endswith("std") else -math.inf
-    if not numbers or not all(least < number < math.inf for number in numbers):
-        raise UserError(
-            f"{name}: {option}={given!r} must be a number for each channel or one for all"
-            f"{', above 0.' if option.endswith('std') else '.'}"
-        )
-    return numbers if many else numbers[0]
