@@ -20,9 +20,9 @@ from batchformer.analysis.detection_pictures import (
     batch_attention_picture,
     draw_objects,
     draw_side_by_side,
-    write_index,
 )
 from batchformer.analysis.drawing import PAPER
+from batchformer.analysis.picture_files import write_index
 from batchformer.errors import UserError
 from tests.attach.small_detectors import BUILD, HEIGHT, WIDTH, batch
 

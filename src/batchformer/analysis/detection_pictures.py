@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,13 +30,11 @@ from batchformer.analysis.drawing import (
     scale_bar,
     text,
     to_pictures,
-    written_to,
 )
 from batchformer.analysis.object_drawing import draw_boxes, draw_segments
 from batchformer.errors import UserError
 
-#: of the run folder; where `batchformer report` looks
-FOLDER, INDEX = "detection", "pictures.json"
+FOLDER = "detection"  # of the run folder; where `batchformer report` looks
 WIDE = 380  # of one image on a sheet
 MOST_IMAGES = 6
 _HEADING_LETTERS = 28  # that fit over a column
@@ -149,32 +145,6 @@ def batch_attention_picture(
         numbers = objects_and_background(maps, objects, inside)
         caption += ATTENTION_NUMBERS.format(objects=numbers.objects, background=numbers.background)
     return draw_batch_attention(pictures, cut, boxes), caption, numbers
-
-
-def write_index(folder: Path | str, made: Sequence[tuple[str, Image.Image, str, str]]) -> list[Path]:
-    """Pictures (file, picture, title, caption) and the index by which `batchformer report` finds them.
-
-    `detection` in a run folder is where it looks. Pictures that are there already and not drawn anew stay listed.
-    """
-    folder = Path(folder)
-    index = folder / INDEX
-    new = {file: {"file": file, "title": title, "caption": caption} for file, _, title, caption in made}
-    with written_to(folder):
-        entries = [*new.values(), *(entry for entry in _listed(index) if entry["file"] not in new)]
-        for file, picture, _, _ in made:
-            picture.save(folder / file, optimize=True)
-        index.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-    return [folder / file for file in new]
-
-
-def _listed(index: Path) -> list[dict[str, str]]:
-    if not index.is_file():
-        return []
-    try:
-        known = json.loads(index.read_text(encoding="utf-8"))
-        return [entry for entry in known if isinstance(entry["file"], str)]
-    except (ValueError, TypeError, KeyError):
-        raise UserError(f"{index} is not an index of pictures: delete it, or write to another folder.") from None
 
 
 def _of_things(label: Mapping[str, Any], is_thing: Sequence[bool] | None) -> Tensor | None:

@@ -15,9 +15,9 @@ from batchformer.analysis.detection_pictures import (
     MASKS_CAPTION,
     batch_attention_picture,
     draw_side_by_side,
-    write_index,
 )
 from batchformer.analysis.drawing import to_pictures
+from batchformer.analysis.picture_files import write_index
 from batchformer.errors import UserError
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -18,16 +16,6 @@ TILE, GAP, MARGIN, HEADING = 160, 10, 28, 46
 PAPER, INK, MUTED = (20, 26, 33), (236, 240, 244), (160, 174, 189)
 LESS, MORE = (64, 140, 255), (255, 158, 44)
 _GROUND = np.full((1, 1, 1), 58, dtype=np.float32)
-
-
-@contextmanager
-def written_to(folder: Path) -> Iterator[None]:
-    """The folder is made where it is missing; what cannot be written there is one sentence."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written to as a folder: {error.strerror or error}.") from None
 
 
 def to_pictures(

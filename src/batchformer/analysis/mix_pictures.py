@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,13 @@ from batchformer.analysis.drawing import (
     text,
     tile,
     to_pictures,
-    written_to,
 )
+from batchformer.analysis.picture_files import write_index
 from batchformer.errors import UserError
 from batchformer.mix.mixed import Mixed
 from batchformer.mix.transmix import TransMixed
 
-FOLDER, INDEX, FILE = "mixing", "pictures.json", "mixed.png"
+FILE = "mixed.png"
 LABELS_WIDTH = 420
 CAPTION = "Blue: image A, orange: image B. The bars say how a label is divided by area and in the target trained with."
 ATTENTION_CAPTION = (
@@ -104,14 +103,11 @@ def write_mix_picture(
 
     `method`, a name for the heading, and the options of `draw_mixed`.
     """
-    folder, method = Path(folder), options.pop("method", type(mixed).__name__.removesuffix("ed"))
+    method = options.pop("method", type(mixed).__name__.removesuffix("ed"))
     picture = draw_mixed(mixed, images, **options)
     told = f"{CAPTION} {ATTENTION_CAPTION}" if isinstance(mixed, TransMixed) else CAPTION
-    index = [{"file": FILE, "title": f"{method}: images and labels", "caption": told}]
-    with written_to(folder):
-        picture.save(folder / FILE, optimize=True)
-        (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
-    return folder / FILE
+    (path,) = write_index(folder, [(FILE, picture, f"{method}: images and labels", told)], keep=False)
+    return path
 
 
 def _draw_shares(sheet: Image.Image, left: int, top: int, pair: tuple[str, str], shares: dict[str, float]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,13 +31,12 @@ from batchformer.analysis.drawing import (
     tile,
     tint,
     to_pictures,
-    written_to,
 )
 from batchformer.analysis.features import FeaturePair, features_with_and_without
+from batchformer.analysis.picture_files import write_index
 from batchformer.errors import UserError
 
 MOST_SHOWN = 8
-INDEX = "pictures.json"
 Position = int | tuple[int, int]
 
 MASS_CAPTION = (
@@ -182,7 +180,7 @@ def write_pictures(
         labels: classes of the images, for colours.
         mean, std: by which the images were normalised.
     """
-    folder, pictures = Path(folder), to_pictures(images, mean, std)
+    pictures = to_pictures(images, mean, std)
     attention = attention_over_batch(model, images, place)
     features = features_with_and_without(model, images, place)
     grid = attention.layout.grid
@@ -204,12 +202,7 @@ def write_pictures(
     made.append(("plane.png", draw_plane(features, labels), "How far the module moves each image", PLANE_CAPTION))
     where = f"{attention.side.capitalize()} {attention.path!r}."
     made = [(name, picture, title, f"{where} {told}") for name, picture, title, told in made]
-    index = [{"file": name, "title": title, "caption": caption} for name, _, title, caption in made]
-    with written_to(folder):
-        for name, picture, _, _ in made:
-            picture.save(folder / name, optimize=True)
-        (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
-    return [folder / name for name, *_ in made]
+    return write_index(folder, made, keep=False)
 
 
 def shown_of(count: int) -> list[int]:
