@@ -9,6 +9,8 @@ from torch import Tensor
 
 from batchformer.nn import BatchAttention
 
+_FLOATS_AT_ONCE = 2**26
+
 
 def attention_weights(
     attention: BatchAttention,
@@ -23,6 +25,22 @@ def attention_weights(
     with torch.autocast(x.device.type, enabled=False):
         scores = query.float() @ key.float().mT / query.shape[-1] ** 0.5
         return scores.masked_fill(~_visible(attention, batch, valid, x.device), float("-inf")).softmax(dim=-1)
+
+
+def attention_in_pieces(
+    attention: BatchAttention,
+    x: Float[Tensor, "batch position dim"],
+    valid: Bool[Tensor, "batch position"] | None = None,
+    head: int | None = None,
+) -> Float[Tensor, "position batch batch"]:
+    """`attention_weights` on the CPU, their mean over the heads or one head; some positions at a time on the device."""
+    at_once = max(1, _FLOATS_AT_ONCE // (len(x) ** 2 * attention.heads))
+    pieces = []
+    for start in range(0, x.shape[1], at_once):
+        part = slice(start, start + at_once)
+        weights = attention_weights(attention, x[:, part], None if valid is None else valid[:, part])
+        pieces.append((weights.mean(1) if head is None else weights[:, head]).float().cpu())
+    return torch.cat(pieces)
 
 
 def relative_entropy(

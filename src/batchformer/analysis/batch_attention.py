@@ -8,12 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from batchformer.analysis.attention_weights import attention_weights, group_sizes
+from batchformer.analysis.attention_weights import attention_in_pieces, group_sizes
 from batchformer.analysis.mini_batch import infer_watched, whole_number
 from batchformer.analysis.token_layout import Layout
 from batchformer.errors import UserError
-
-_CHUNK_FLOATS = 2**26
 
 
 @dataclass
@@ -69,11 +67,6 @@ def attention_over_batch(
     seen = infer_watched(model, images, place, layer)
     if head is not None and not 0 <= whole_number("head", head) < seen.attention.heads:
         raise UserError(f"head={head}: there are {seen.attention.heads}, 0 the first.")
-    batch = len(images)
-    per_chunk = max(1, _CHUNK_FLOATS // (batch * batch * seen.attention.heads))
-    pieces = []
     with torch.no_grad():
-        for part in seen.entered.split(per_chunk, dim=1):
-            weights = attention_weights(seen.attention, part)
-            pieces.append((weights.mean(1) if head is None else weights[:, int(head)]).float().cpu())
-    return AttentionOverBatch(seen.path, torch.cat(pieces), seen.layout, seen.attention.group_size, seen.side)
+        weights = attention_in_pieces(seen.attention, seen.entered, head=None if head is None else int(head))
+    return AttentionOverBatch(seen.path, weights, seen.layout, seen.attention.group_size, seen.side)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from batchformer.analysis.attention_weights import attention_weights
+from batchformer.analysis.attention_weights import attention_in_pieces
 from batchformer.analysis.batch_attention import AttentionOverBatch
 from batchformer.analysis.mini_batch import attention_at, place_number, whole_number
 from batchformer.analysis.stream_gradients import handle_of
@@ -19,8 +19,6 @@ from batchformer.analysis.token_layout import Layout
 from batchformer.analysis.untouched import untouched
 from batchformer.attach import Attachment
 from batchformer.errors import UserError
-
-_CHUNK = 4096
 
 
 @dataclass(frozen=True)
@@ -76,13 +74,9 @@ def attention_over_scenes(
         raise UserError(f"level={level}: the detector has {len(grids)} feature maps, 0 the largest.")
     start = sum(rows * columns for rows, columns in grids[:level])
     count = grids[level][0] * grids[level][1]
-    pieces = []
-    for begin in range(start, start + count, _CHUNK):
-        part = slice(begin, min(begin + _CHUNK, start + count))
-        weights = attention_weights(attention, x[:, part], None if valid is None else valid[:, part])
-        pieces.append(weights.mean(1).float().cpu())
-    layout = Layout(count, 0, grids[level])
-    return AttentionOverBatch(point.paths[0], torch.cat(pieces), layout, attention.group_size)
+    cells = slice(start, start + count)
+    weights = attention_in_pieces(attention, x[:, cells], None if valid is None else valid[:, cells])
+    return AttentionOverBatch(point.paths[0], weights, Layout(count, 0, grids[level]), attention.group_size)
 
 
 class _MapShapes:
