@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, overload
 
 import torch
@@ -164,18 +163,12 @@ class BatchFormer(nn.Module):
         return valid
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        bare = [k for k in state_dict if k.startswith(f"{prefix}self_attn.")]
+        bare = any(key.startswith(f"{prefix}self_attn.") for key in state_dict)
         if bare and len(self.layers) == 1:  # the papers' own layer, without the `layers.0.` of a stack
-            _move_into_layer_zero(state_dict, prefix)
+            for key in [key for key in state_dict if key.startswith(prefix)]:
+                state_dict[f"{prefix}layers.0.{key.removeprefix(prefix)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         scope = f", scope={self.scope!r} over {self.members!r}" if self.scope == "global" else ""
         return f"dim={self.dim}, streams={self.streams!r}{scope}"
-
-
-def _move_into_layer_zero(state_dict: dict[str, Any], prefix: str) -> None:
-    names: Mapping[str, Any] = {k: v for k, v in state_dict.items() if k.startswith(prefix)}
-    for key, value in names.items():
-        del state_dict[key]
-        state_dict[f"{prefix}layers.0.{key[len(prefix) :]}"] = value

@@ -57,17 +57,17 @@ class BatchFormerV2(BatchFormer):
         if not self.active:
             return x
         is_map = x.ndim == 4 and self.channels == "first"
-        related = self._related_part(x.movedim(1, -1) if is_map else x, valid, grid)
+        if valid is not None:
+            self._check_valid(valid, x.movedim(1, -1) if is_map else x)
+        relate = partial(self._relate_last_rows, valid, grid)
         if is_map:
-            related = partial(with_channels_last, related)
-        return (open_streams if (self.opens if opens is None else opens) else carry_streams)(x, related, self.streams)
+            relate = partial(with_channels_last, relate)
+        pass_on = open_streams if (self.opens if opens is None else opens) else carry_streams
+        return pass_on(x, relate, self.streams)
 
-    def _related_part(self, x: Tensor, valid: Tensor | None, grid: tuple[int, int] | None) -> Any:
-        """`relate`, for whichever of the rows the streams will ask for: the last ones, with their part of the mask."""
-        if valid is None:
-            return self.relate if grid is None else partial(self.relate, grid=grid)
-        self._check_valid(valid, x)
-        return partial(_relate_last_rows, self, valid, grid)
+    def _relate_last_rows(self, valid: Tensor | None, grid: tuple[int, int] | None, rows: Tensor) -> Tensor:
+        """`relate`, of the rows that the streams ask for, the last ones of the batch, with their part of the mask."""
+        return self.relate(rows, None if valid is None else valid[valid.shape[0] - rows.shape[0] :], grid)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, opens={self.opens}"
@@ -80,7 +80,3 @@ def with_channels_last(relate: Callable[[Tensor], Tensor], x: Float[Tensor, "bat
     """
     out = relate(x.movedim(1, -1)).movedim(-1, 1)
     return out.contiguous() if x.is_contiguous() else out
-
-
-def _relate_last_rows(module: BatchFormerV2, valid: Tensor, grid: tuple[int, int] | None, rows: Tensor) -> Tensor:
-    return module.relate(rows, valid[valid.shape[0] - rows.shape[0] :], grid)
