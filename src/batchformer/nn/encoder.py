@@ -96,6 +96,33 @@ class BatchEncoderLayer(nn.Module):
                 return checkpoint(self._unfused, x, valid, use_reentrant=False)
         return self._unfused(x, valid, across)
 
+    def _unfused(self, x: Tensor, valid: Tensor | None, across: Any = None) -> Tensor:
+        if self.norm == "post":
+            x = self.norm1(x + self._branch(self.self_attn(x, valid, across), self.scale1))  # eq. 1
+            return self.norm2(x + self._branch(self._mlp(x), self.scale2))  # eq. 2
+        if self.norm == "pre":
+            x = x + self._branch(self.self_attn(self.norm1(x), valid, across), self.scale1)
+            return x + self._branch(self._mlp(self.norm2(x)), self.scale2)
+        size = _size(x)
+        attended = self.self_attn((x / size).to(x.dtype), valid, across)
+        x = self._keep(x, size, self.norm1(self._drop(attended)) * self.scale1)
+        return self._keep(x, size, self.norm2(self._drop(self._mlp((x / size).to(x.dtype)))) * self.scale2)
+
+    @staticmethod
+    def _keep(x: Tensor, size: Tensor, branch: Tensor) -> Tensor:
+        mixed = x + size * branch
+        return (mixed * (size / _size(mixed))).to(x.dtype)
+
+    def _branch(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        x = self._drop(x)
+        return x if scale is None else x * scale
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        return self.linear2(self._drop(F.relu(self.linear1(x))))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
     def backend_used(self, x: Float[Tensor, "batch position dim"]) -> Choice:
         """What `forward` would run for this input, here and now, and why; `fused` when it is the layer as a whole."""
         choice = self.self_attn.backend_used(x)
@@ -142,33 +169,6 @@ class BatchEncoderLayer(nn.Module):
             *[_own(part, name) for part in (out_proj, norm1, linear1, linear2, norm2) for name in ("weight", "bias")],
         )  # fmt: skip
         return run.encoder_layer(x, weights, settings, valid, self.memory == "lean")
-
-    def _unfused(self, x: Tensor, valid: Tensor | None, across: Any = None) -> Tensor:
-        if self.norm == "post":
-            x = self.norm1(x + self._branch(self.self_attn(x, valid, across), self.scale1))
-            return self.norm2(x + self._branch(self._mlp(x), self.scale2))
-        if self.norm == "pre":
-            x = x + self._branch(self.self_attn(self.norm1(x), valid, across), self.scale1)
-            return x + self._branch(self._mlp(self.norm2(x)), self.scale2)
-        size = _size(x)
-        attended = self.self_attn((x / size).to(x.dtype), valid, across)
-        x = self._keep(x, size, self.norm1(self._drop(attended)) * self.scale1)
-        return self._keep(x, size, self.norm2(self._drop(self._mlp((x / size).to(x.dtype)))) * self.scale2)
-
-    @staticmethod
-    def _keep(x: Tensor, size: Tensor, branch: Tensor) -> Tensor:
-        mixed = x + size * branch
-        return (mixed * (size / _size(mixed))).to(x.dtype)
-
-    def _branch(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        x = self._drop(x)
-        return x if scale is None else x * scale
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        return self.linear2(self._drop(F.relu(self.linear1(x))))
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}, dropout={self.dropout}"
