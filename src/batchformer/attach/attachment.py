@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.attach.classifiers import find_classifiers
+from batchformer.attach.dry_run import Example
 from batchformer.attach.entry import Entry, RowCheck
+from batchformer.attach.feature import Channels
 from batchformer.attach.insertion import Held, InstanceForward, relates_in_eval
 from batchformer.attach.padding import takes_padded_images
 from batchformer.attach.plan_after import block_paths, encoder_layer_paths, plan_after
 from batchformer.attach.plan_before import norms_behind, points_before
 from batchformer.attach.point import Point
-from batchformer.attach.probe import Channels, Example
 from batchformer.attach.refuse import (
     check_channels,
     refuse_attached_parts,

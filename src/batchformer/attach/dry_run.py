@@ -1,186 +1,169 @@
-"""Dry runs for `attach(after=...)`: the order of the calls, who has the batch on its first axis, what an output is."""
+"""Dry runs: a forward of somebody's model with blank images, or with an example of theirs, that leaves no state."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchformer.attach.arguments import Place, given_tensors
-from batchformer.attach.probe import Channels, Example, Feature, call_blank
+from batchformer.attach.padding import blank_mask
 from batchformer.errors import UserError
+from batchformer.nn.streams import count_rows, resize_rows
 
-
-@dataclass
-class Calls:
-    """What one submodule was seen doing: when its calls began and ended, and with how many rows its arguments came."""
-
-    begins: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    rows: dict[Place, int] = field(default_factory=dict)
-    output: Tensor | None = None  # the first tensor of what it gives, which is the one that is related
-    gives_several: bool = False
-
-
-def watch(model: nn.Module, images: int, example: Example | None = None, training: bool = False) -> dict[str, Calls]:
-    """One dry run with so many images, every submodule watched."""
-    seen: dict[str, Calls] = {}
-    clock = iter(range(10**9))
-    handles = []
-    for name, module in model.named_modules():
-
-        def begin(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            calls = seen.setdefault(name, Calls())
-            calls.begins.append(next(clock))
-            calls.rows.update({place: x.shape[0] for place, x in given_tensors(args, kwargs)})
-
-        def end(_: nn.Module, args: Any, out: Any, name: str = name) -> None:
-            seen[name].ends.append(next(clock))
-            seen[name].output = _first_tensor(out)
-            seen[name].gives_several = not isinstance(out, Tensor)
-
-        handles += [module.register_forward_pre_hook(begin, with_kwargs=True), module.register_forward_hook(end)]
-    try:
-        problem = call_blank(model, images, before_each=seen.clear, example=example, training=training)[1]
-    finally:
-        for handle in handles:
-            handle.remove()
-    if problem is not None and example is not None:
-        raise UserError(
-            f"{type(model).__name__} did not take example_inputs= with {images} rows ({type(problem).__name__}: "
-            f"{problem}): give a batch as the model is called with, a tensor, a tuple or a dict of names."
-        )
-    if problem is not None:
-        raise UserError(
-            f"{type(model).__name__} did not take a blank image of any usual size ({problem}): say what it takes with "
-            f'model.default_cfg = {{"input_size": (channels, height, width)}}, or give a batch as example_inputs=.'
-        )
-    return seen
-
-
-def _first_tensor(out: Any) -> Tensor | None:
-    """The one that is related: depth first (transformers' PVT gives a tuple in a tuple)."""
-    if isinstance(out, tuple | list):
-        return next((found for found in map(_first_tensor, out) if found is not None), None)
-    return out if isinstance(out, Tensor) and out.ndim else None
+_SIZES = (224, 32, 64, 299, 384, 28, 96, 128, 256, 160, 192, 288, 336, 448, 512)  # a wrong one is refused at once
 
 
 @dataclass(frozen=True)
-class View:
-    """What dry runs with two and with three images showed: in eval mode, or as in training."""
+class Example:
+    """A batch of the user's for dry runs, of models that take more than images."""
 
-    two: dict[str, Calls]
-    three: dict[str, Calls]
-    training: bool = False
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def batch_arguments(self, name: str) -> frozenset[Place]:
-        """The arguments of a submodule whose rows grow with the images."""
-        if name not in self.two or name not in self.three:
-            return frozenset()
-        three = self.three[name].rows
-        return frozenset(place for place, rows in self.two[name].rows.items() if rows == 2 and three.get(place) == 3)
+    @classmethod
+    def of(cls, given: Any) -> Example | None:
+        """From what `attach(example_inputs=)` takes."""
+        if given is None:
+            return None
+        example = (
+            cls(kwargs=given) if isinstance(given, Mapping) else cls(given if isinstance(given, tuple) else (given,))
+        )
+        if not count_rows([*example.args, *example.kwargs.values()]):
+            raise UserError(
+                "example_inputs= has no tensor with a batch axis: give a batch as the model is called with."
+            )
+        return example
 
-    def gives_rows(self) -> bool:
-        """Whether what leaves the model has a row for each image (a loss that is computed inside has none)."""
-        left = [seen[""].output for seen in (self.two, self.three)]
-        return [0 if one is None else one.shape[0] for one in left] == [2, 3]
+    def rows(self, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        every = resize_rows([*self.args, *self.kwargs.values()], count)
+        return tuple(every[: len(self.args)]), dict(zip(self.kwargs, every[len(self.args) :], strict=True))
 
-    def called_after(self, place: str) -> list[str]:
-        """The submodules whose last call begins after the one of `place` has ended."""
-        end = self.two[place].ends[-1]
-        return [name for name, calls in self.two.items() if max(calls.begins, default=-1) > end]
 
-    def before(self, place: str) -> list[str]:
-        """The largest submodules whose every call ends before that of `place` begins.
+def call_blank(
+    model: nn.Module,
+    images: int = 2,
+    before_each: Callable[[], Any] | None = None,
+    example: Example | None = None,
+    with_graph: bool = False,
+    training: bool = False,
+    noise: bool = False,
+) -> tuple[Any, Exception | None]:
+    """What the model returns for blank images of the first size it takes, or for the example given; else None and the
+    first complaint. Nothing of it stays: no gradient, no statistics, no random number drawn.
 
-        Which lies inside which is told by the times of the calls: one submodule may have several parents (CoaT's
-        blocks share some). One that is called by itself as well is left out, as it cannot know what it is given.
-        """
-        start = self.two[place].begins[0]
-        early = {name: calls for name, calls in self.two.items() if name and calls.ends and max(calls.ends) < start}
-        spans = ((*span, name) for name, calls in early.items() for span in zip(calls.begins, calls.ends, strict=True))
-        largest, inner, last = set(), set(), -1
-        for begin, end, name in sorted(spans):
-            if begin < last:
-                inner.add(name)
+    Args:
+        before_each: called before each size that is tried.
+        with_graph: keep the graph of gradients.
+        training: in training mode (but for BatchNorm) instead of eval mode.
+        noise: images of noise, the same at each call, instead of blank ones.
+    """
+    problem: Exception | None = None
+    with _without_state(model, training), torch.set_grad_enabled(with_graph):
+        for args, kwargs in [example.rows(images)] if example is not None else _blanks(model, images, noise):
+            if before_each is not None:
+                before_each()
+            try:
+                return model(*args, **kwargs), None
+            except Exception as error:  # whatever a stranger's forward raises for a wrong size
+                problem = problem or error
+    return None, problem
+
+
+def _blanks(model: nn.Module, images: int, noise: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    for shape in _input_shapes(model):
+        blank = _blank(model, shape, images)
+        generator = torch.Generator().manual_seed(0)
+        given = torch.randn(blank.shape, generator=generator).to(blank) if noise else blank
+        yield (given,), blank_mask(model, blank)
+
+
+def _input_shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    """What the model, or the one that transformers wraps, says of its input; then usual sizes."""
+    inner = model._modules.get(getattr(model, "base_model_prefix", None) or "")
+    shapes = [shape for part in (model, inner) if part is not None for shape in _said_shapes(part)]
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)), None)
+    if isinstance(first, nn.Linear):
+        shapes.append((first.in_features,))
+    channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
+    return shapes + [(channels, s, s) for s in _SIZES if (channels, s, s) not in shapes]
+
+
+def _said_shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    size = config.get("input_size") if isinstance(config, dict) else getattr(config, "input_size", None)
+    # a ViT made for another size than its weights
+    built = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    shapes = [(3, *built)] if isinstance(built, tuple) else _shape_in_config(model)
+    return shapes + ([tuple(size)] if size else [])
+
+
+def _shape_in_config(model: nn.Module) -> list[tuple[int, ...]]:
+    """What the configuration of transformers' models says, where it says anything."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "vision_config", config)
+    size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
+    if isinstance(size, int):
+        size = (size, size)
+    return [(channels, *size)] if isinstance(size, tuple | list) and isinstance(channels, int) else []
+
+
+def _blank(model: nn.Module, shape: tuple[int, ...], images: int) -> Tensor:
+    weight = next(model.parameters(), torch.empty(0))
+    return torch.zeros(images, *shape, device=weight.device, dtype=weight.dtype)
+
+
+@contextmanager
+def _without_state(model: nn.Module, training: bool = False) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    model.eval()
+    for module in modes if training else ():  # not by train(), of which a model may make something of its own
+        module.training = True
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=devices), _eagerly(model):
+            if training:
+                with _kept(model), warnings.catch_warnings(action="ignore"):  # of checkpoints without gradients
+                    yield
             else:
-                largest.add(name)
-                last = end
-        return sorted(largest - inner)
+                yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
-def views(model: nn.Module, example: Example | None) -> list[View]:
-    """In eval mode, where nothing is random; and as in training where that calls or hands on what eval mode does not: a
-    BatchNorm was not called (GoogLeNet's auxiliary heads), or patches are left out (timm's `patch_drop_rate`)."""
-    found = [View(watch(model, 2, example), watch(model, 3, example))]
-    drops = any(type(part).__name__.startswith("PatchDropout") for part in model.modules())
-    if drops or any(isinstance(part, _BatchNorm) and name not in found[0].two for name, part in model.named_modules()):
-        with suppress(UserError):  # it may want targets then
-            in_training = View(watch(model, 2, example, True), watch(model, 3, example, True), training=True)
-            found += [in_training] if in_training.gives_rows() else []
-    return found
-
-
-def feature_of_output(path: str, calls: Calls | None, dim: int | None, channels: Channels | None) -> Feature:
-    """Width and layout of what a submodule gives."""
-    if calls is None or not calls.begins:
-        raise UserError(f"{path!r} is never called in a forward: name a submodule that is (a list of layers is not).")
-    x = calls.output
-    if x is None:
-        raise UserError(
-            f"{path!r} gives neither a tensor nor a tuple or list with one: attach after a part of it that does."
-        )
-    if dim is not None and channels is not None:
-        return Feature(dim, channels)
-    if x.ndim == 3:
-        layout = channels or "last"
-        return Feature(dim or x.shape[1 if layout == "first" else -1], layout)
-    if x.ndim == 4:
-        square = {"first": x.shape[2] == x.shape[3], "last": x.shape[1] == x.shape[2]}
-        fitting = [channels] if channels else [layout for layout, fits in square.items() if fits]
-        if len(fitting) == 1:
-            return Feature(x.shape[1 if fitting[0] == "first" else -1], fitting[0])  # type: ignore[arg-type]
-    raise UserError(
-        f"the output of {path!r} has the shape {tuple(x.shape)}, which is not clearly tokens (batch, tokens, width) or "
-        f'a map: say channels="first" or "last", and dim= where it is neither.'
-    )
-
-
-def check_batch_first(path: str, two: Calls, three: Calls) -> None:
-    """The rows of an output must grow with the images, as a shape alone does not tell."""
-    shapes = [tuple(calls.output.shape) for calls in (two, three) if calls.output is not None]
-    if len(shapes) == 2 and 3 * shapes[0][0] != 2 * shapes[1][0]:
-        raise UserError(
-            f"the output of {path!r} does not have the images on its first axis (two of them give the shape "
-            f"{shapes[0]}, three {shapes[1]}), so its rows are no samples to relate: attach after a submodule that "
-            f"gives (batch, ...)."
-        )
-
-
-def known_layout(model: nn.Module, layer: nn.Module) -> Channels | None:
-    """Where the layer's kind, or what timm's models say of their maps, tells where the channels are."""
-    if isinstance(layer, nn.Conv1d | nn.BatchNorm1d | nn.Conv2d | nn.BatchNorm2d):
-        return "first"
-    return {"NHWC": "last", "NCHW": "first"}.get(str(getattr(model, "output_fmt", None)))  # type: ignore[return-value]
-
-
-def is_signal(calls: Calls, feature: Feature) -> bool:
-    """(batch, channels, length)."""
-    return calls.output is not None and calls.output.ndim == 3 and feature.channels == "first"
-
-
-def grown(plain: dict[str, Calls], both: dict[str, Calls]) -> set[str]:
-    """The submodules that were given twice the rows in the second of two dry runs."""
-    return {
-        name
-        for name, calls in plain.items()
-        if name in both and any(both[name].rows.get(place) == 2 * rows for place, rows in calls.rows.items())
+@contextmanager
+def _kept(model: nn.Module) -> Iterator[None]:
+    """What a forward in training may count or collect is as before: buffers, and plain numbers of the modules."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+    buffers = [(module, name, b, b.clone()) for module in model.modules() for name, b in _own_buffers(module)]
+    numbers = {
+        module: {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
+        for module in model.modules()
     }
+    try:
+        yield
+    finally:
+        for module, name, buffer, value in buffers:
+            module._buffers[name] = buffer
+            if not buffer.is_meta and not torch.equal(buffer, value):
+                buffer.copy_(value)
+        for module, values in numbers.items():
+            vars(module).update(values)
 
 
-def parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:k]) for k in range(1, len(parts))]
+def _own_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
+
+
+def _eagerly(model: nn.Module) -> AbstractContextManager[Any]:
+    """Parts that were compiled in place run as they are written: a compiler would follow the hooks of a dry run."""
+    compiled = (hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in model.modules())
+    return torch.compiler.set_stance("force_eager") if any(compiled) else nullcontext()

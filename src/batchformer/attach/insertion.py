@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from batchformer.attach.probe import Channels
+from batchformer.attach.feature import Channels
 from batchformer.nn import BatchFormer
 from batchformer.nn.batchformer_v2 import with_channels_last
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from batchformer.attach.after import After
+from batchformer.attach.dry_run import Example
 from batchformer.attach.entry import Entry
 from batchformer.attach.insertion import InstanceForward
 from batchformer.attach.point import Point
-from batchformer.attach.probe import Example
 
 
 @dataclass

@@ -11,26 +11,17 @@ from torch import nn
 
 from batchformer.attach.after import After
 from batchformer.attach.classifiers import get_submodule
-from batchformer.attach.dry_run import (
-    View,
-    check_batch_first,
-    feature_of_output,
-    grown,
-    is_signal,
-    known_layout,
-    parents,
-    views,
-    watch,
-)
+from batchformer.attach.dry_run import Example
 from batchformer.attach.entry import Entry, WholeOnly
+from batchformer.attach.feature import Channels, Feature, feature_of_output, is_signal, known_layout
 from batchformer.attach.insertion import InstanceForward
 from batchformer.attach.padding import LayerPadding, argument_names, takes_padded_images
 from batchformer.attach.plan import Plan
 from batchformer.attach.plan_checks import IMAGES, check_apart, check_read, in_place, rows_double
 from batchformer.attach.point import move_beside
-from batchformer.attach.probe import Channels, Example, Feature
 from batchformer.attach.separate_norm import BatchNormMode, separate_norms
 from batchformer.attach.stream_loss import PROPOSAL_LOSS, MeanOfStreams
+from batchformer.attach.watch import View, check_batch_first, grown, parents, views, watch
 from batchformer.attach.wide import make_wide
 from batchformer.errors import UserError
 from batchformer.nn.batchformer_v2 import BatchFormerV2

@@ -8,12 +8,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from batchformer.attach.classifiers import get_submodule
-from batchformer.attach.dry_run import grown, watch
+from batchformer.attach.dry_run import Example
+from batchformer.attach.feature import Channels, feature_from_layer, feature_from_tensor
 from batchformer.attach.insertion import Before, Once
 from batchformer.attach.point import Point, move_beside
-from batchformer.attach.probe import Channels, Example, feature_from_layer, feature_from_tensor, run_dry
 from batchformer.attach.separate_norm import BatchNormMode, SeparateNorm, separate_norms
 from batchformer.attach.trial import on_trial
+from batchformer.attach.watch import grown, tensors_entering, watch
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 
@@ -45,7 +46,7 @@ def _heads_by_feature(
     if len(paths) == 1 and feature_from_layer(model.get_submodule(paths[0])) is not None:
         return [(paths, None)]
     groups: list[tuple[list[str], Tensor | None]] = []
-    for path, tensor in run_dry(model, paths, example).items():
+    for path, tensor in tensors_entering(model, paths, example).items():
         group = next((g for g, seen in groups if seen is tensor), None)
         if group is None:
             groups.append(([path], tensor))

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from batchformer.attach.dry_run import call_blank
 from batchformer.attach.plan import Plan
-from batchformer.attach.probe import call_blank
 from batchformer.attach.trial import on_trial
 from batchformer.errors import UserError
 from batchformer.nn.streams import count_rows, plain_rows, tensors_with_rows

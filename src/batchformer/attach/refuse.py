@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from torch import nn
 
-from batchformer.attach.probe import Channels
+from batchformer.attach.feature import Channels
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 

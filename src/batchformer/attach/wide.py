@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchformer.attach.after import Thin
-from batchformer.attach.dry_run import View, parents
 from batchformer.attach.padding import takes_padded_images
 from batchformer.attach.plan import Plan
 from batchformer.attach.plan_checks import check_plain_rows, rows_double
+from batchformer.attach.watch import View, parents
 from batchformer.errors import UserError
 
 
