@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from batchformer.attach.insertion import InstanceForward
@@ -12,7 +11,7 @@ from batchformer.attach.padding import argument_names
 from batchformer.attach.separate_norm import SeparateNorm
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
-from batchformer.nn.streams import count_rows, repeat_rows
+from batchformer.nn.streams import count_rows, repeat_rows, twice
 
 _LABELS = "labels"  # the argument by which transformers' models (and many written like them) compute their loss inside
 _COUNT = "num_items_in_batch"  # by which transformers' Trainer has a sum of losses divided
@@ -36,8 +35,9 @@ class Entry(_Hook):
     streams. transformers' `Trainer` hands over the number of labels to divide a sum by: that is doubled as well.
     """
 
-    def __init__(self, model: nn.Module, module: BatchFormer, wide: bool = False) -> None:
-        self.module, self.wide = module, wide
+    def __init__(self, model: nn.Module, module: BatchFormer) -> None:
+        self.module = module
+        self.wide = False  # see `wide.make_wide`
         self.norms: list[SeparateNorm] = []
         self.canvas: tuple[int, int] | None = None  # height and width of the images, where processes compare them
         self.inside = False  # between the model's entry and its end
@@ -71,15 +71,15 @@ class Entry(_Hook):
         if rows is None:
             return None
         labels = self._labels(args, kwargs)
-        if labels is not None and len(labels) == rows and _COUNT in kwargs and kwargs[_COUNT] is not None:
-            kwargs = {**kwargs, _COUNT: 2 * kwargs[_COUNT]}
         if self.wide:
             # Never inside a list of labels: the boxes of an image may be as many as the images.
             args = tuple(a if a is labels else repeat_rows(a, rows) for a in args)
             kwargs = {name: a if a is labels else repeat_rows(a, rows) for name, a in kwargs.items()}
-        if labels is not None and len(labels) == rows:
-            args, kwargs = self._with_labels(_twice(labels), args, kwargs)
-        return args, kwargs
+        if labels is None or len(labels) != rows:
+            return args, kwargs
+        if kwargs.get(_COUNT) is not None:
+            kwargs = {**kwargs, _COUNT: 2 * kwargs[_COUNT]}
+        return self._with_labels(twice(labels), args, kwargs)
 
     def _labels(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         at = self.labels_at
@@ -93,10 +93,6 @@ class Entry(_Hook):
         if at is not None and at < len(args):
             return (*args[:at], labels, *args[at + 1 :]), kwargs
         return args, {**kwargs, _LABELS: labels}
-
-
-def _twice(labels: Any) -> Any:
-    return torch.cat([labels, labels]) if isinstance(labels, Tensor) else labels + labels
 
 
 class WholeOnly(InstanceForward):

@@ -71,7 +71,7 @@ def related_rows(outputs: T, streams: Streams = "duplicate") -> T:
 
 def repeat_rows(values: T, rows: int) -> T:
     """Every tensor with so many rows, twice over; the rest as it is."""
-    return _map_rows(values, lambda t: torch.cat([t, t]) if len(t) == rows else t)
+    return _map_rows(values, lambda t: twice(t) if len(t) == rows else t)
 
 
 def resize_rows(values: T, count: int) -> T:
@@ -115,7 +115,12 @@ def _repeat(targets: Any, rows: int) -> Any:
             f"{count} targets for {rows} output rows: there must be as many targets as rows, or half as many "
             f"(two streams); check that targets and outputs come from the same batch."
         )
-    return torch.cat([targets, targets]) if isinstance(targets, Tensor) else targets + targets
+    return twice(targets)
+
+
+def twice(values: Any) -> Any:
+    """The rows of a tensor, or the entries of a list, for both streams."""
+    return torch.cat([values, values]) if isinstance(values, Tensor) else values + values
 
 
 def tensors_with_rows(outputs: Any) -> list[Tensor]:
