@@ -17,7 +17,7 @@ from batchformer.attach.arguments import Arguments, Place, change_tensors, given
 from batchformer.attach.insertion import InstanceForward, relate_alone, relates_in_eval
 from batchformer.attach.padding import LayerPadding
 from batchformer.nn.batchformer_v2 import BatchFormerV2, with_channels_last
-from batchformer.nn.streams import alike, count_rows, repeat_rows
+from batchformer.nn.streams import alike, count_rows, repeat_rows, twice
 
 if TYPE_CHECKING:
     from batchformer.attach.entry import Entry
@@ -54,28 +54,28 @@ class After(InstanceForward):
         return self.related(self.original(*args, **kwargs), valid)
 
     def related(self, out: Any, valid: Tensor | None = None) -> Any:
+        """The first tensor related; where that has doubled its rows, tensors beside it that had as many are doubled."""
         if isinstance(out, Tensor):
-            if self.is_signal:
-                return with_channels_last(partial(self._related_tensor, valid=valid), out)
-            return self._related_tensor(out, valid)
+            relate = partial(self._relate, valid=valid)
+            return with_channels_last(relate, out) if self.is_signal else relate(out)
         rows, first, items = count_rows(out), True, []
         for item in out:
             if first and count_rows(item) is not None:
                 item, first = self.related(item, valid), False
             elif isinstance(item, Tensor) and item.ndim and item.shape[0] == rows and self._doubled(rows):
-                item = torch.cat([item, item])
+                item = twice(item)
             items.append(item)
         return alike(out, items)
 
-    def _related_tensor(self, out: Tensor, valid: Tensor | None) -> Tensor:
+    def _relate(self, x: Tensor, valid: Tensor | None) -> Tensor:
         if valid is None and self.padding is not None and self.module.scope == "global":
             # nothing is padded here, but it may be on other processes, and all must come with a mask
-            valid = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
+            valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if not self.module.active:
-            return relate_alone(self.module, out, self.module.channels if out.ndim == 4 else "last", valid)
-        out = self.module(out, valid, opens=self.opens, grid=None if self.entry is None else self.entry.canvas)
-        self.rows = out.shape[0]
-        return out
+            return relate_alone(self.module, x, self.module.channels if x.ndim == 4 else "last", valid)
+        x = self.module(x, valid, opens=self.opens, grid=None if self.entry is None else self.entry.canvas)
+        self.rows = x.shape[0]
+        return x
 
     def _doubled(self, rows: int | None) -> bool:
         return self.module.active and self.opens and self.rows != rows
