@@ -18,7 +18,7 @@ _COUNT = "num_items_in_batch"  # by which transformers' Trainer has a sum of los
 
 
 class _Hook:
-    """torch.jit.script asks a hook for its name, which is where it can be told."""
+    """torch.jit.script asks every hook for its name: the chance to tell the user why it cannot work."""
 
     @property
     def __name__(self) -> str:
@@ -118,7 +118,7 @@ class WholeOnly(InstanceForward):
 class RowCheck(_Hook):
     """A forward hook of the whole model: the rows that left the module must be the rows that leave the model.
 
-    It is called after a forward that failed, too, without outputs: what is known of that one is forgotten.
+    After a forward that failed it is called without outputs, and only forgets the rows noted so far.
     """
 
     def __init__(self, features: list[Any], entry: Entry) -> None:  # features: each with a module and its rows

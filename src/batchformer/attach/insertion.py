@@ -32,7 +32,7 @@ class InstanceForward:
         return getattr(type(self.layer), self.name)(self.layer, *args, **kwargs)
 
     def put(self) -> None:
-        """Several on one layer are taken away in the other order."""
+        """On top of what stands there: several on one layer must be taken away in reverse order."""
         self.previous = self.layer.__dict__.get(self.name)
         self.layer.__dict__[self.name] = self
 

@@ -13,7 +13,8 @@ from batchformer.attach.point import Point
 
 @dataclass
 class Plan:
-    """Insertions in the order of the calls; the door of the model; what runs thin before or apart behind them."""
+    """The insertions and their paths, in the order the model calls them; the hook at the model's entry; and `supports`,
+    put on other submodules: what lets those before the insertions run thin, and keeps the streams apart behind them."""
 
     paths: list[str]
     insertions: list[After]

@@ -159,8 +159,11 @@ def _feature(model: nn.Module, place: _Place, look: View, dim: int | None, chann
 
 
 def _norms_behind(model: nn.Module, plan: Plan, place: str, look: View, batch_norm: BatchNormMode) -> list[str]:
-    """The BatchNorms that both streams reach, among other names: a branch that leaves the model before the insertion
-    (DeepLab's auxiliary head) may run later and yet have plain rows only. All of them where that cannot be tried."""
+    """The submodules behind the insertion that both streams reach, BatchNorms among them.
+
+    Being called later is not enough: a branch that leaves the model before the insertion (DeepLab's auxiliary head) has
+    plain rows only. A dry run shows which get twice the rows; where it fails, all that are called later count.
+    """
     first = plan.insertions[0].module
     names = look.called_after(place)
     if first.streams == "split":  # rows that are folded from several of an image cannot be told apart there

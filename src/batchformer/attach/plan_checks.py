@@ -38,8 +38,8 @@ def rows_double(model: nn.Module, plan: Plan, training: bool = False) -> tuple[b
 
 
 def check_plain_rows(model: nn.Module, plan: Plan) -> None:
-    """Of images that differ, the first half must be what the plain model gives: the number of rows tells nothing of
-    their order."""
+    """With images that differ, the plain rows must be what the plain model gives: a model may return the right number
+    of rows in the wrong order."""
     images = 2 * IMAGES
     plain = call_blank(model, images, example=plan.example, noise=True)[0]
     with in_place(model, plan):

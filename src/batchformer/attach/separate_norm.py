@@ -42,7 +42,7 @@ class SeparateNorm(InstanceForward):
         return torch.cat([normal, related])
 
     def too_few(self, x: Tensor) -> bool:
-        """Half of two or three images is one, which has no statistics of its own: there both go together."""
+        """With streams="split" half of two or three images is one, which has no statistics: both go together then."""
         rows = x.shape[0]
         return self.module.streams == "split" and (rows < 2 or rows // 2 * x[0, 0].numel() < 2)
 

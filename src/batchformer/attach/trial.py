@@ -16,8 +16,8 @@ from batchformer.nn.batchformer import BatchFormer
 
 @contextmanager
 def on_trial(pieces: Sequence[InstanceForward], modules: Sequence[nn.Module], **settings: Any) -> Iterator[None]:
-    """With the pieces put on the model, and the modules as a dry run needs them: a model that is yet to move to the GPU
-    runs here on the CPU, where the kernels asked for may not; and other processes need not take part in this.
+    """The pieces are on the model meanwhile, and the modules are set for a dry run: any backend, because a model that
+    is yet to move to the GPU runs on the CPU here; and scope="local", because other processes take no part.
     `settings` are further attributes of the modules for the time being.
     """
     parts = [part for module in modules for part in module.modules()]

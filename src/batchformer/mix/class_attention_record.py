@@ -45,7 +45,7 @@ class Recorder(InstanceForward):
 
     @property
     def __globals__(self) -> dict[str, Any]:
-        """What torch.jit.script asks a `forward` for, which is where it can be told."""
+        """torch.jit.script asks every `forward` for them: the chance to tell the user why it cannot work."""
         raise AttributeError(
             "a model that TransMix reads cannot go through torch.jit.script: close the mix first, mix.close() (of a "
             "copy of the model batchformer.mix.close(copy)), or use torch.export or torch.jit.trace."

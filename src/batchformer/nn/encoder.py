@@ -146,8 +146,10 @@ class BatchEncoderLayer(nn.Module):
         return why_not_fused(parts[0].dim, parts[3].out_features)
 
     def _parts(self) -> tuple[Any, ...]:
-        """Attention, then its output projection and the rest in the order of `_KINDS`; not by `__getattr__`, which is
-        slow, and would be asked some twenty times a call."""
+        """Attention, then its output projection and the rest in the order of `_KINDS`.
+
+        From `_modules`, because attributes of a module are slow to look up and a call needs some twenty of them.
+        """
         parts = self._modules
         attention: Any = parts["self_attn"]
         out_proj = attention._modules["out_proj"]
@@ -178,7 +180,7 @@ _KINDS = (nn.Linear, nn.LayerNorm, nn.Linear, nn.Linear, nn.LayerNorm)
 
 
 def _own(module: nn.Module, name: str) -> Any:
-    """What `getattr` gives, sooner where it is a parameter; FSDP, say, puts views in their place."""
+    """`getattr`, by a short cut where it is a parameter and not something in its place (FSDP's views)."""
     found = module._parameters.get(name)
     return getattr(module, name) if found is None else found
 

@@ -42,7 +42,7 @@ def carry_streams(x: Tensor, relate: Callable[[Tensor], Tensor], streams: Stream
 
 
 def plain_count(rows: int, streams: Streams) -> int:
-    """How many of `rows` rows that left the module's side of the model are plain (the first ones)."""
+    """How many rows of an output with so many are plain: the first ones."""
     if streams == "single":
         return 0
     return rows // 2 if streams == "duplicate" else (rows + 1) // 2
@@ -75,7 +75,7 @@ def repeat_rows(values: T, rows: int) -> T:
 
 
 def resize_rows(values: T, count: int) -> T:
-    """As if the batch had `count` rows: the first ones, or from the first on again; what has no batch axis stays."""
+    """The batch cut down to its first `count` rows, or filled up by starting over; what has no batch axis stays."""
     rows = count_rows(values)
     return _map_rows(values, lambda t: t[torch.arange(count, device=t.device) % rows] if len(t) == rows else t)
 
