@@ -19,8 +19,6 @@ mean of all rows would need N x N.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
@@ -35,6 +33,7 @@ from batchformer.mix.class_attention_readers import (
     WindowReader,
     names_by_position,
 )
+from batchformer.mix.token_grid import prefix_tokens, said_by
 
 # A layer with any other child or weight computes something else than softmax(q k^T) v: talking heads, cross-covariance.
 _CHILDREN = frozenset(
@@ -42,10 +41,8 @@ _CHILDREN = frozenset(
     | {"q_norm", "k_norm", "norm", "gate", "attn_drop", "proj_drop", "dropout", "softmax"}
 )
 _WEIGHTS = frozenset(("q_bias", "k_bias", "v_bias", "relative_position_bias_table", "in_proj_weight", "in_proj_bias"))
-_CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
 # These keep a class token or a pooling head, and classify the mean of the tokens of the image.
 _MEAN_POOLED = frozenset(f"{name}ForImageClassification" for name in ("CLIP", "MetaClip2", "Siglip", "Siglip2"))
-_OTHER_TOKENS = ("dist_token", "distillation_token", "reg_token", "register_tokens")
 
 
 def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tuple[str, nn.Module, Reader]]:
@@ -62,7 +59,7 @@ def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tu
         if _is_window_block(module):
             found.append((path, module, WindowReader("mean")))
         elif _is_latent_pool(module) and query != "mean":
-            included = getattr(_owner(model, "pool_include_prefix"), "pool_include_prefix", True)
+            included = said_by(model, "pool_include_prefix", True)
             found.append((path, module, LatentReader(prefix if included else 0, names_by_position(module))))
         elif isinstance(module, nn.MultiheadAttention) and _classifies_the_mean(model):
             continue  # a pooling head that nothing reads
@@ -82,39 +79,10 @@ def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tu
     return found
 
 
-def prefix_tokens(model: nn.Module) -> tuple[bool, int]:
-    """Whether there is a class token, and how many tokens stand before those of the image."""
-    has_class, count = False, 0
-    for module in model.modules():
-        for name in (*_CLASS_TOKENS, *_OTHER_TOKENS):
-            token = getattr(module, name, None)
-            if isinstance(token, Tensor) and (token.ndim == 3 or name == "class_embedding"):
-                width = token.shape[1] if token.ndim == 3 else 1
-                has_class, count = has_class or name in _CLASS_TOKENS, count + width
-    said = getattr(_owner(model, "num_prefix_tokens"), "num_prefix_tokens", None)  # timm's models say it
-    return has_class, said if isinstance(said, int) else count
-
-
-def patch_size(model: nn.Module) -> tuple[int, int]:
-    """Height and width of the largest patch the model cuts its images into; (1, 1) where it does not say."""
-    largest = (1, 1)
-    for module in model.modules():
-        size: Any = getattr(module, "patch_size", None)
-        size = (size, size) if isinstance(size, int) else size
-        if isinstance(size, tuple | list) and len(size) == 2 and all(isinstance(side, int) for side in size):
-            largest = (max(largest[0], size[0]), max(largest[1], size[1]))
-    return largest
-
-
-def _owner(model: nn.Module, name: str) -> nn.Module | None:
-    """The outermost module with that attribute: the model may be wrapped."""
-    return next((module for module in model.modules() if hasattr(module, name)), None)
-
-
 def _pools_image_tokens(model: nn.Module) -> bool:
-    if getattr(_owner(model, "global_pool"), "global_pool", None) in ("avg", "avgmax", "max", "map"):  # timm
+    if said_by(model, "global_pool") in ("avg", "avgmax", "max", "map"):  # timm
         return True
-    config = getattr(_owner(model, "config"), "config", None)  # transformers
+    config = said_by(model, "config")  # transformers
     return bool(getattr(config, "use_mean_pooling", False)) or _classifies_the_mean(model)
 
 

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
-from batchformer.mix.class_attention_find import patch_size, prefix_tokens
-from batchformer.mix.transmix import token_grid
+from batchformer.mix.token_grid import patch_size, prefix_tokens, token_grid
 
 Images = Float[Tensor, "batch channels height width"]
 Map = Float[Tensor, "batch features rows columns"]

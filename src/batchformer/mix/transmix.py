@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from contextlib import suppress
 from typing import Any, Literal
@@ -14,11 +13,12 @@ from torch import Tensor, nn
 
 from batchformer.errors import UserError
 from batchformer.mix.base import Draw, Mix, Partner, need_module
-from batchformer.mix.class_attention_find import find_attention, patch_size
+from batchformer.mix.class_attention_find import find_attention
 from batchformer.mix.class_attention_readers import ClassQuery, TokenReader
 from batchformer.mix.class_attention_record import Recorder, roll_out
 from batchformer.mix.cutmix import cut
 from batchformer.mix.mixed import Mixed
+from batchformer.mix.token_grid import patch_size, token_grid
 from batchformer.mix.workers import refuse_in_worker
 from batchformer.nn.inputs import as_number
 
@@ -220,32 +220,6 @@ class TransMixed(Mixed):
                 f"TransMix: grid={grid!r} is not the grid of the {tokens} tokens that the model attends to."
             )
         return grid
-
-
-def token_grid(tokens: int, height: int, width: int, patch: tuple[int, int] = (1, 1)) -> tuple[int, int]:
-    """The rows and columns that so many tokens make of an image.
-
-    Those of the model's patches, with what is left at the border dropped or padded. Else (the patches are cut from a
-    feature map, or tokens are merged later) those most like the image in shape, if one square stride leads to them.
-    """
-    for rows, columns in ((height // patch[0], width // patch[1]), (-(-height // patch[0]), -(-width // patch[1]))):
-        if rows * columns == tokens:
-            return rows, columns
-    wanted = height / width
-    rows = min(
-        (rows for rows in range(1, tokens + 1) if tokens % rows == 0),
-        key=lambda rows: max(rows * rows / tokens / wanted, wanted * tokens / rows / rows),
-    )
-    columns = tokens // rows
-    # a side of n tokens, rounded either way, has a stride between side / (n + 1) and side / (n - 1)
-    lowest = max(height / (rows + 1), width / (columns + 1))
-    highest = min(side / (n - 1) if n > 1 else math.inf for side, n in ((height, rows), (width, columns)))
-    if lowest >= highest:
-        raise UserError(
-            f"{tokens} tokens make no grid that is shaped like an image of {height} x {width} pixels: say grid=(rows, "
-            f"columns)."
-        )
-    return rows, columns
 
 
 def _is_pair(grid: object) -> bool:
