@@ -1,6 +1,6 @@
 """How the related stream starts, by depth: a tiny ViT on the embedded digits with a module after every block. CPU.
 
-    python benchmarks/stability_depth.py [--depths 6 12 24] [--seeds 0 1 2] [--out benchmarks/results]
+    python benchmarks/stability_depth.py [--depths 6 12 24 48] [--seeds 0 1 2] [--out benchmarks/results]
 
 Mean loss of the plain and of the related rows over windows of 50 steps; docs/stability.md shows it.
 """
@@ -18,7 +18,7 @@ from _common import write
 import batchformer as bf
 from batchformer.data import DigitsLT
 
-FORMS = {"published": {}, "stable": {"variant": "stable"}}
+FORMS = {"published": {}, "published, dropout 0.1": {"dropout": 0.1}, "stable": {"variant": "stable"}}
 STEPS, WINDOW, WARM_UP, LR, BATCH = 300, 50, 100, 1e-3, 64
 
 
@@ -51,14 +51,15 @@ def losses(depth: int, form: str, seed: int) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--depths", type=int, nargs="+", default=[6, 12, 24])
+    parser.add_argument("--depths", type=int, nargs="+", default=[6, 12, 24, 48])
+    parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     for depth in args.depths:
-        for form in FORMS:
+        for form in args.forms:
             for seed in args.seeds:
                 windows = losses(depth, form, seed).reshape(-1, WINDOW, 2).mean(1)
                 for k, (plain, related) in enumerate(windows.tolist(), start=1):

@@ -73,7 +73,8 @@ interval of a Student t distribution. Many: more than 100 training images, Mediu
 - **Which readings of V2 reproduce its gain.** Two streams, one classifier, the published module (post-LN, dropout 0.5)
   after all blocks or after block 8: yes, at equal epochs. Without the plain stream: no, it loses; half of the batch
   through the module: not beyond what seeds differ by (both tried in the stable form). A related stream that stays at
-  chance, as in an earlier, shorter trial, was not seen in these trainings ([stability](stability.md)).
+  chance, as in an earlier, shorter trial and with modules after 48 blocks, was not seen in these trainings
+  ([stability](stability.md)).
 - **Seeds.** The paper gives one number per row and no deviation; the released code sets no seed.
 """
 
