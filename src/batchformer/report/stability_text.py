@@ -53,8 +53,8 @@ DEPTH = """\
 ## How training begins
 
 The same, seen from the losses: a tiny ViT on the embedded digits (`benchmarks/stability_depth.py`, on a CPU), mean
-losses of the plain and of the related rows over windows of 50 steps, the learning rate warmed up over 100. Chance is
-{chance}.
+losses of the plain and of the related rows over windows of 50 steps, the learning rate warmed up over 100.
+Chance is {chance}.
 
 {table}
 
