@@ -103,11 +103,16 @@ def test_a_variant_is_held_to_the_baseline_of_equal_cost_where_that_was_run(tmp_
     folder = write(tmp_path, [*results, *comparison(seeds=2)])
     longer, published = (list(top1(results, name).values()) for name in ("long", "published"))
     wanted = format_difference(paired_difference(longer, published))
-    for page in (results_page(folder), readme_table(folder)):
-        lines = [line for line in page.partition(EQUAL_COST)[2].splitlines() if line.startswith("| `")]
-        (line,) = [line for line in lines if line.startswith("| `published` | `long` |")]
-        assert f"| {wanted} |" in line
-        assert not any(line.startswith("| `stable-block8`") for line in lines)  # its long baseline was not run
+    lines = [line for line in results_page(folder).partition(EQUAL_COST)[2].splitlines() if line.startswith("| `")]
+    (line,) = [line for line in lines if line.startswith("| `published` | `long` |")]
+    assert f"| {wanted} |" in line
+    assert not any(line.startswith("| `stable-block8`") for line in lines)  # its long baseline was not run
+    table = readme_table(folder)
+    assert EQUAL_COST in table
+    (line,) = [line for line in table.splitlines() if line.startswith("| `published` |")]
+    assert line.endswith(f"| `long` | {wanted} |")
+    (line,) = [line for line in table.splitlines() if line.startswith("| `stable-block8` |")]
+    assert line.endswith("|  |  |")
     without = write(tmp_path / "without", [each for each in results if each["recipe"] != f"{BASE}-long"])
     assert EQUAL_COST not in results_page(without)
 
@@ -151,8 +156,10 @@ def test_the_readme_shows_the_variants_beside_the_rows_of_the_papers(tmp_path):
     before, after = (top1(results, name) for name in ("baseline", "published"))
     gain = paired_difference([before[s] for s in range(3)], [after[s] for s in range(3)])
     line = next(line for line in table.splitlines() if line.startswith("| `published`"))
-    assert line.endswith(f"| {format_difference(gain)} |")
-    assert next(line for line in table.splitlines() if line.startswith("| `baseline`")).endswith("| the baseline |")
+    assert line.split(" | ")[3] == format_difference(gain)
+    assert (
+        next(line for line in table.splitlines() if line.startswith("| `baseline`")).split(" | ")[3] == "the baseline"
+    )
 
 
 def test_the_readme_names_the_variants_of_a_papers_row_and_whose_caveat_it_is(tmp_path):
@@ -197,7 +204,9 @@ def test_a_study_says_what_it_lacks(tmp_path):
     left = [one for one in made if "puzzlemix" not in one["recipe"]]
     left.remove(next(one for one in left if one["recipe"] == f"{name}-saliencymix"))
     page = results_page(write(tmp_path / "part", left))
-    assert "This study is not finished: not trained yet `puzzlemix`; `saliencymix` has 2 of 3 seeds." in page
+    assert "This study is not finished: not trained yet `puzzlemix`; 2 of 3 seeds of `saliencymix`." in page
+    once = results_page(write(tmp_path / "once", [one for one in made if one["seed"] == 0]))
+    assert "not finished: 1 of 3 seeds of `baseline`, `attentive-cutmix`, `cutmix`, `puzzlemix`, `saliencymix`." in once
 
 
 def test_a_variant_borrows_the_baseline_of_its_study_and_says_so(tmp_path):
@@ -239,6 +248,18 @@ def test_settings_tell_the_mixing_and_what_that_one_reads(tmp_path, method, told
     assert f"mixing by {method}, CutMix 1.0{told}, " in f"{settings}, "
     assert ("block" in settings) == (method == "transmix")
     assert ("extractor" in settings) == (method == "attentive-cutmix")
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [("mixup", "mixup 0.5"), ("cutmix", "CutMix 1.0"), ("saliencymix", "mixup 0.5, CutMix 1.0")],
+)
+def test_settings_tell_the_alphas_that_the_mixing_draws_with(tmp_path, method, told):
+    made = classification(BASE, "baseline", 0)
+    made["config"]["model"]["mix"] = {"method": method, "mixup": 0.5, "cutmix": 1.0}
+    settings = dict(facts(load_runs([write(tmp_path, [made])])))["Settings"]
+    assert f"mixing by {method}, {told}" in settings
+    assert ("CutMix" in settings, " mixup 0.5" in settings) == ("CutMix" in told, "mixup" in told)
 
 
 def test_settings_of_a_training_without_mixing_name_none(tmp_path):

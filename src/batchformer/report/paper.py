@@ -181,26 +181,27 @@ STUDIES = {
             "stable-block8": "long-block8",
             "stable-split": "long-block8",
         },
-        "The same, held to a baseline that was trained for nearly as many GPU-seconds as the published form in that "
-        "place: 2.28 times the epochs after all blocks, 1.24 times after block 8, where a step takes 2.35 and 1.25 "
-        "times the baseline's (`vit_step`; wall times are those of several runs on one card). The stable form costs "
-        "more, 2.72 and 1.29 times, and `stable-split` 1.59 times: they are held to less than they took.",
+        "Held to a baseline that was trained for nearly as many GPU-seconds as the published form in that place: 2.28 "
+        "times the epochs after all blocks, 1.24 times after block 8, where a step takes 2.35 and 1.25 times the "
+        "baseline's (`vit_step`). The stable form costs more, 2.72 and 1.29 times, and `stable-split` 1.59 times: they "
+        "are held to less than they took.",
     ),
     "mix-vit-cifar100-32": OwnStudy(
         "vit-cifar100-32-cutmix",
-        "CIFAR-100 at 32 px, DeiT-Ti's width and depth with patches of 4, 50 epochs: the methods of TransMix's Table 2",
+        "CIFAR-100 at 32 px, DeiT-Ti's width and depth with patches of 4, 50 epochs: the methods of TransMix's Table "
+        "2, each in turn with mixup, batch by batch, as DeiT is trained (`baseline`: mixup alone)",
         {
             **dict.fromkeys((*_RIVALS, *_TRANSMIX, "cutmix-batchformer"), "cutmix"),
             "transmix-batchformer": "cutmix-batchformer",
         },
-        "The same, held to CutMix: what these methods choose otherwise than it is the box, the mask or the label. With "
+        "Held to CutMix: what these methods choose otherwise than it is the box, the mask or the label. With "
         "BatchFormerV2 TransMix is held to CutMix with BatchFormerV2.",
     ),
     "mix-resnet56-cifar100": OwnStudy(
         "resnet56-cifar100",
         "CIFAR-100, ResNet-56, 50 epochs: the methods of TransMix's Table 2 that need no attention",
         dict.fromkeys(_RIVALS, "cutmix"),
-        "The same, held to CutMix.",
+        "Held to CutMix.",
     ),
     "cifar100-lt-50-tuning": OwnStudy(
         "cifar100-lt-100", "CIFAR-100-LT, imbalance 50, ResNet-32, Balanced Softmax: where settings were chosen"

@@ -45,8 +45,9 @@ _SETTINGS = {
     "trainer.precision": "precision",
 }
 _OF_THE_MODULE = ("model.batchformer.", "model.stream_loss", "model.optimizer.module_lr_factor")
-# options that one way of mixing reads and the others do not
+# options that one way of mixing reads and the others do not, and those that one does not read
 _OF_A_MIX = {"model.mix.block": "transmix", "model.mix.extractor": "attentive-cutmix"}
+_NOT_OF_A_MIX = {"model.mix.mixup": "cutmix", "model.mix.cutmix": "mixup"}
 _MAY_DIFFER = ("seed", "method", "root", "out", "dir", "name", "version", "workers", "seed_everything", "recipe",
                "detector_from")  # fmt: skip
 
@@ -57,10 +58,8 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     settings = flatten(run.raw.get("config"))
     if run.method == "baseline":
         settings = {key: value for key, value in settings.items() if not key.startswith(_OF_THE_MODULE)}
-    mixing = settings.get("model.mix.method")
-    settings = {key: value for key, value in settings.items() if _OF_A_MIX.get(key, mixing) == mixing}
-    if all(settings.get(f"model.mix.{alpha}", "0.0") in ("0", "0.0") for alpha in ("mixup", "cutmix")):  # nothing mixed
-        settings = {key: value for key, value in settings.items() if not key.startswith("model.mix.")}
+    unread = _unread_of_the_mix(settings)
+    settings = {key: value for key, value in settings.items() if not key.startswith(unread)}
     chosen = [
         f"{name} {settings[key]}" for key, name in _SETTINGS.items() if settings.get(key) not in (None, "None", "null")
     ]
@@ -92,6 +91,17 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
     return [(question, answer) for question, answer in found.items() if answer]
+
+
+def _unread_of_the_mix(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """Beginnings of the options that the chosen way of mixing does not read; all of them where nothing is mixed."""
+    method = settings.get("model.mix.method")
+    idle = [
+        alpha for alpha, other in _NOT_OF_A_MIX.items() if method == other or settings.get(alpha, "0.0") in ("0", "0.0")
+    ]
+    if len(idle) == len(_NOT_OF_A_MIX):
+        return ("model.mix.",)
+    return (*idle, *(option for option, owner in _OF_A_MIX.items() if owner != method))
 
 
 def caveats(runs: Sequence[Run]) -> list[str]:

@@ -12,18 +12,16 @@ from batchformer.report.markdown import one_digit
 from batchformer.report.paper import MAIN, STUDIES
 from batchformer.report.provenance import caveats
 from batchformer.report.runs import by_recipe, load_runs
-from batchformer.report.studies import Study, find_studies, held_to
+from batchformer.report.studies import Study, Variant, find_studies, held_to, missing_from
 from batchformer.report.study_section import accuracy
 from batchformer.report.verdict import verdict
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 HEADER = ("recipe", "accuracy, %", "paper: without", "paper: with", "ours: without", "ours: with", "ours: difference")
 RULE = ("---", "---", "---:", "---:", "---:", "---:", "---:")
-SHOWN_STUDIES = ("deit-ti-cifar100-100", "vit-cifar100-32")
-STUDY_HEADER = ("variant", "seeds", "accuracy, %", "difference to the baseline")
-STUDY_RULE = ("---", "---:", "---:", "---:")
-PAIR_HEADER = ("variant", "held to", "difference to it")
-PAIR_RULE = ("---", "---", "---:")
+SHOWN_STUDIES = ("deit-ti-cifar100-100", "vit-cifar100-32", "mix-vit-cifar100-32")
+STUDY_HEADER = ("variant", "seeds", "accuracy, %", "difference to the baseline", "held to", "difference to it")
+STUDY_RULE = ("---", "---:", "---:", "---:", "---", "---:")
 
 
 def readme_table(results: Path) -> str:
@@ -52,25 +50,30 @@ def readme_table(results: Path) -> str:
 
 
 def _study_part(study: Study) -> str:
-    """The variants of a study, each held to its baseline."""
+    """The variants of a study, each held to its baseline and, where it is compared with another one, to that."""
+    others = {variant.recipe: other for variant, other in held_to(study)}
     rows = [
         [
             f"`{variant.name or variant.method}`",
             str(len(variant.runs)),
             accuracy(variant, "all"),
             "the baseline" if variant is study.reference else format_difference(study.difference(variant)),
+            *(_held(study, variant, others.get(variant.recipe)) if others else ()),
         ]
         for variant in study.variants
     ]
-    pairs = [
-        [f"`{variant.name}`", f"`{other.name}`", format_difference(study.difference(variant, other))]
-        for variant, other in held_to(study)
-    ]
+    columns = len(rows[0])
     setting = (MAIN.get(study.base) or STUDIES[study.base]).setting
-    parts = [f"`{study.base}`: {setting}.", _table(STUDY_HEADER, STUDY_RULE, *rows)]
-    if pairs:
-        parts += [STUDIES[study.base].held_to_words, _table(PAIR_HEADER, PAIR_RULE, *pairs)]
+    parts = [f"`{study.base}`: {setting}.", _table(STUDY_HEADER[:columns], STUDY_RULE[:columns], *rows)]
+    if others:
+        parts.append(STUDIES[study.base].held_to_words)
+    if missing := missing_from(study):
+        parts.append(f"This study is not finished: {'; '.join(missing)}.")
     return "\n\n".join(parts)
+
+
+def _held(study: Study, variant: Variant, other: Variant | None) -> list[str]:
+    return [f"`{other.name}`", format_difference(study.difference(variant, other))] if other else ["", ""]
 
 
 def _table(*rows: Sequence[str]) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from batchformer.report.comparison import by_seed
 from batchformer.report.paper import ABLATIONS, MAIN, STUDIES, Ablation
 from batchformer.report.runs import Run
 from batchformer.report.statistics import PairedDifference, paired_difference
+
+WANTED_SEEDS = 3  # with fewer no deviation is worth printing, and a study says that it is not finished
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,22 @@ def held_to(study: Study) -> list[tuple[Variant, Variant]]:
 
 
 def missing_from(study: Study) -> list[str]:
-    """What an own study still lacks, in words: variants it compares and nobody has trained, seeds that some have."""
+    """What an own study still lacks, in words: variants it compares and nobody has trained, and seeds."""
     pairs = STUDIES[study.base].held_to if study.base in STUDIES else {}
     if not pairs:
         return []
     trained = {variant.name: len(variant.runs) for variant in study.variants}
     untrained = [name for name in dict.fromkeys(["baseline", *pairs.values(), *pairs]) if name not in trained]
-    most = max(trained.values())
-    told = [f"not trained yet {', '.join(f'`{name}`' for name in untrained)}"] if untrained else []
-    return told + [f"`{name}` has {count} of {most} seeds" for name, count in trained.items() if count < most]
+    most = max(WANTED_SEEDS, *trained.values())
+    told = [f"not trained yet {_names(untrained)}"] if untrained else []
+    short = sorted({count for count in trained.values() if count < most})
+    return told + [
+        f"{few} of {most} seeds of {_names(n for n, count in trained.items() if count == few)}" for few in short
+    ]
+
+
+def _names(variants: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in variants)
 
 
 def find_studies(recipes: Mapping[str, Sequence[Run]]) -> list[Study]:

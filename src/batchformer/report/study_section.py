@@ -132,5 +132,5 @@ _EXTRA: dict[str, Callable[[Sequence[Run]], str]] = {
     "change, least": lambda runs: _mean_of(runs, _least_change, ".1%"),
     "gradient on others": lambda runs: _mean_of(runs, _share_on_others, ".1%"),
     "epochs": lambda runs: _mean_of(runs, _number("epochs"), ".0f"),
-    "wall time, s": lambda runs: _mean_of(runs, _number("wall_s"), ",.0f"),
+    "images/s": lambda runs: _mean_of(runs, _number("images_per_s"), ",.0f"),  # no waiting for a turn in it
 }
