@@ -3,8 +3,8 @@
 Each run is `batchformer fit` in a process of its own, `--jobs` at a time: small networks leave a large card idle. With
 NVIDIA's MPS they run side by side, with one thread each unless OMP_NUM_THREADS is set. With `--in-turn` they start side
 by side and train one at a time, for networks that fill the card. Finished runs are kept, stopped ones go on. Result
-files are copied to `results/<name>-<variant>/` as they come; at the end the table of paired differences to the baseline
-is printed.
+files are copied to `results/<name>-<variant>/` as they come, and with `--missing` what is there already is not trained
+again, on another machine either; at the end the table of paired differences to the baseline is printed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from batchformer._cli.recipe_file import read_recipe
+from batchformer._cli.shelf import find_recipe
 from batchformer.report.statistics import paired_difference, summarise
 
 
@@ -60,6 +63,12 @@ class Study:
     def run_name(self, variant: str) -> str:
         return self.name if variant in self.itself else f"{self.name}-{variant}"
 
+    def method(self, variant: str) -> str:
+        """As the arguments say, the last of them where several do; else that of the recipe."""
+        words = [*self.common, *self.variants[variant]]
+        given = [value for word, value in pairwise(words) if word == "--method"]
+        return given[-1] if given else read_recipe(find_recipe(self.recipe)[1])["model"].get("method", "batchformer")
+
     def folder(self, variant: str, seed: int, args: argparse.Namespace) -> Path:
         return args.runs / f"{self.name}-{variant}" / f"seed{seed}"
 
@@ -70,6 +79,7 @@ class Study:
         parser.add_argument("--results", type=Path, default=Path("results"))
         parser.add_argument("--jobs", type=int, default=4)
         parser.add_argument("--in-turn", action="store_true", help="start side by side, train one at a time")
+        parser.add_argument("--missing", action="store_true", help="train only what --results does not hold yet")
         parser.add_argument("--seeds", type=int, nargs="+", default=list(self.seeds))
         parser.add_argument("--only", nargs="+", choices=list(self.variants), default=list(self.variants))
         parser.add_argument("extra", nargs="*", help="after --: more overrides for every run")
@@ -85,7 +95,7 @@ class Study:
 
     def _fit(self, variant: str, seed: int, args: argparse.Namespace) -> int:
         out = self.folder(variant, seed, args)
-        if (out / "result.json").is_file():
+        if (out / "result.json").is_file() or (args.missing and self._kept(variant, seed, args).is_file()):
             return 0
         command = [sys.executable, "-m", "batchformer.cli", "fit", self.recipe, "--name", self.run_name(variant)]
         command += ["--data-root", args.data_root, "--seed", str(seed), "--out", str(out), "--resume"]
@@ -102,14 +112,17 @@ class Study:
 
     def _accuracy(self, variant: str, seed: int, args: argparse.Namespace) -> float | None:
         """Of a finished run, whose result is copied: at once, as the study may be stopped before its end."""
-        file = self.folder(variant, seed, args) / "result.json"
-        if not file.is_file():
+        file, kept = self.folder(variant, seed, args) / "result.json", self._kept(variant, seed, args)
+        if file.is_file():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, kept)
+        elif not (args.missing and kept.is_file()):
             return None
-        result = json.loads(file.read_text())
-        kept = args.results / self.run_name(variant) / f"{result['method']}-seed{seed}.json"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, kept)
-        return float(result["metrics"]["all"])
+        return float(json.loads(kept.read_text())["metrics"]["all"])
+
+    def _kept(self, variant: str, seed: int, args: argparse.Namespace) -> Path:
+        """Where the result of a run is kept among the results; its name begins with the method."""
+        return args.results / self.run_name(variant) / f"{self.method(variant)}-seed{seed}.json"
 
     def _collect(self, variant: str, args: argparse.Namespace) -> dict[int, float]:
         accuracies = {seed: self._accuracy(variant, seed, args) for seed in args.seeds}

@@ -1,6 +1,7 @@
 """The scripts in benchmarks/ that train studies: every variant is a recipe that loads, and runs take turns."""
 
 import importlib
+import json
 import threading
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def test_every_variant_is_a_training_of_its_own(module, name, script, recipes):
     found = {variant: settings(study, variant, recipes) for variant in study.variants if not variant.startswith("long")}
     assert found["baseline"]["model"]["method"] == "baseline"
     for variant, one in found.items():
+        assert study.method(variant) == one["model"]["method"]  # the name its result is kept under
         for other, another in found.items():
             assert variant == other or one != another, f"{variant} is {other}"
 
@@ -59,6 +61,25 @@ def test_what_the_report_compares_is_trained(module, name, script):
     study = getattr(script(module), name)
     told = STUDIES[study.name].held_to if study.name in STUDIES else {}
     assert {*told, *told.values()} <= study.variants.keys()
+
+
+def test_what_the_results_hold_is_not_trained_again_where_one_asks_for_the_missing(
+    tmp_path, script, monkeypatch, capsys
+):
+    study = script("mix_study").RESNET
+    results, started = tmp_path / "results", []
+    for seed, accuracy in ((0, 70.0), (1, 71.0)):
+        kept = results / f"{study.name}-cutmix" / f"baseline-seed{seed}.json"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps({"method": "baseline", "metrics": {"all": accuracy}}))
+    monkeypatch.setattr(script("_study").subprocess, "call", lambda command, **_: started.append(command) or 1)
+    words = ["--runs", str(tmp_path / "runs"), "--results", str(results), "--only", "cutmix", "saliencymix"]
+    assert study.train(study.parser(None).parse_args([*words, "--missing"])) == 4  # one of CutMix, three of the other
+    assert sorted((each[each.index("--name") + 1], each[each.index("--seed") + 1]) for each in started) == [
+        (f"{study.name}-cutmix", "2"), *((f"{study.name}-saliencymix", seed) for seed in "012"),
+    ]  # fmt: skip
+    assert "70.50 ± 0.71 (2 seeds)" in capsys.readouterr().out
+    assert study.train(study.parser(None).parse_args(words)) == 6  # without the word all of it
 
 
 def test_runs_start_side_by_side_and_train_one_at_a_time(tmp_path, script):
