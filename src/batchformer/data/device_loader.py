@@ -12,7 +12,7 @@ from batchformer.data.augment.batched import BatchedAugmentation
 from batchformer.data.augment.draws import draw_table
 from batchformer.data.augment.packing import to_device
 from batchformer.data.epochs import Batch, EpochLoader
-from batchformer.data.order import batch_count, check_batches, epoch_order, evaluation_share, training_share
+from batchformer.data.order import EpochShare, batch_count, check_batches
 
 _CHUNK_BYTES = {"cuda": 1 << 28, "cpu": 1 << 23}
 
@@ -62,9 +62,9 @@ class DeviceLoader(EpochLoader):
         super().__init__(epoch_source)
         if training:
             check_batches(len(labels), batch_size, world, drop_last)
-        self.batch_size, self.seed, self.training = batch_size, seed, training
-        self.drop_last = drop_last and training
-        self.rank, self.world = rank, world
+        self.batch_size, self.seed = batch_size, seed
+        drop_last = drop_last and training
+        self._order = EpochShare(len(labels), seed, rank, world, training, drop_last, repeats)
         self.device = torch.device(device)
         augmentation = augmentation or BatchedAugmentation()
         self.augmentation = augmentation if training else augmentation.evaluation()
@@ -72,7 +72,7 @@ class DeviceLoader(EpochLoader):
         self.channels_last = channels_last
         self._samples = len(labels)
         self._height, self._width = images.shape[2:]
-        self._length = batch_count(len(self._order(0)), batch_size, self.drop_last)
+        self._length = batch_count(len(self._order(0)), batch_size, drop_last)
         self._store = self.augmentation.store(images.to(self.device))
         self._labels = labels.to(self.device, torch.int64)
         self._scale = torch.tensor([1 / (255 * s) for s in std], device=self.device).view(1, -1, 1, 1)
@@ -91,13 +91,6 @@ class DeviceLoader(EpochLoader):
 
     def __len__(self) -> int:
         return self._length
-
-    def _order(self, epoch: int) -> np.ndarray:
-        """The slots of this process in the order of the epoch."""
-        if not self.training:
-            return evaluation_share(self._samples, self.rank, self.world)
-        order = epoch_order(self._samples, self.seed, epoch, self._repeats)
-        return training_share(order, self.rank, self.world, self.drop_last)
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         size = self.batch_size

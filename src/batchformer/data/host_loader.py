@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from batchformer.data.epochs import Batch, EpochLoader
 from batchformer.data.images import open_image
-from batchformer.data.order import batch_count, check_batches, epoch_order, evaluation_share, training_share
+from batchformer.data.order import EpochShare, batch_count, check_batches
 from batchformer.data.seeds import sample_seed
 from batchformer.errors import BadSample, UserError
 
@@ -196,11 +196,11 @@ class HostLoader(EpochLoader):
         super().__init__(epoch_source)
         if training:
             check_batches(len(samples), batch_size, world, drop_last)
-        self.training, self.seed, self.drop_last = training, seed, drop_last and training
-        self.rank, self.world, self.channels_last = rank, world, channels_last
-        self._count, self._repeats = len(samples), repeats
-        batches = batch_count(len(self._order(0)), batch_size, self.drop_last)
-        self._addresses = _Addresses(self._order, batch_size, batches, passes)
+        self.channels_last = channels_last
+        drop_last = drop_last and training
+        # No method of this loader: in a cycle of references torch cannot tell its workers to end, and waits for each.
+        order = EpochShare(len(samples), seed, rank, world, training, drop_last, repeats)
+        self._addresses = _Addresses(order, batch_size, batch_count(len(order(0)), batch_size, drop_last), passes)
         self._loader = DataLoader(
             samples,
             batch_sampler=self._addresses,
@@ -214,11 +214,14 @@ class HostLoader(EpochLoader):
     def __len__(self) -> int:
         return len(self._addresses)
 
-    def _order(self, epoch: int) -> np.ndarray:
-        if not self.training:
-            return evaluation_share(self._count, self.rank, self.world)
-        order = epoch_order(self._count, self.seed, epoch, self._repeats)
-        return training_share(order, self.rank, self.world, self.drop_last)
+    @property
+    def _iterator(self) -> Any:
+        """The workers, under the name by which Lightning ends those of torch's DataLoader after a training."""
+        return self._loader._iterator
+
+    @_iterator.setter
+    def _iterator(self, none: None) -> None:
+        self._loader._iterator = none
 
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
         self._addresses.epoch, self._addresses.start = epoch, start

@@ -4,6 +4,8 @@ An order consists of slots. Slot `repeat * count + index` stands for sample `ind
 without repeated augmentation a slot is simply the index.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from batchformer.data.seeds import generator
@@ -42,6 +44,25 @@ def training_share(order: np.ndarray, rank: int, world: int, drop_last: bool) ->
 def evaluation_share(count: int, rank: int, world: int) -> np.ndarray:
     """Every world-th sample in file order, none twice: metrics over all processes count each image exactly once."""
     return np.arange(count)[rank::world]
+
+
+@dataclass(frozen=True)
+class EpochShare:
+    """The slots that a process takes in an epoch, in order: shuffled in training, as they are stored in evaluation."""
+
+    count: int
+    seed: int
+    rank: int
+    world: int
+    training: bool
+    drop_last: bool
+    repeats: int = 1
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        if not self.training:
+            return evaluation_share(self.count, self.rank, self.world)
+        order = epoch_order(self.count, self.seed, epoch, self.repeats)
+        return training_share(order, self.rank, self.world, self.drop_last)
 
 
 def batch_count(samples: int, batch_size: int, drop_last: bool) -> int:
