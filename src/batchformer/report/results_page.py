@@ -81,7 +81,8 @@ interval of a Student t distribution. Many: more than 100 training images, Mediu
   the deviation over seeds, and SaliencyMix is the one method above CutMix by more than three seeds differ; Puzzle-Mix
   has a higher mean than CutMix, and Attentive CutMix is last, as in the paper. The training loss is higher with labels
   by attention than by area, most with the attention of the last block: in so short a training they are no easier to
-  learn. BatchFormerV2 beside either label gains what it gains in the study `vit-cifar100-32`.
+  learn. BatchFormerV2 beside either label gains, with the one seed so far, about what it gains in the study
+  `vit-cifar100-32`. What the attention of other blocks and the ResNet's methods give is not told yet by their seeds.
 - **The same seed twice.** `cutmix` of that study and `baseline` of `vit-cifar100-32` are the same training, at two
   states of the code. Seed by seed they end 0.4 apart, for kernels add in no fixed order: seeds are matched in what a
   run starts from and sees, not in what a card rounds, and smaller differences say nothing.
