@@ -1,10 +1,12 @@
 """compare: both methods on the same batches, one table, and a comparison that was stopped goes on."""
 
 import json
+import weakref
 
 import pytest
 import torch
 
+from batchformer.running import train as running
 from batchformer.tasks.long_tailed import LongTailed
 
 from .conftest import TINY
@@ -73,3 +75,17 @@ def test_ctrl_c_says_how_to_go_on(say, monkeypatch, tmp_path):
     assert f"'{tmp_path}/my run'" in err  # as a shell wants it
     monkeypatch.undo()
     assert say(*arguments, "--resume")[0] == 0
+
+
+def test_a_run_has_left_memory_when_the_next_one_begins(say, monkeypatch, tmp_path):
+    earlier, alive, train = [], [], running.train
+
+    def watched(run, *args):
+        alive.append([each() is not None for each in earlier])
+        earlier.extend(weakref.ref(part) for part in (run.task, run.data, run.trainer))
+        return train(run, *args)
+
+    monkeypatch.setattr(running, "train", watched)
+    code, _, err = say("compare", "digits-lt", "--seeds", "1", *TINY, "--no-analysis", "--out", tmp_path / "compare")
+    assert code == 0, err
+    assert alive == [[], [False] * 3]

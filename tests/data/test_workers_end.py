@@ -1,6 +1,8 @@
 """Worker processes end by themselves, at once: torch waits five seconds for each that was not told, and kills it."""
 
+import copy
 import gc
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from batchformer.data import HostLoader
+from batchformer.data import DigitsLT, HostLoader
 from batchformer.data.augment.host import array_transform
 from batchformer.data.host_loader import ArraySamples
 
@@ -91,3 +93,18 @@ def test_those_of_a_training(fails: bool) -> None:
     else:
         trainer.fit(Tiny(fails), *given)
     assert [worker.exitcode for worker in watch.workers] == [0, 0, 0, 0]
+
+
+def test_those_of_a_look_at_one_batch() -> None:
+    """`next(iter(data.train_dataloader()))`, as in a notebook: the data module keeps nothing that reads."""
+    data = DigitsLT(workers=2, on_device=False, batch_size=8)
+    with only_counting():
+        batches = data.train_dataloader()
+        next(iter(batches))
+        workers = batches._loader._iterator._workers
+        assert data.state_dict()["train"] == {"epoch": 0, "batch": 1}
+        assert "train" not in copy.deepcopy(data).state_dict()
+        pickle.dumps(data)
+        del batches
+        assert [worker.exitcode for worker in workers] == [0, 0]
+    assert "train" not in data.state_dict()

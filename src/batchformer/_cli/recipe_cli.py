@@ -109,9 +109,9 @@ class TaskCLI(LightningCLI):
         return self._as_dict(self.config)
 
     def build(self) -> tuple[ImageTask, DataModule, dict[str, Any], RunOptions]:
-        self.config_init = self.parser.instantiate(self.config)
-        trainer = dict(self.config_init["trainer"].items())
-        return self.config_init["model"], self.config_init["data"], trainer, self.config_init["run"]
+        # Not kept as `config_init`: the task and the data of a run would be in memory beside those of the next one.
+        made = self.parser.instantiate(self.config)
+        return made["model"], made["data"], dict(made["trainer"].items()), made["run"]
 
     def own_keys(self) -> set[str]:
         """The keys of the task, the trainer and the run; those of the data come with its class."""

@@ -77,11 +77,14 @@ class After(InstanceForward):
         self.rows = x.shape[0]
         return x
 
+    def forget(self) -> None:
+        self.rows = None
+
     def _doubled(self, rows: int | None) -> bool:
         return self.module.active and self.opens and self.rows != rows
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "rows": None}
+        return {**super().__getstate__(), "rows": None}
 
 
 class Thin(InstanceForward):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -146,7 +147,32 @@ def detach(model: nn.Module) -> nn.Module:
 
 def attachment_of(model: nn.Module) -> Attachment | None:
     """The handle of an attached model (a copy of an attached model has its own), else None."""
-    return _unwrap(model).__dict__.get(_HANDLE)
+    model = _unwrap(model)
+    held = model.__dict__.get(_HANDLE)
+    return None if held is None else held.handle_of(model)
+
+
+class _Attached:
+    """What an attached model itself holds of its attachment: all but the model.
+
+    Were it the handle, which holds the model, a model that is forgotten while attached would stay in memory, with all
+    its weights, until Python's garbage collector happens to look for cycles.
+    """
+
+    def __init__(self, points: list[Point], pieces: list[InstanceForward], modules: Held, prefix: str) -> None:
+        self.points, self.pieces, self.modules, self.prefix = points, pieces, modules, prefix
+        self.handle: weakref.ref[Attachment] | None = None
+
+    def handle_of(self, model: nn.Module) -> Attachment:
+        """The handle that somebody has, else a new one."""
+        handle = None if self.handle is None else self.handle()
+        if handle is None:
+            handle = Attachment.__new__(Attachment)
+            handle._hold(model, self)
+        return handle
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "handle": None}
 
 
 class Attachment:
@@ -164,29 +190,32 @@ class Attachment:
         entry: Entry,
         supports: Sequence[InstanceForward] = (),
     ) -> None:
-        self.model, self.points = model, points
         # In this order: an insertion before a BatchNorm goes round what keeps the streams apart there.
-        self._pieces = [*supports, *(piece for point in points for piece in point.insertions)]
-        self.modules = Held(dict.fromkeys(point.module for point in points))  # a shared one is held once
-        self.modules.train(model.training)
-        # A container calls or counts its children, so there the module lives on the layer it stands before.
-        contained = isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-        owner = points[0].insertions[0].layer if contained else model
+        pieces = [*supports, *(piece for point in points for piece in point.insertions)]
+        modules = Held(dict.fromkeys(point.module for point in points))  # a shared one is held once
+        modules.train(model.training)
+        owner = _owner(model, points)
         if hasattr(owner, PREFIX):
             raise UserError(
                 f"{type(owner).__name__} already has an attribute {PREFIX!r}, which attach needs: rename it."
             )
-        self._owner = owner
-        #: what the keys of the module's own parameters in the model's state dict begin with
-        self.prefix = f"{points[0].paths[0]}.{PREFIX}." if contained else f"{PREFIX}."
-        owner.add_module(PREFIX, self.modules)
-        for piece in self._pieces:
+        prefix = f"{PREFIX}." if owner is model else f"{points[0].paths[0]}.{PREFIX}."
+        self._hold(model, _Attached(points, pieces, modules, prefix))
+        owner.add_module(PREFIX, modules)
+        for piece in pieces:
             piece.put()
-        entry.norms = [piece for piece in self._pieces if isinstance(piece, SeparateNorm)]
+        entry.norms = [piece for piece in pieces if isinstance(piece, SeparateNorm)]
         model.register_forward_pre_hook(entry, with_kwargs=True)
         check = RowCheck([point.feature for point in points], entry)
         model.register_forward_hook(check, with_kwargs=True, always_call=True)
-        model.__dict__[_HANDLE] = self
+        model.__dict__[_HANDLE] = self._held
+
+    def _hold(self, model: nn.Module, held: _Attached) -> None:
+        self.model, self._held = model, held
+        self.points, self.modules, self._pieces = held.points, held.modules, held.pieces
+        #: what the keys of the module's own parameters in the model's state dict begin with
+        self.prefix = held.prefix
+        held.handle = weakref.ref(self)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -194,7 +223,7 @@ class Attachment:
 
     @property
     def attached(self) -> bool:
-        return self.model.__dict__.get(_HANDLE) is self
+        return self.model.__dict__.get(_HANDLE) is self._held
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The module's own parameters, e.g. for a learning rate of their own."""
@@ -275,7 +304,8 @@ class Attachment:
         for piece in reversed(self._pieces):
             piece.remove()
         _remove_hooks(self.model)
-        del self._owner._modules[PREFIX]
+        if (owner := _owner(self.model, self.points)) is not None:
+            del owner._modules[PREFIX]
         del self.model.__dict__[_HANDLE]
         return self.model
 
@@ -287,6 +317,13 @@ class Attachment:
 def _unwrap(model: nn.Module) -> nn.Module:
     """The module inside `torch.compile(model)`."""
     return getattr(model, "_orig_mod", model)
+
+
+def _owner(model: nn.Module, points: list[Point]) -> Any:
+    """On what the module is registered; None where the model has another layer in its place since."""
+    # A container calls or counts its children, so there the module lives on the layer it stands before.
+    contained = isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    return points[0].insertions[0].layer if contained else model
 
 
 def _remove_hooks(model: nn.Module) -> None:

@@ -71,7 +71,7 @@ def call_blank(
             try:
                 return model(*args, **kwargs), None
             except Exception as error:  # whatever a stranger's forward raises for a wrong size
-                problem = problem or error
+                problem = problem or error.with_traceback(None)  # whose frames hold the model, and it in this one
     return None, problem
 
 

@@ -118,7 +118,7 @@ class WholeOnly(InstanceForward):
 class RowCheck(_Hook):
     """A forward hook of the whole model: the rows that left the module must be the rows that leave the model.
 
-    After a forward that failed it is called without outputs, and only forgets the rows noted so far.
+    After a forward that failed it is called without outputs, and only forgets what was noted so far.
     """
 
     def __init__(self, features: list[Any], entry: Entry) -> None:  # features: each with a module and its rows
@@ -126,13 +126,15 @@ class RowCheck(_Hook):
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         self.entry.inside = False
+        if outputs is None:
+            for feature in self.features:
+                feature.forget()
+            return
         if not any(feature.module.active for feature in self.features):
             return
         expected = [feature.rows for feature in self.features if feature.rows is not None]
         for feature in self.features:
             feature.rows = None
-        if outputs is None:
-            return
         left = count_rows(outputs)
         if not expected:
             raise UserError(

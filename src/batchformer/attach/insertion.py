@@ -7,6 +7,7 @@ twin would silently run plain).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,13 +19,30 @@ from batchformer.nn import BatchFormer
 from batchformer.nn.batchformer_v2 import with_channels_last
 
 
+def weakly(module: nn.Module | None) -> weakref.ref[nn.Module] | None:
+    return None if module is None else weakref.ref(module)
+
+
 class InstanceForward:
-    """An object that stands in for the `forward` (or another method) of one module, and can be taken away again."""
+    """An object that stands in for the `forward` (or another method) of one module, and can be taken away again.
+
+    The module holds this object, which in turn holds the module weakly: else a forgotten model would stay in memory,
+    with all its weights, until Python's garbage collector happens to look for cycles.
+    """
 
     def __init__(self, layer: nn.Module, name: str = "forward") -> None:
-        self.layer, self.name = layer, name
+        self._layer, self.name = weakly(layer), name
         self.previous: Callable[..., Any] | None = None  # what stood there when it was put
         self.removed = False
+
+    @property
+    def layer(self) -> Any:
+        """The module; None once nobody holds it any more: the model is gone, or has another one in its place."""
+        return None if self._layer is None else self._layer()
+
+    @layer.setter
+    def layer(self, layer: nn.Module | None) -> None:
+        self._layer = weakly(layer)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         if self.previous is not None:
@@ -33,18 +51,28 @@ class InstanceForward:
 
     def put(self) -> None:
         """On top of what stands there: several on one layer must be taken away in reverse order."""
-        self.previous = self.layer.__dict__.get(self.name)
-        self.layer.__dict__[self.name] = self
+        layer = self.layer
+        self.previous = layer.__dict__.get(self.name)
+        layer.__dict__[self.name] = self
 
     def remove(self) -> None:
         self.removed = True  # somebody may have wrapped this `forward` in another since: then it only passes through
         self.take_away()
 
     def take_away(self) -> None:
-        if self.layer.__dict__.get(self.name) is self:
-            del self.layer.__dict__[self.name]
+        layer = self.layer
+        if layer is not None and layer.__dict__.get(self.name) is self:
+            del layer.__dict__[self.name]
             if self.previous is not None:
-                self.layer.__dict__[self.name] = self.previous
+                layer.__dict__[self.name] = self.previous
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, with the module itself: a weak reference cannot travel."""
+        return {name: value() if isinstance(value, weakref.ref) else value for name, value in self.__dict__.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.layer = state["_layer"]
 
 
 def relates_in_eval(feature: Any) -> bool:
@@ -82,6 +110,10 @@ class Once:
         if last:
             self.read = self.streams = None
         return out
+
+    def forget(self) -> None:
+        """After a forward that failed between two heads: what it left would keep its whole graph in memory."""
+        self.rows = self.read = self.streams = None
 
     def _relate(self, x: Tensor) -> Tensor:
         if not self.module.active:

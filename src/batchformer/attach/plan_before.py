@@ -105,5 +105,5 @@ def _names_with_both_streams(model: nn.Module, points: list[Point], example: Exa
         return set()
     finally:
         for point in points:
-            point.feature.rows = None
+            point.feature.forget()
     return grown(plain, both)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchformer.attach.insertion import InstanceForward
+from batchformer.attach.insertion import InstanceForward, weakly
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 from batchformer.nn.streams import plain_count
@@ -26,7 +26,7 @@ class SeparateNorm(InstanceForward):
 
     def __init__(self, layer: nn.Module, module: BatchFormer, parent: nn.Module, name: str) -> None:
         super().__init__(layer)
-        self.module, self.parent, self.child = module, parent, name
+        self.module, self._parent, self.child = module, weakly(parent), name
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         by_batch = self.layer.training or self.layer.running_mean is None
@@ -47,15 +47,25 @@ class SeparateNorm(InstanceForward):
         return self.module.streams == "split" and (rows < 2 or rows // 2 * x[0, 0].numel() < 2)
 
     @property
+    def parent(self) -> Any:
+        """What the BatchNorm is a part of; held weakly, since it may be the model (see `InstanceForward`)."""
+        return None if self._parent is None else self._parent()
+
+    @property
     def replaced(self) -> bool:
         """Whether another BatchNorm has taken the place of the one it was put on (`convert_sync_batchnorm` does so)."""
-        now = self.parent._modules.get(self.child)
+        parent = self.parent
+        now = None if parent is None else parent._modules.get(self.child)
         return now is not self.layer and isinstance(now, _BatchNorm)
 
     def follow(self) -> None:
         self.take_away()
         self.layer = self.parent.get_submodule(self.child)
         self.put()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._parent = weakly(state["_parent"])
 
 
 def separate_norms(

@@ -57,7 +57,7 @@ class MeanOfStreams(InstanceForward):
         return self.original(*args, **kwargs) if self.criterion is None else self.criterion(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "losses": None}
+        return {**super().__getstate__(), "losses": None}
 
 
 def _part(name: str, value: Any, rows: int, start: int, end: int) -> Any:

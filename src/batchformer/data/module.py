@@ -1,6 +1,7 @@
 """What all data sets share: keywords, where a loader runs, how a run is resumed."""
 
 import os
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +65,8 @@ class DataModule(L.LightningDataModule):
         self.channels_last = channels_last
         self.augment_repeats = augment_repeats
         self._ready = False
-        self._train_loader: EpochLoader | None = None
+        # Held weakly, to be asked how far it has been read: it is gone, and its workers with it, when nobody reads it.
+        self._train_loader: weakref.ref[EpochLoader] | None = None
         self._restored: dict[str, Any] | None = None
 
     # for subclasses
@@ -97,10 +99,11 @@ class DataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> EpochLoader:
         self.setup()
-        self._train_loader = self._make_loader(training=True)
+        loader = self._make_loader(training=True)
         if self._restored is not None and "train" in self._restored:
-            self._train_loader.load_state_dict(self._restored.pop("train"))
-        return self._train_loader
+            loader.load_state_dict(self._restored.pop("train"))
+        self._train_loader = weakref.ref(loader)
+        return loader
 
     def val_dataloader(self) -> EpochLoader:
         """The test split of the official layout: the protocol reports its last epoch and selects nothing on it."""
@@ -117,8 +120,8 @@ class DataModule(L.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must know to go on: which data, which seed, and how far the epoch has been read."""
         state: dict[str, Any] = {"seed": self.seed, "fingerprint": getattr(self, "fingerprint", None)}
-        if self._train_loader is not None:
-            state["train"] = self._train_loader.state_dict()
+        if (loader := self._loader_in_use()) is not None:
+            state["train"] = loader.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -126,8 +129,15 @@ class DataModule(L.LightningDataModule):
         self._restored = dict(state)
         if self._ready:
             self._check_restored()
-        if self._train_loader is not None and "train" in self._restored:
-            self._train_loader.load_state_dict(self._restored.pop("train"))
+        if (loader := self._loader_in_use()) is not None and "train" in self._restored:
+            loader.load_state_dict(self._restored.pop("train"))
+
+    def _loader_in_use(self) -> EpochLoader | None:
+        return None if self._train_loader is None else self._train_loader()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or what travels to another process, reads with loaders of its own."""
+        return {**self.__dict__, "_train_loader": None}
 
     def _check_restored(self) -> None:
         """A run goes on only with the data and the order it was started with; testing on other data is fine."""

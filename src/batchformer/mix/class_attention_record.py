@@ -71,20 +71,23 @@ class Recorder(InstanceForward):
 
     def take_away(self) -> None:
         """Also from under what was put over it later, so that nothing is left whoever goes first."""
-        outer = self.layer.__dict__.get(self.name)
+        layer = self.layer
+        if layer is None:
+            return
+        outer = layer.__dict__.get(self.name)
         if outer is self:
             super().take_away()
-            below = self.layer.__dict__.get(self.name)
+            below = layer.__dict__.get(self.name)
             while isinstance(below, InstanceForward) and below.removed:
                 below.take_away()
-                below = self.layer.__dict__.get(self.name)
+                below = layer.__dict__.get(self.name)
         while isinstance(outer, InstanceForward):
             if outer.previous is self:
                 outer.previous = self.previous
             outer = outer.previous  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "state": "idle", "rows": None}
+        return {**super().__getstate__(), "state": "idle", "rows": None}
 
 
 def close(model: nn.Module) -> None:

@@ -92,6 +92,7 @@ class TransMix(Mix):
             raise UserError(f"TransMix: attention_weight={attention_weight!r} must lie between 0 (CutMix) and 1.")
         self.attention_weight, self.grid, self.block = float(attention_weight), grid, block
         self.recorders = _recorders(model, block, query)
+        self._layers = [recorder.layer for recorder in self.recorders]  # which the recorders hold weakly
         self.patch = patch_size(model)
         self._latest: weakref.ref[TransMixed] | None = None
         for recorder in self.recorders:
