@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import transformers
 from PIL import ExifTags, Image
 from safetensors.torch import load_file
 
+from batchformer._cli.predict_objects import output_names
 from batchformer._cli.recipe_file import read_recipe
 from batchformer._cli.shelf import find_recipe, recipe_text
 from batchformer.cli import main
@@ -272,3 +274,25 @@ def test_the_example_draws_two_runs_for_the_report(say, stages, data, monkeypatc
     ]:
         with pytest.raises(UserError, match=words):
             draw(*arguments)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_names_of_thousands_of_images_are_found_without_going_through_all_of_them(same):
+    """The work was the cube of the number of images where all have one name, the square where none have."""
+    work = []
+
+    class Stem(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            work.append(other)
+            return str.__eq__(self, other)
+
+        def __format__(self, how):
+            work.append(how)
+            return str.__format__(self, how)
+
+    images = [SimpleNamespace(stem=Stem("image" if same else f"image{k}")) for k in range(200)]
+    names = output_names(images)
+    assert names == (["image", *(f"image-{k}" for k in range(2, 201))] if same else [f"image{k}" for k in range(200)])
+    assert len(work) < 10 * len(images)

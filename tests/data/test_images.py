@@ -1,6 +1,7 @@
 """Which files of a folder are images, and what an image of unusual make is read as."""
 
 import os
+from pathlib import PurePath
 
 import numpy as np
 import pytest
@@ -36,6 +37,27 @@ def test_linked_folders_are_followed_and_end_where_they_would_go_round(tmp_path)
     assert str(near) in found
     assert str(tmp_path / "cat" / "linked" / "far.jpg") in found
     assert len(found) <= 4  # the folders above once more at most
+
+
+def test_a_million_files_are_listed_without_work_of_pathlib_for_each(tmp_path, monkeypatch):
+    """ImageNet's folders took four times as long to list as torchvision takes."""
+    for part in ("train", "val"):
+        for name in ("cat", "dog"):
+            for number in range(20):
+                picture(tmp_path / part / name / f"{number}.png")
+    made = []
+    relpath, suffix = os.path.relpath, PurePath.suffix.fget
+    monkeypatch.setattr(os.path, "relpath", lambda *args: made.append(args) or relpath(*args))
+    monkeypatch.setattr(PurePath, "suffix", property(lambda path: made.append(path) or suffix(path)))
+    monkeypatch.chdir(tmp_path)
+    for root in (str(tmp_path), ".", f"{tmp_path}/train/..", "train/../"):
+        made.clear()
+        data = ImageFolders(root)
+        data.setup()
+        assert len(made) < 20  # of 80 images
+        assert data._listings[True].paths == sorted(
+            f"train/{name}/{number}.png" for name in ("cat", "dog") for number in range(20)
+        )
 
 
 @pytest.mark.parametrize("ending", ["png", "tif"])

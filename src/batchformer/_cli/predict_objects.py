@@ -70,15 +70,16 @@ def predict_one(found: Any, picture: Any, threshold: float | None = None) -> dic
 
 def output_names(images: Sequence[Path]) -> list[str]:
     """The names of the images without their endings, made different where several are the same."""
-    names: list[str] = []
-    stems = {path.stem for path in images}
-    for path in images:
-        name, number = path.stem, 1
-        while name in names or (number > 1 and name in stems):
+    names: dict[str, None] = {}  # in their order; thousands of images are looked up in it
+    stems = [path.stem for path in images]
+    taken, last = set(stems), dict.fromkeys(stems, 1)
+    for stem in stems:
+        name, number = stem, last[stem]  # the numbers before are taken: not to be tried again
+        while name in names or (number > 1 and name in taken):
             number += 1
-            name = f"{path.stem}-{number}"
-        names.append(name)
-    return names
+            name = f"{stem}-{number}"
+        names[name], last[stem] = None, number
+    return list(names)
 
 
 def image_ids(images: Sequence[Path]) -> list[int]:

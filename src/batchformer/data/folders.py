@@ -54,7 +54,8 @@ def list_images(root: str, part: str, names: list[str]) -> Listing:
     labels: list[int] = []
     for label, name in enumerate(names):
         folder = Path(root) / part / name
-        found = [os.path.relpath(path, root) for path in images_in(folder)]
+        above = len(str(folder)) - len(os.path.join(part, name))
+        found = [path[above:] for path in images_in(folder)]  # os.path.relpath of a million files takes a while
         if not found and part == "train":
             raise UserError(
                 f"class {name} has no training image in {folder} (looked for {' '.join(EXTENSIONS)}): "

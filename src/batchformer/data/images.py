@@ -27,7 +27,7 @@ def images_in(folder: str | Path) -> list[str]:
         os.path.join(place, name)
         for place, names in _visible_folders(folder)
         for name in names
-        if is_image(Path(name)) and not name.startswith(".")
+        if name.lower().endswith(EXTENSIONS) and not name.startswith(".")  # a Path for each of a million takes seconds
     )
 
 
