@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 
 import pytest
@@ -166,6 +167,19 @@ def test_predict_reads_images_and_folders(say, tiny_run, tmp_path, monkeypatch):
         assert scores == sorted(scores, reverse=True)
         assert 0 < sum(scores) <= 1.00001
         assert row["class_1"] in {str(digit) for digit in range(10)}
+
+
+def test_predict_shows_how_far_it_is_with_many_images(say, tiny_run, tmp_path):
+    Image.new("L", (20, 30), 77).save(tmp_path / "0.png")
+    for number in range(1, 130):
+        (tmp_path / f"{number}.png").symlink_to(tmp_path / "0.png")
+    code, out, err = say("predict", tiny_run, tmp_path, "--out", tmp_path / "seen.csv")
+    assert code == 0
+    assert "130 images classified" in out
+    told = [int(percent) for percent in re.findall(r"(\d+)% .*predict", err)]
+    assert told == sorted(told)
+    assert 3 <= len(told) <= 11
+    assert "%" not in say("predict", tiny_run, tmp_path / "0.png", "--out", tmp_path / "one.csv")[2]
 
 
 def test_predict_takes_photos_as_viewers_show_them(say, tiny_run, tmp_path):

@@ -1,6 +1,7 @@
 """Progress is one line: redrawn in a terminal, a few lines in a file."""
 
 import io
+from contextlib import suppress
 
 import lightning.pytorch as L
 import pytest
@@ -36,6 +37,19 @@ def test_a_terminal_line_is_redrawn_in_place_and_cleared():
     text = stream.getvalue()
     assert "\n" not in text[: text.index("a sentence")]
     assert text.index("50%") < text.index("a sentence that stays\n")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_comes_before_the_first_step_is_told_in_a_terminal_and_gone_after_it(fails):
+    for stream in (Terminal(), io.StringIO()):
+        line = ProgressLine(stream=stream)
+        with suppress(OSError), line.meanwhile("reading the data"):
+            assert ("reading the data" in stream.getvalue()) == stream.isatty()
+            if fails:
+                raise OSError
+        assert stream.getvalue().endswith("\r\x1b[2K") == stream.isatty()
+        line.update(0.0, "epoch 1/2", force=True)
+        assert stream.getvalue().count("0%") == 1 + stream.isatty()  # a log begins with the training
 
 
 def test_a_terminal_is_not_redrawn_at_every_step():

@@ -28,6 +28,7 @@ says from which score a box is drawn (0.5; the files hold the 100 best of each i
 take part in a segmentation (0.85).
 """
 _BATCH = 64
+Classified = tuple[Path, list[tuple[str, float]]]  # an image, and its best classes with their scores
 _OF_OBJECTS = ("detection", "panoptic")
 
 
@@ -56,7 +57,7 @@ def run(args: list[str]) -> int:
     _say(found.note())
     rows = [
         [str(path), *(cell for name, score in classes for cell in (name, f"{score:.6f}"))]
-        for path, classes in classify(found, images, min(top, len(found.class_names)))
+        for path, classes in _with_progress(classify(found, images, min(top, len(found.class_names))), len(images))
     ]
     header = [
         "path",
@@ -73,6 +74,21 @@ def run(args: list[str]) -> int:
         print(f"... and {len(rows) - 5} more")
     print(f"\n{len(rows)} {'image' if len(rows) == 1 else 'images'} classified: {out}")
     return 0
+
+
+def _with_progress(classified: Iterator[Classified], count: int) -> Iterator[Classified]:
+    """A line that moves, from the second batch on: a few images are done before anybody could read it."""
+    from batchformer.running.progress import ProgressLine
+
+    line = ProgressLine()
+    line.begin_run(0, "predict")
+    try:
+        for done, (path, classes) in enumerate(classified):
+            if done >= _BATCH:
+                line.update(done / count, path.name)
+            yield path, classes
+    finally:
+        line.clear()
 
 
 def _say(note: str) -> None:
@@ -118,7 +134,7 @@ def find_images(places: list[str]) -> Iterator[Path]:
             raise UserError(f"There is no image or folder {place}.")
 
 
-def classify(found: Any, images: list[Path], top: int) -> Iterator[tuple[Path, list[tuple[str, float]]]]:
+def classify(found: Any, images: list[Path], top: int) -> Iterator[Classified]:
     import torch
 
     from batchformer._cli.finished_run import best_device

@@ -10,6 +10,8 @@ import math
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 import lightning.pytorch as L
@@ -53,6 +55,16 @@ class ProgressLine:
         elif (tenth := int(overall * 10 + 1e-9)) > self._last_tenth:
             self._last_tenth = tenth
             self._draw(overall, text, now)
+
+    @contextmanager
+    def meanwhile(self, text: str) -> Iterator[None]:
+        """What is done before the first step, which may take a while; told in a terminal only, and gone after it."""
+        if self.in_place:
+            self._draw(self._overall(0.0), text, time.perf_counter())
+        try:
+            yield
+        finally:
+            self.clear()
 
     def say(self, line: str) -> None:
         """A line above the bar that stays."""

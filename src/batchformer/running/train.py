@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def prepare(
 ) -> Prepared:
     """Read the data, make the network and the Trainer: what is wrong with them is said before anything is written."""
     task, data, trainer_keywords, options = parts
-    data.setup()
+    with line.meanwhile("reading the data") if is_main_process() else nullcontext():
+        data.setup()
     goes_on = resume and folder.checkpoint.is_file()
     task.before_build(data, goes_on)
     task.build(data.num_classes, list(data.class_counts))
