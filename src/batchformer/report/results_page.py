@@ -84,8 +84,8 @@ interval of a Student t distribution. Many: more than 100 training images, Mediu
   learn. BatchFormerV2 beside either label gains, with the one seed so far, about what it gains in the study
   `vit-cifar100-32`. What the attention of other blocks and the ResNet's methods give is not told yet by their seeds.
 - **The same seed twice.** `cutmix` of that study and `baseline` of `vit-cifar100-32` are the same training, at two
-  states of the code. Seed by seed they end 0.4 apart, for kernels add in no fixed order: seeds are matched in what a
-  run starts from and sees, not in what a card rounds, and smaller differences say nothing.
+  states of the code. Seed by seed they end about 0.4 apart, by what changed in between or by the order in which a card
+  adds; seeds are matched in what a run starts from and sees, and smaller differences say little.
 - **Seeds.** The paper gives one number per row and no deviation; the released code sets no seed.
 """
 
