@@ -19,7 +19,7 @@ from batchformer.report.verdict import verdict
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 HEADER = ("recipe", "accuracy, %", "paper: without", "paper: with", "ours: without", "ours: with", "ours: difference")
 RULE = ("---", "---", "---:", "---:", "---:", "---:", "---:")
-SHOWN_STUDIES = ("deit-ti-cifar100-100", "vit-cifar100-32", "mix-vit-cifar100-32")
+SHOWN_STUDIES = ("deit-ti-cifar100-100", "vit-cifar100-32", "mix-vit-cifar100-32", "mix-resnet56-cifar100")
 STUDY_HEADER = ("variant", "seeds", "accuracy, %", "difference to the baseline", "held to", "difference to it")
 STUDY_RULE = ("---", "---:", "---:", "---:", "---", "---:")
 

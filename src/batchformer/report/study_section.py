@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median
 
 from batchformer.report.comparison import by_seed, format_difference, format_summary, metrics_of
 from batchformer.report.health import number, series
@@ -100,9 +101,11 @@ def _pairs(study: Study, metrics: Mapping[str, str]) -> list[str]:
     return [STUDIES[study.base].held_to_words, "", markdown(header, rows), ""]
 
 
-def _mean_of(runs: Sequence[Run], part: Callable[[Run], float | None], form: str) -> str:
+def _told(
+    one_of: Callable[[Sequence[float]], float], runs: Sequence[Run], part: Callable[[Run], float | None], form: str
+) -> str:
     values = [value for run in runs if (value := part(run)) is not None]
-    return format(math.fsum(values) / len(values), form) if values else "–"
+    return format(one_of(values), form) if values else "–"
 
 
 def _last_loss(stream: str) -> Callable[[Run], float | None]:
@@ -127,10 +130,11 @@ def _number(key: str) -> Callable[[Run], float | None]:
 
 
 _EXTRA: dict[str, Callable[[Sequence[Run]], str]] = {
-    "loss, plain": lambda runs: _mean_of(runs, _last_loss("plain_loss"), ".2f"),
-    "loss, related": lambda runs: _mean_of(runs, _last_loss("related_loss"), ".2f"),
-    "change, least": lambda runs: _mean_of(runs, _least_change, ".1%"),
-    "gradient on others": lambda runs: _mean_of(runs, _share_on_others, ".1%"),
-    "epochs": lambda runs: _mean_of(runs, _number("epochs"), ".0f"),
-    "images/s": lambda runs: _mean_of(runs, _number("images_per_s"), ",.0f"),  # no waiting for a turn in it
+    "loss, plain": lambda runs: _told(fmean, runs, _last_loss("plain_loss"), ".2f"),
+    "loss, related": lambda runs: _told(fmean, runs, _last_loss("related_loss"), ".2f"),
+    "change, least": lambda runs: _told(fmean, runs, _least_change, ".1%"),
+    "gradient on others": lambda runs: _told(fmean, runs, _share_on_others, ".1%"),
+    "epochs": lambda runs: _told(fmean, runs, _number("epochs"), ".0f"),
+    # no waiting for a turn in it; the median, as a run that shared the card says little about the others
+    "images/s, median": lambda runs: _told(median, runs, _number("images_per_s"), ",.0f"),
 }
