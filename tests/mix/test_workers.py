@@ -35,7 +35,13 @@ def epochs(mix: bf.mix.Mix, init: Callable[[int], None] | None = None) -> tuple[
     loader = DataLoader(
         TensorDataset(IMAGES, IDS), 2, num_workers=2, collate_fn=Collate(mix), worker_init_fn=init, timeout=60
     )
-    batches = [batch for _ in range(2) for batch in loader]
+    batches = []
+    for _ in range(2):
+        workers = iter(loader)
+        try:
+            batches += workers
+        finally:  # left to the garbage collector after an error, torch waits ten seconds for them
+            workers._shutdown_workers()
     return [share for share, _ in batches], [text for _, said in batches for text in said]
 
 
