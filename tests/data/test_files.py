@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from multiprocessing import active_children
 
 import pytest
 import torch
@@ -78,6 +79,21 @@ def test_an_unreadable_image_is_named_in_one_line(folders, workers):
         list(data.train_dataloader())
     assert str(broken) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_workers_end_with_the_error_and_new_ones_go_on(folders):
+    broken = folders / "train" / "class_0" / "0007.jpg"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:100])
+    data = ImageFolders(str(folders), **{**SMALL, "workers": 2})
+    loader, before = data.train_dataloader(), {*active_children()}
+    with pytest.raises(UserError) as caught:
+        list(loader)
+    assert caught.tb  # which holds what the loader was at
+    assert {*active_children()} == before
+    broken.write_bytes(whole)
+    assert [len(labels) for _, labels in loader] == [data.batch_size] * len(loader)
+    loader._end_workers()  # they, too, would go with the traceback
 
 
 def sideways(path, upright):

@@ -225,10 +225,20 @@ class HostLoader(EpochLoader):
 
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
         self._addresses.epoch, self._addresses.start = epoch, start
-        for batch in self._loader:
-            if isinstance(batch, str):
-                raise BadSample(batch)
-            yield _channels_last(batch) if self.channels_last else batch
+        try:
+            for batch in self._loader:
+                if isinstance(batch, str):
+                    raise BadSample(batch)
+                yield _channels_last(batch) if self.channels_last else batch
+        except (Exception, KeyboardInterrupt):
+            self._end_workers()
+            raise
+
+    def _end_workers(self) -> None:
+        """The traceback of an error holds them, and torch waits five seconds for each that goes with one."""
+        if self._iterator is not None:
+            self._iterator._shutdown_workers()
+            self._iterator = None
 
 
 def _channels_last(batch: Any) -> Any:
