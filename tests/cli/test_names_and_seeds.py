@@ -1,6 +1,7 @@
 """What a run is called, and which seed it has, however they were said."""
 
 import json
+import shlex
 
 import pytest
 import torch
@@ -47,6 +48,29 @@ def test_fit_and_compare_write_the_name_and_pass_it_on(say, tmp_path, monkeypatc
     assert json.loads((tmp_path / "runs/other-compare/compare.json").read_text())["recipe"] == "other"
     result = json.loads((tmp_path / "runs/other-compare/baseline-seed0/result.json").read_text())
     assert (result["recipe"], result["config"]["run"]["recipe"]) == ("other", "other")
+
+
+def test_a_result_knows_the_command_that_makes_it_again(say, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def read(folder):
+        found = json.loads((tmp_path / folder / "result.json").read_text())
+        return shlex.split(found["command"]), found
+
+    words = ["digits-lt", "--seed", "3", *FAST, "--model.optimizer.lr=0.05", "--name", "a b"]
+    assert say("fit", *words, "--data-root", tmp_path, "--out", "first")[0] == 0
+    command, first = read("first")
+    assert command[:2] == ["batchformer", "fit"]
+    assert not {"--out", "--data-root", "--resume"} & {*command}
+    assert say(*command[1:], "--out", "second")[0] == 0
+    again, second = read("second")
+    assert again == command
+    for part in ("recipe", "seed", "metrics", "history"):
+        assert first[part] == second[part]
+    assert say("compare", "digits-lt", *FAST, "--seeds", "4", "7", "--out", "both")[0] == 0
+    command, _ = read("both/baseline-seed7")
+    assert command[:6] == ["batchformer", "compare", "digits-lt", "--seeds", "4", "7"]
+    assert command == read("both/batchformer-seed4")[0]
 
 
 def _seeds(text, tmp_path, overrides=()):

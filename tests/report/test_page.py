@@ -185,6 +185,21 @@ def test_seeds_that_are_not_counted_from_zero_are_named_in_the_command(tmp_path)
     assert "batchformer compare cifar100-lt-100 --seeds 5 7" in page_of(tmp_path, results)
 
 
+def test_runs_that_know_their_command_tell_it(tmp_path):
+    once = "batchformer compare digits-lt --seeds 2 --model.optimizer.lr 0.2"
+    results = [{**result(method=m, seed=s), "command": once} for m in ("baseline", "batchformer") for s in (0, 1)]
+    page = page_of(tmp_path / "known", results)
+    assert page.count(f"<code>{once}</code>") == 1
+    assert "in the configuration):" not in page
+    each = [f"batchformer fit digits-lt --seed {s} --model.optimizer.lr 0.2" for s in (0, 1)]
+    results = [{**result(seed=s), "command": words} for s, words in enumerate(each)]
+    assert "\n".join(each) in page_of(tmp_path / "each", results)
+    del results[0]["command"]  # of an earlier version
+    page = page_of(tmp_path / "old", results)
+    assert each[1] not in page
+    assert "changed on the command line are in the configuration):" in page
+
+
 def test_a_folder_as_target_gets_report_html_and_a_bad_target_is_refused(tmp_path):
     write(tmp_path / "runs", comparison(seeds=1))
     assert write_report([tmp_path / "runs"], tmp_path) == tmp_path / "report.html"

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from batchformer._cli.arguments import Arguments, Option, read_arguments
+from batchformer._cli.arguments import Option, read_arguments
 from batchformer._cli.shelf import find_recipe
 from batchformer._cli.show import program
 from batchformer._cli.training_options import (
@@ -20,6 +20,7 @@ from batchformer._cli.training_options import (
     refuse_both,
     seed_overrides,
     the_recipe,
+    words_again,
 )
 from batchformer.errors import UserError
 from batchformer.running.atomic import write_json
@@ -72,6 +73,7 @@ def run(args: list[str]) -> int:
 
     cli, line, results = RecipeCLI(), ProgressLine(len(pairs)), []
     overrides = [*recipe_overrides(given), ("run.recipe", name)]
+    again = f"batchformer compare {words_again(given, 'name', 'seeds', 'no-analysis')}"
     try:
         for index, ((seed, method), folder) in enumerate(zip(pairs, folders, strict=True)):
             line.begin_run(index, f"{method} seed {seed}")
@@ -87,7 +89,7 @@ def run(args: list[str]) -> int:
             if index == 0 and given.flag("overwrite") and is_main_process():
                 _clear(out, folders)  # as late as this: a wrong call must not cost the old comparison
             checkpoint = open_folder(folder, config, resume, overwrite=False)
-            results.append(train(prepared, config, checkpoint, not given.flag("no-analysis")))
+            results.append(train(prepared, config, checkpoint, not given.flag("no-analysis"), again))
             del prepared
             _free_memory()
     except KeyboardInterrupt:
@@ -95,7 +97,7 @@ def run(args: list[str]) -> int:
         raise KeyboardInterrupt(f"stopped; go on with: {program()} compare {shlex.join(words)} --resume") from None
     line.clear()
     if is_main_process():
-        _conclude(name, out, seeds, results, _same_again(given))
+        _conclude(name, out, seeds, results, words_again(given, "name", "data-root", "no-analysis"))
     return 0
 
 
@@ -162,14 +164,6 @@ def _conclude(name: str, out: Path, seeds: list[int], results: list[dict[str, An
     print(f"Next:     {program()} export {trained}     the plain weights, without BatchFormer")
     print(f"          {program()} compare {again} --seeds 5 --out DIR   more seeds, a narrower interval")
     print(f"          {program()} recipes   the other data sets, and folder-lt for your own images")
-
-
-def _same_again(given: Arguments) -> str:
-    """The words that make the same comparison with other seeds and in another folder."""
-    short = [(name, given.values[name][-1]) for name in ("name", "data-root") if given.flag(name)]
-    pairs = [word for name, value in (*short, *given.recipe_keys) for word in (f"--{name}", value)]
-    flags = ["--no-analysis"] if given.flag("no-analysis") else []
-    return shlex.join([given.positional[0], *pairs, *flags])
 
 
 def as_plain(row: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from batchformer._cli.training_options import (
     refuse_both,
     seed_overrides,
     the_recipe,
+    words_again,
 )
 from batchformer.running.folder import RunFolder, is_main_process
 
@@ -79,7 +80,8 @@ def run(args: list[str]) -> int:
     if checkpoint is not None and is_main_process():
         line.say(f"Going on from {checkpoint}.")
     try:
-        train(prepared, config, checkpoint, not given.flag("no-analysis"))
+        again = f"batchformer fit {words_again(given, 'name', 'method', 'seed', SEED_OF_LIGHTNING, 'no-analysis')}"
+        train(prepared, config, checkpoint, not given.flag("no-analysis"), again)
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
         raise KeyboardInterrupt(f"stopped; go on with: {program()} fit {shlex.join(words)} --resume") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,13 @@ def method_override(method: str) -> list[tuple[str, str]]:
     if method not in METHODS:
         raise UserError(f"--method {method}: expected baseline or batchformer.")
     return [("model.method", method)]
+
+
+def words_again(given: Arguments, *options: str) -> str:
+    """What a command was given, as words that can be given again: the recipe, these options, all fields."""
+    short = [word for name in options if given.flag(name) for word in (f"--{name}", *given.values[name])]
+    fields = [word for name, value in given.recipe_keys for word in (f"--{name}", value)]
+    return shlex.join([*given.positional, *short, *fields])
 
 
 def refuse_both(given: Arguments) -> None:

@@ -180,16 +180,24 @@ def _loss_scale(settings: Mapping[str, str]) -> float:
     return released * float(settings.get("model.loss_weight", 1.0))
 
 
+def knows_its_command(runs: Sequence[Run]) -> bool:
+    """Results of earlier versions do not."""
+    return all(run.text("command") is not None for run in _own(runs))
+
+
+def _own(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.text("borrowed_from") is None]
+
+
 def command(runs: Sequence[Run]) -> str:
-    """The command that trains these runs again."""
-    given = next((run.text("command") for run in runs if run.text("command")), None)
-    if given:
-        return given
+    """The command that trains these runs again; of those that do not know it, without fields that were changed."""
+    own = _own(runs)
+    if knows_its_command(runs):
+        return "\n".join(dict.fromkeys(str(run.text("command")) for run in own))
     recipe, seeds = runs[0].recipe, sorted({run.seed for run in runs})
     base = base_of(recipe)
     base = STUDIES[base].recipe if base in STUDIES else base
     if base not in (None, recipe):  # a variant is the recipe with fields changed, under a name of its own
-        own = [run for run in runs if run.text("borrowed_from") is None]
         return "\n".join(f"batchformer fit {base} --name {recipe} --method {r.method} --seed {r.seed}" for r in own)
     counted = seeds == list(range(len(seeds)))
     if {run.method for run in runs} == set(METHODS) and (counted or len(seeds) > 1):

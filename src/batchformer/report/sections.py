@@ -30,7 +30,7 @@ from batchformer.report.figures import (
 from batchformer.report.html_parts import figure, missing
 from batchformer.report.measures import TOP, Measure, measure_of
 from batchformer.report.mix_section import mix_section
-from batchformer.report.provenance import caveats, command, facts
+from batchformer.report.provenance import caveats, command, facts, knows_its_command
 from batchformer.report.runs import Run
 from batchformer.report.statistics import PairedDifference, Summary
 from batchformer.report.stream_sections import streams_section
@@ -257,9 +257,13 @@ def _made(runs: Sequence[Run]) -> str:
         text = escape(json.dumps(config, indent=2, ensure_ascii=False, default=str))
         which = f"{run.method}, seed {run.seed}"
         whole = f"<details><summary>The whole configuration ({which})</summary><pre>{text}</pre></details>"
+    told = (
+        "--data-root DIR says where the data are"
+        if knows_its_command(runs)
+        else ("fields changed on the command line are in the configuration")
+    )
     return (
-        f'<h3>How it was made</h3><div class="card"><dl>{entries}</dl><p class="muted">Again (fields changed on the '
-        "command line are in the configuration):</p>"
+        f'<h3>How it was made</h3><div class="card"><dl>{entries}</dl><p class="muted">Again ({told}):</p>'
         f"<pre><code>{escape(command(runs))}</code></pre>{whole}</div>"
     )
 

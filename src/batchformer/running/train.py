@@ -95,8 +95,13 @@ def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwri
     return folder.checkpoint
 
 
-def train(run: Prepared, config: dict[str, Any], checkpoint: Path | None, analysis: bool = True) -> dict[str, Any]:
-    """Train (or go on), evaluate the last weights, write result.json; returns what it holds."""
+def train(
+    run: Prepared, config: dict[str, Any], checkpoint: Path | None, analysis: bool = True, command: str | None = None
+) -> dict[str, Any]:
+    """Train (or go on), evaluate the last weights, write result.json; returns what it holds.
+
+    `command` is what trains it again, for those who read the result.
+    """
     folder, task, data, trainer, recorder = run.folder, run.task, run.data, run.trainer, run.recorder
     # With max_steps Lightning would go through the end of the checkpoint's epoch a second time, and count it twice.
     trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
@@ -125,6 +130,8 @@ def train(run: Prepared, config: dict[str, Any], checkpoint: Path | None, analys
         trainer.save_checkpoint(folder.checkpoint)  # with these numbers in it
     recipe = config["run"]["recipe"]
     result = build_result(recipe=recipe, data=data, trainer=trainer, recorder=recorder, config=config)
+    if command is not None:
+        result["command"] = command
     if analysis and trainer.is_global_zero:
         result.update(analyse(task, data, trainer))
     if trainer.is_global_zero:
