@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Int
@@ -109,7 +109,7 @@ def _edges(right: Tensor, down: Tensor) -> Int[Tensor, "4 cells batch"]:
     return room.flatten(1, 2)
 
 
-@cache
+@lru_cache(256)
 def _kernel(device: torch.device, cells: int) -> Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None:
     """The cut as one launch, if it runs here: Triton may be missing, or what it needs to build its launcher."""
     try:
@@ -125,7 +125,7 @@ def _kernel(device: torch.device, cells: int) -> Callable[[Tensor, Tensor, int],
     return cut_grid_in_one_launch
 
 
-@cache
+@lru_cache(256)
 def _neighbours(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Where the four neighbours of each cell are, and where among all pushes the one from there to here is.
 

@@ -8,14 +8,12 @@ from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-_ROWS_BETWEEN_FLUSHES = 2000  # rewriting small files every epoch would cost more than an epoch of CIFAR
-
 
 class RunCSVLogger(CSVLogger):
     """Lightning's CSV logger, straight into the run folder, keeping the rows before the step it resumes from."""
 
     def __init__(self, folder: Path, resume_step: int) -> None:
-        super().__init__(folder, name="", version="", flush_logs_every_n_steps=_ROWS_BETWEEN_FLUSHES)
+        super().__init__(folder, name="", version="")
         self._kept = rows_before(folder / "metrics.csv", resume_step)
 
     @property

@@ -11,7 +11,7 @@ eight bits, as the pixels have, so every product and every sum is exact in all o
 
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -81,7 +81,7 @@ def _resample(
         return _whole((coarse @ wide).add_(fine @ wide)).to(torch.uint8)
 
 
-@cache
+@lru_cache(1024)  # folders may hold images of any number of sizes
 def _kernel(device: torch.device, rows: int, columns: int) -> Callable[..., Tensor] | None:
     """Both products in one launch, if that runs here: Triton may be missing, or the images too large for it."""
     try:
