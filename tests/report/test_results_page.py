@@ -11,7 +11,7 @@ from batchformer.report import comparison_table, write_report
 from batchformer.report.comparison import format_difference, format_summary
 from batchformer.report.paper import MAIN
 from batchformer.report.paper_detection import DETECTION
-from batchformer.report.results_page import main, results_page
+from batchformer.report.results_page import main, results_page, study_pictures
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -29,6 +29,11 @@ def test_committed_page_is_what_the_committed_results_give():
     assert page.read_text(encoding="utf-8") == results_page(results, REPOSITORY / "benchmarks" / "results"), (
         "docs/results.md is stale: make results"
     )
+    pictures = study_pictures(results)
+    assert {path.name for path in page.parent.glob("study-*.svg")} == {*pictures}
+    for name, picture in pictures.items():
+        assert (page.parent / name).read_text(encoding="utf-8") == picture, f"docs/{name} is stale: make results"
+        assert f"]({name})" in page.read_text(encoding="utf-8")
 
 
 def test_committed_report_is_what_the_committed_results_give(tmp_path):

@@ -14,9 +14,13 @@ def figure(title: str, picture: str, caption: str, legend: Mapping[str, str] | N
 
 def missing(what: str, remedy: str) -> str:
     """In place of a picture that cannot be drawn: why, and how to get it."""
-    pieces = [escape(piece) for piece in remedy.split("`")]
-    marked = "".join(f"<code>{piece}</code>" if k % 2 else piece for k, piece in enumerate(pieces))
-    return f'<p class="card muted missing">{escape(what)}; to get it, {marked}.</p>'
+    return f'<p class="card muted missing">{escape(what)}; to get it, {marked(remedy)}.</p>'
+
+
+def marked(text: str) -> str:
+    """Text with what stands between backticks as code."""
+    pieces = [escape(piece) for piece in text.split("`")]
+    return "".join(f"<code>{piece}</code>" if k % 2 else piece for k, piece in enumerate(pieces))
 
 
 def _legend(names: Mapping[str, str]) -> str:

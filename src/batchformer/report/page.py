@@ -15,7 +15,8 @@ from batchformer.report.comparison import comparison_table, format_interval, for
 from batchformer.report.measures import measure_of
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.sections import recipe_section
-from batchformer.report.studies import with_references
+from batchformer.report.studies import Study, find_studies, with_references
+from batchformer.report.study_card import study_card
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -62,12 +63,16 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
     several = len(recipes) > 1
     title = title or ("BatchFormer, with and without" if several else f"BatchFormer on {next(iter(recipes))}")
     names = {recipe: f"recipe-{number}" for number, recipe in enumerate(recipes, 1)}
+    studies = {f"study-{k}": study for k, study in enumerate(_studies(runs), 1)}
+    told = {variant.recipe for study in studies.values() for variant in study.variants}
+    alone = {recipe: group for recipe, group in recipes.items() if recipe not in told}
     return _PAGE.substitute(
         title=escape(title),
         style=files("batchformer.report").joinpath("page.css").read_text(encoding="utf-8"),
         lede=_lede(runs, len(recipes)),
-        navigation=_navigation(names) if several else "",
-        overview=_overview(recipes, names) if several else "",
+        navigation=_navigation({recipe: names[recipe] for recipe in alone}, studies) if several else "",
+        overview=(_overview(alone, names) if several and alone else "")
+        + "".join(study_card(name, study, names) for name, study in studies.items()),
         sections="".join(recipe_section(names[recipe], group, several) for recipe, group in recipes.items()),
     )
 
@@ -77,14 +82,20 @@ def _lede(runs: Sequence[Run], recipes: int) -> str:
     run_words = "One run" if len(runs) == 1 else f"{len(runs)} runs"
     how = {("baseline", "batchformer"): "with and without", ("batchformer",): "with", ("baseline",): "without"}
     methods = tuple(sorted({run.method for run in runs}))
-    return (
-        f"{run_words} of {recipe_words}, trained {how[methods]} attention over the batch. The module is gone at test "
-        "time: what is evaluated is the plain network."
-    )
+    told = f"{run_words} of {recipe_words}, trained {how[methods]} attention over the batch."
+    if methods == ("baseline",):
+        return told
+    return f"{told} The module is gone at test time: what is evaluated is the plain network."
 
 
-def _navigation(names: Mapping[str, str]) -> str:
-    items = "".join(f'<li><a href="#{name}">{escape(recipe)}</a></li>' for recipe, name in names.items())
+def _studies(runs: Sequence[Run]) -> list[Study]:
+    """Those with more to compare than one recipe with and without the method, which its own section does."""
+    return [study for study in find_studies(by_recipe(runs)) if study.reference is not None and len(study.variants) > 2]
+
+
+def _navigation(names: Mapping[str, str], studies: Mapping[str, Study]) -> str:
+    places = {**{f"Study: {study.base}": name for name, study in studies.items()}, **names}
+    items = "".join(f'<li><a href="#{name}">{escape(words)}</a></li>' for words, name in places.items())
     return f'<nav aria-label="Recipes"><ul>{items}</ul></nav>\n'
 
 

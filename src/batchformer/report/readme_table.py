@@ -12,7 +12,8 @@ from batchformer.report.markdown import one_digit
 from batchformer.report.paper import MAIN, STUDIES
 from batchformer.report.provenance import caveats
 from batchformer.report.runs import by_recipe, load_runs
-from batchformer.report.studies import Study, Variant, find_studies, held_to, missing_from
+from batchformer.report.studies import WANTED_SEEDS, Study, Variant, find_studies, held_to, missing_from
+from batchformer.report.study_figure import CAPTION, picture_name
 from batchformer.report.study_section import accuracy
 from batchformer.report.verdict import verdict
 
@@ -69,6 +70,9 @@ def _study_part(study: Study) -> str:
         parts.append(STUDIES[study.base].held_to_words)
     if missing := missing_from(study):
         parts.append(f"This study is not finished: {'; '.join(missing)}.")
+    if all(len(variant.runs) >= WANTED_SEEDS for variant in study.variants):
+        parts.append(f"![Every seed of every variant](docs/{picture_name(study)})")
+        parts.append(CAPTION)
     return "\n\n".join(parts)
 
 

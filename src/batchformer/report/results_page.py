@@ -25,6 +25,7 @@ from batchformer.report.paper_row import PaperResult, Row
 from batchformer.report.provenance import caveats, differs_from, facts, flatten
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.studies import ablation_of, find_studies, natural
+from batchformer.report.study_figure import picture_name, study_picture
 from batchformer.report.study_section import study_section
 from batchformer.report.verdict import verdict
 
@@ -242,6 +243,12 @@ def _paper_value(row: Row | None, metric: str) -> float | None:
     return None if row is None else row.get(metric)
 
 
+def study_pictures(results: Path) -> dict[str, str]:
+    """The pictures the page shows, by the names of their files."""
+    drawn = {picture_name(study): study_picture(study) for study in find_studies(by_recipe(load_runs([results])))}
+    return {name: picture for name, picture in drawn.items() if picture is not None}
+
+
 def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2:
         print("usage: python -m batchformer.report.results_page RESULTS_FOLDER TARGET.md", file=sys.stderr)
@@ -249,11 +256,14 @@ def main(arguments: Sequence[str]) -> int:
     results, target = map(Path, arguments)
     try:
         page = results_page(results, results.parent / "benchmarks" / "results")
+        pictures = study_pictures(results)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
+    for name, picture in pictures.items():
+        (target.parent / name).write_text(picture, encoding="utf-8")
     return 0
 
 

@@ -14,6 +14,7 @@ from batchformer.report.provenance import caveats, differs_from, facts
 from batchformer.report.runs import Run
 from batchformer.report.statistics import summarise
 from batchformer.report.studies import Study, Variant, held_to, missing_from
+from batchformer.report.study_figure import CAPTION, picture_name, study_picture
 
 
 def study_section(study: Study) -> str:
@@ -38,6 +39,8 @@ def study_section(study: Study) -> str:
     if missing := missing_from(study):
         lines += [f"This study is not finished: {'; '.join(missing)}.", ""]
     lines += _pairs(study, metrics)
+    if study_picture(study) is not None:
+        lines += [f"![Every seed of every variant]({picture_name(study)})", "", CAPTION, ""]
     for variant in study.variants:
         told = dict(facts(variant.runs))
         words = "; ".join(told[key] for key in ("Settings", "Length", "Device") if key in told)
