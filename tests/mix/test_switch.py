@@ -77,3 +77,16 @@ def test_closing_the_switch_closes_its_methods():
     with bf.mix.MixSwitch([bf.mix.CutMix(4), member]):
         assert not member.closed
     assert member.closed
+
+
+def test_a_switch_draws_as_the_method_it_chose_and_applies_that() -> None:
+    images, labels = torch.rand(6, 3, 8, 8), torch.eye(6)
+    switch = bf.mix.MixSwitch([bf.mix.Mixup(6), bf.mix.CutMix(6, alpha=1000.0, partner="flip", prob=0.0)], [0, 1])
+    drawn = switch.draw(images)
+    assert drawn.partner.tolist() == [5, 4, 3, 2, 1, 0]
+    assert drawn.share.item() == 0
+    mixed = switch.apply(images, labels, drawn)
+    assert mixed.mask is not None
+    assert mixed.images.equal(images)
+    with pytest.raises(UserError, match="its own draw"):
+        switch.apply(images, labels, bf.mix.Mixup(6).draw(images))

@@ -38,8 +38,9 @@ class Mix(ABC):
         loss = criterion(model(mixed.images), mixed.targets())
 
     All random numbers of a batch are drawn in `draw`; `apply` is plain tensor code that waits for no device, so a
-    compiler or a CUDA graph can be put around it. Draws are made where the generator is (without one, by torch's
-    global CPU generator) and copied over: with a CPU generator the same seed gives the same batch on every device.
+    compiler or a CUDA graph can be put around it (Puzzle-Mix, which differentiates a model, excepted). Draws are made
+    where the generator is (without one, by torch's global CPU generator) and copied over: with a CPU generator the same
+    seed gives the same batch on every device.
 
     Args:
         num_classes: width of the targets.

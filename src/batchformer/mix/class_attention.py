@@ -121,9 +121,14 @@ def _separate(layer: nn.Module) -> tuple[str, str, int] | None:
 
 
 def _part_of(linear: nn.Module, x: Tensor, index: int, parts: int) -> Tensor:
-    if type(linear) is nn.Linear:
+    if type(linear) is nn.Linear and not _does_more(linear):
         return _part(x, linear.weight, linear.bias, index, parts)
     return linear(x).chunk(parts, dim=-1)[index]  # something wrapped around it (LoRA, quantised): as it computes
+
+
+def _does_more(module: nn.Module) -> bool:
+    """Whether hooks, or a `forward` of its own, change what its class computes."""
+    return bool(module._forward_hooks) or bool(module._forward_pre_hooks) or "forward" in module.__dict__
 
 
 def _part(x: Tensor, weight: Tensor, bias: Tensor | None, index: int, parts: int) -> Tensor:

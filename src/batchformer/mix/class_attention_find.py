@@ -79,6 +79,20 @@ def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tu
     return found
 
 
+def unread_attention(model: nn.Module, found: list[str]) -> list[str]:
+    """Paths of the layers with queries and keys that are none of those found, nor inside one, nor a pooling head."""
+    within = tuple(f"{path}." for path in found)
+    return [
+        path
+        for path, module in model.named_modules()
+        if has_projections(module)
+        and path not in found
+        and not path.startswith(within)
+        and not _is_latent_pool(module)
+        and not (isinstance(module, nn.MultiheadAttention) and _classifies_the_mean(model))
+    ]
+
+
 def _pools_image_tokens(model: nn.Module) -> bool:
     if said_by(model, "global_pool") in ("avg", "avgmax", "max", "map"):  # timm
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +15,14 @@ from batchformer.mix.base import Draw, Mix
 from batchformer.mix.mixed import Mixed
 from batchformer.mix.workers import warn_of_copied_numbers
 from batchformer.nn.inputs import as_number
+
+
+@dataclass(frozen=True)
+class ChosenDraw(Draw):
+    """What the chosen method drew, and which that is."""
+
+    mix: Mix
+    drawn: Draw
 
 
 class MixSwitch(Mix):
@@ -89,10 +98,18 @@ class MixSwitch(Mix):
     ) -> Mixed:
         return self.choose()(images, targets)
 
+    def draw(self, images: Float[Tensor, "batch channels height width"]) -> ChosenDraw:
+        """The method of the batch, and what that draws; labels are smoothed by whoever calls `apply`."""
+        mix = self.choose()
+        drawn = mix.draw(images)
+        return ChosenDraw(drawn.partner, drawn.share, drawn.centre, mix, drawn)
+
     def apply(
         self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
     ) -> Mixed:
-        return self.choose().apply(images, labels, draw)
+        if not isinstance(draw, ChosenDraw):
+            raise UserError("MixSwitch applies what its own draw has drawn, and was given the draw of another method.")
+        return draw.mix.apply(images, labels, draw.drawn)
 
     def close(self) -> None:
         for mix in self.mixes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from contextlib import suppress
 from typing import Any, Literal
@@ -11,15 +12,17 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from batchformer.attach.insertion import InstanceForward
 from batchformer.errors import UserError
 from batchformer.mix.base import Draw, Mix, Partner, need_module
-from batchformer.mix.class_attention_find import find_attention
+from batchformer.mix.class_attention_find import find_attention, unread_attention
 from batchformer.mix.class_attention_readers import ClassQuery, TokenReader
 from batchformer.mix.class_attention_record import Recorder, roll_out
 from batchformer.mix.cutmix import cut
 from batchformer.mix.mixed import Mixed
 from batchformer.mix.token_grid import patch_size, token_grid
 from batchformer.mix.workers import refuse_in_worker
+from batchformer.nn import BatchFormer
 from batchformer.nn.inputs import as_number
 
 
@@ -94,6 +97,7 @@ class TransMix(Mix):
         self.recorders = _recorders(model, block, query)
         self._layers = [recorder.layer for recorder in self.recorders]  # which the recorders hold weakly
         self.patch = patch_size(model)
+        self._model: weakref.ref[nn.Module] | None = weakref.ref(model)
         self._latest: weakref.ref[TransMixed] | None = None
         for recorder in self.recorders:
             recorder.put()
@@ -141,6 +145,17 @@ class TransMix(Mix):
         least = min(len(row) for row in rows)  # type: ignore[arg-type]  # a second stream begins in the middle
         return roll_out([row[:least] for row in rows], self.recorders[-1].reader)  # type: ignore[index]
 
+    def has_two_streams(self) -> bool:
+        """Whether the model may double its rows; of a copied mix, which does not know its model, that is believed."""
+        model = None if self._model is None else self._model()
+        return model is None or any(
+            isinstance(module, BatchFormer)
+            or (
+                isinstance(inner := module.__dict__.get("forward"), InstanceForward) and not isinstance(inner, Recorder)
+            )
+            for module in model.modules()
+        )
+
     def close(self) -> None:
         _remove(self.recorders)
 
@@ -149,7 +164,7 @@ class TransMix(Mix):
         weakref.finalize(self, _remove, self.recorders).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None}
+        return {**self.__dict__, "_latest": None, "_model": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -201,7 +216,7 @@ class TransMixed(Mixed):
 
     def _as_map(self, rows: Float[Tensor, "rows ..."]) -> Float[Tensor, "batch grid_height grid_width"]:
         batch = len(self.images)
-        if len(rows) not in (batch, 2 * batch):
+        if len(rows) != batch and not (len(rows) == 2 * batch and self._mix.has_two_streams()):
             raise UserError(
                 f"{batch} images were mixed and the model's attention saw {len(rows)} rows: run it on mixed.images, or "
                 f"where its layer attends inside pieces of these, choose another block= or use CutMix."
@@ -233,9 +248,21 @@ def _remove(recorders: list[Recorder]) -> None:
             recorder.remove()
 
 
+def _comes_after(model: nn.Module, path: str, other: str) -> bool:
+    order = [name for name, _ in model.named_modules()]
+    return order.index(path) > order.index(other)
+
+
 def _recorders(model: nn.Module, block: int | str | None, query: ClassQuery | None) -> list[Recorder]:
     found = find_attention(model, query)
+    unread = unread_attention(model, [path for path, _, _ in found])
     if block == "rollout":
+        # where the class token alone attends, it does so in these layers only (CaiT, XCiT, VOLO)
+        if unread and not all(isinstance(reader, TokenReader) and reader.class_alone for _, _, reader in found):
+            raise UserError(
+                f"rollout multiplies the attention of all blocks, and that of {unread[0]!r} cannot be read: choose a "
+                f"block by its number."
+            )
         odd = next((path for path, _, reader in found if not isinstance(reader, TokenReader)), None)
         if odd is not None:
             raise UserError(
@@ -243,6 +270,12 @@ def _recorders(model: nn.Module, block: int | str | None, query: ClassQuery | No
                 f"choose a block by its number."
             )
         return [Recorder(layer, reader, whole=True) for _, layer, reader in found]
+    if block is None and (later := [path for path in unread if _comes_after(model, path, found[-1][0])]):
+        warnings.warn(
+            f"TransMix reads the attention of {found[-1][0]!r}, since that of {later[-1]!r}, which comes after it, "
+            f"cannot be read: block=-1 says that this is meant, another number asks another layer.",
+            stacklevel=4,
+        )
     index = -1 if block is None else block
     if not isinstance(index, int) or not -len(found) <= index < len(found):
         raise UserError(

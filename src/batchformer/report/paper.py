@@ -195,13 +195,16 @@ STUDIES = {
             "transmix-batchformer": "cutmix-batchformer",
         },
         "Held to CutMix: what these methods choose otherwise than it is the box, the mask or the label. With "
-        "BatchFormerV2 TransMix is held to CutMix with BatchFormerV2.",
+        "BatchFormerV2 TransMix is held to CutMix with BatchFormerV2. Runs of one seed begin with the same weights and "
+        "see the same images in the same order; `cutmix` and `cutmix-batchformer` are mixed by timm, which draws other "
+        "boxes and shares than the methods here do. The extractor of Attentive CutMix was trained on ImageNet. One "
+        "seed trained twice ends half a point apart.",
     ),
     "mix-resnet56-cifar100": OwnStudy(
         "resnet56-cifar100",
         "CIFAR-100, ResNet-56, 50 epochs: the methods of TransMix's Table 2 that need no attention",
         dict.fromkeys(_RIVALS, "cutmix"),
-        "Held to CutMix.",
+        "Held to CutMix. The extractor of Attentive CutMix was trained on ImageNet.",
     ),
     "cifar100-lt-50-tuning": OwnStudy(
         "cifar100-lt-100", "CIFAR-100-LT, imbalance 50, ResNet-32, Balanced Softmax: where settings were chosen"

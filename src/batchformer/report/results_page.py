@@ -81,20 +81,21 @@ interval of a Student t distribution. Many: more than 100 training images, Mediu
   CutMix, Puzzle-Mix level with it, SaliencyMix below, and Attentive CutMix below mixup alone. Here (study
   `mix-vit-cifar100-32`: a small ViT, 50 epochs, an 8 x 8 grid of tokens) TransMix as published and CutMix are level:
   TransMix has the lower mean, by less than the deviation over seeds. SaliencyMix is above CutMix by more than three
-  seeds differ; Puzzle-Mix has a higher mean than CutMix, and Attentive CutMix is last, as in the paper. Of the blocks
-  whose attention makes the label the supplement's Table 1 has the last one ahead (80.7, the others 80.3 or 80.4); here
-  it has the lowest mean, and with block 8 or 10 TransMix is above CutMix in every seed, by half a point or more on
-  average. Nobody chose these blocks beforehand and they are the best two of five: a hint, no result. The training loss
-  is higher with labels by attention than by area, most with the last block's: in so short a training they are no
-  easier to learn. BatchFormerV2 beside either label gains what it gains in the study `vit-cifar100-32`, and beside it
-  too TransMix and CutMix are level.
+  seeds differ; Puzzle-Mix has a higher mean than CutMix, and Attentive CutMix is last, as in the paper, although its
+  extractor alone has seen ImageNet. Of the blocks whose attention makes the label the supplement's Table 1 has the last
+  one ahead (80.7, the others 80.3 or 80.4); here it has the lowest mean, and with block 8, block 10 or rollout TransMix
+  is above CutMix in every seed, by half a point on average. Nobody chose these beforehand and they are the best of
+  five, by about what the same seed differs when it is trained twice: a hint, no result. BatchFormerV2 beside either
+  label gains what it gains in the study `vit-cifar100-32`, and beside it too TransMix and CutMix are level. The losses
+  in the table are those of the last epoch alone: which labels are easier to learn cannot be read off them.
 - **Mixing without attention.** On ResNet-50 (ImageNet, 300 epochs, numbers the supplement borrows) the same table has
   CutMix 2.3 above no mixing, SaliencyMix and Puzzle-Mix 0.1 and 0.2 above CutMix. Here (study `mix-resnet56-cifar100`:
   ResNet-56, 50 epochs, every batch mixed) CutMix loses about a point to no mixing. SaliencyMix gains in every seed, by
   more than seeds differ; Attentive CutMix has a higher mean than no mixing, and Puzzle-Mix is level with it.
-- **The same seed twice.** `cutmix` of that study and `baseline` of `vit-cifar100-32` are the same training, at two
-  states of the code. Seed by seed they end about 0.4 apart, by what changed in between or by the order in which a card
-  adds; seeds are matched in what a run starts from and sees, and smaller differences say little.
+- **The same seed twice.** `cutmix` of the study `mix-vit-cifar100-32` and `baseline` of `vit-cifar100-32` are the same
+  training at two states of the code, and so are `cutmix-batchformer` and `published` there. Seed by seed they end half
+  a point apart, once a whole one, by what changed in between or by the order in which a card adds. So an interval over
+  three matched seeds that is narrower than that is so by chance, and differences of half a point say little.
 - **Seeds.** The paper gives one number per row and no deviation; the released code sets no seed.
 """
 

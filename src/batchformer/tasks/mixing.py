@@ -164,7 +164,7 @@ def build_mixing(
     if options.method == "mixup-cutmix":
         return SeededMixup(options, label_smoothing, num_classes)
     mixup, cutmix = options.alphas
-    # "flip" pairs as timm does, and TransMix's released code, so that the methods differ in nothing but themselves
+    # "flip" pairs as timm does, and TransMix's released code. One seed gives all these the same draws, and timm others.
     shared = {"prob": options.prob, "label_smoothing": label_smoothing, "partner": "flip",
               "per_sample": options.mode == "elem"}  # fmt: skip
     methods: list[bfmix.Mix] = []
