@@ -95,3 +95,10 @@ def test_a_pooling_head_that_the_classifier_leaves_out_is_not_asked():
     model.set_attn_implementation("eager")
     whole = model(mixed.images, output_attentions=True).attentions[-1]
     torch.testing.assert_close(mixed.attention().flatten(1), class_row(whole, "mean", 0), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("pooled", "query"), [(True, "mean"), (False, "class")])
+def test_beit_says_whether_the_mean_is_classified(pooled, query):
+    config = transformers.BeitConfig(**OPTIONS, use_mean_pooling=pooled)
+    with bf.mix.TransMix(transformers.BeitForImageClassification(config), 5) as mix:
+        assert mix.recorders[0].reader.query == query
