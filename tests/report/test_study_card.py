@@ -7,6 +7,7 @@ from made_up import classification, comparison, write
 
 from batchformer.report import load_runs, write_report
 from batchformer.report.comparison import format_difference
+from batchformer.report.paper import STUDIES
 from batchformer.report.runs import by_recipe
 from batchformer.report.statistics import paired_difference
 from batchformer.report.studies import find_studies
@@ -40,6 +41,7 @@ def test_the_table_holds_each_variant_to_the_baseline_and_to_what_it_is_compared
     assert f"<td>{format_difference(paired_difference(base, saliency))}</td>" in rows["saliencymix"]
     assert f"<td>{format_difference(paired_difference(cutmix, saliency))} to cutmix</td>" in rows["saliencymix"]
     assert "<td>the baseline</td>" in rows["baseline"]
+    assert f"<p>{STUDIES[BASE].held_to_words}</p>" in text
     ids = {*re.findall(r'<section class="recipe" id="([\w-]+)"', text)}
     assert {*re.findall(r'<th scope="row"><a href="#([\w-]+)"', text)} == ids
 

@@ -26,8 +26,13 @@ def study_card(name: str, study: Study, names: Mapping[str, str]) -> str:
         picture = figure("Every seed", chart.svg("Every seed of every variant", words), CAPTION)
     return (
         f'<section class="recipe study" id="{name}"><h2>Study: {escape(study.base)}</h2><p>{marked(told)}</p>'
-        f'<div class="card scroll">{_table(study, names)}</div>{picture}</section>'
+        f'<div class="card scroll">{_table(study, names)}</div>{_cautions(study)}{picture}</section>'
     )
+
+
+def _cautions(study: Study) -> str:
+    """What the differences to another variant mean, and what besides it differs."""
+    return f"<p>{marked(STUDIES[study.base].held_to_words)}</p>" if held_to(study) else ""
 
 
 def _table(study: Study, names: Mapping[str, str]) -> str:
