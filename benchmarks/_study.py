@@ -22,8 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from batchformer._cli.recipe_file import read_recipe
-from batchformer._cli.shelf import find_recipe
+from batchformer.cli.recipe_file import read_recipe
+from batchformer.cli.shelf import find_recipe
 from batchformer.report.statistics import paired_difference, summarise
 
 

@@ -21,7 +21,7 @@ from _common import milliseconds, write
 from torch import nn
 
 import batchformer as bf
-from batchformer._cli.bench_steps import PapersLayer
+from batchformer.cli.bench_steps import PapersLayer
 from batchformer.kernels.bench import on_this_thread
 from batchformer.models import create_detector
 

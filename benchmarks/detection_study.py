@@ -86,7 +86,7 @@ def evaluate(run: Path) -> None:
     """COCO's numbers of a finished run on the validation images, in percent."""
     import torch
 
-    from batchformer._cli.finished_run import best_device, load_run
+    from batchformer.cli.finished_run import best_device, load_run
 
     found = load_run(str(run))
     task, device = found.task.to(best_device()).eval(), best_device()

@@ -126,10 +126,10 @@ def numbers_of(method: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def evaluate(run: Path) -> dict[str, Any]:
-    from batchformer._cli.finished_run import load_run
-    from batchformer._cli.quiet import quiet_libraries
-    from batchformer.running.recorder import RunRecorder
-    from batchformer.running.train import make_trainer
+    from batchformer.cli.finished_run import load_run
+    from batchformer.cli.quiet import quiet_libraries
+    from batchformer.runs.recorder import RunRecorder
+    from batchformer.runs.train import make_trainer
 
     with quiet_libraries():
         found = load_run(str(run), [("data.init_args.evaluate_on", "val")])

@@ -44,7 +44,7 @@ def options(variant: str) -> dict[str, Any]:
 def measure(variant: str, out: Path, profile: bool) -> None:
     """Says when it is ready, and waits for its turn."""
     from batchformer.tasks import Classification
-    from batchformer.tasks.graph_step import GraphedStep
+    from batchformer.training.graph_step import GraphedStep
 
     model = options(variant)
     task = Classification(**{key: model[key] for key in ("backbone", "backbone_args", "method", "batchformer")})

@@ -61,7 +61,7 @@ def main() -> None:
 
 def trained_run(given: argparse.Namespace) -> tuple[nn.Module, Any, dict[str, Any]]:
     """The network of a run, its transform for test images, and by what that normalises."""
-    from batchformer._cli.finished_run import load_run
+    from batchformer.cli.finished_run import load_run
 
     if unused := [name for name in ("model", "weights", "after", "heads") if getattr(given, name) is not None]:
         raise UserError(f"--run brings its own model: leave out --{unused[0]}.")

@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def trained_runs(given: argparse.Namespace) -> tuple[dict[str, Any], Any, list[str]]:
-    from batchformer._cli.finished_run import load_run
+    from batchformer.cli.finished_run import load_run
 
     root = [("data.init_args.root", given.data_root)] if given.data_root else []
     found = [load_run(str(run), root) for run in given.runs]

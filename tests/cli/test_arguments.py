@@ -2,9 +2,9 @@
 
 import pytest
 
-from batchformer._cli.arguments import Option, read_arguments
-from batchformer._cli.compare import read_seeds
-from batchformer._cli.nearest import nearest
+from batchformer.cli.arguments import Option, read_arguments
+from batchformer.cli.compare import read_seeds
+from batchformer.cli.nearest import nearest
 from batchformer.errors import UserError
 
 OPTIONS = [Option("out"), Option("resume", "nothing"), Option("seeds", "many")]

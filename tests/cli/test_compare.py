@@ -6,8 +6,8 @@ import weakref
 import pytest
 import torch
 
-from batchformer.running import train as running
-from batchformer.tasks.long_tailed import LongTailed
+from batchformer.runs import train as running
+from batchformer.tasks.long_tailed.task import LongTailed
 
 from .conftest import TINY
 

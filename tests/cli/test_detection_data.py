@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchformer._cli.data import LAYOUTS
+from batchformer.cli.data import LAYOUTS
 from batchformer.data.miniature import NAMES, write
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from batchformer._cli.shelf import recipe_text
 from batchformer.cli import main
+from batchformer.cli.shelf import recipe_text
 from batchformer.data import miniature
 
 # Encoder layers stay those of the recipe, so that its places exist.

@@ -8,8 +8,8 @@ import shutil
 import pytest
 from PIL import Image
 
-from batchformer._cli.arguments import Option, read_arguments
-from batchformer._cli.training_options import words_again
+from batchformer.cli.arguments import Option, read_arguments
+from batchformer.cli.training_options import words_again
 from batchformer.tasks import LongTailed
 from tests.cli.conftest import TINY
 
@@ -95,7 +95,7 @@ def test_predict_says_before_it_starts_that_it_cannot_write(say, tiny_run, tmp_p
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
-    monkeypatch.setattr("batchformer._cli.predict.classify", lambda *_: pytest.fail("classified first"))
+    monkeypatch.setattr("batchformer.cli.predict.classify", lambda *_: pytest.fail("classified first"))
     code, _, err = say("predict", tiny_run, "x.png", "--out", out)
     assert code == 2
     assert f"{out} could not be written: {reason}; choose another place." in err
@@ -118,7 +118,7 @@ def test_one_sentence(say, tmp_path, arguments, expected):
 
 
 def test_results_are_checked_for_what_the_commands_need(tiny_run):
-    from batchformer.running.folder import _IN_A_RESULT
+    from batchformer.runs.folder import _IN_A_RESULT
 
     assert set(_IN_A_RESULT) <= set(json.loads((tiny_run / "result.json").read_text()))
 
@@ -149,7 +149,7 @@ def test_a_failure_nobody_thought_of_leaves_no_run_in_the_way(say, tmp_path, mon
     def fail(*_):
         raise ZeroDivisionError("something unheard of")
 
-    monkeypatch.setattr("batchformer.tasks.long_tailed.LongTailed.training_step", fail)
+    monkeypatch.setattr("batchformer.tasks.long_tailed.task.LongTailed.training_step", fail)
     code, _, err = say("fit", "digits-lt", *TINY, "--trainer.enable_progress_bar", "false", "--out", "run")
     assert code == 1
     assert "ZeroDivisionError: something unheard of" in err

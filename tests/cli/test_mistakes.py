@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from batchformer._cli.quiet import quiet_libraries
+from batchformer.cli.quiet import quiet_libraries
 
 OUT = ["--out", "run"]
 DATA = "data: {class_path: batchformer.data.DigitsLT}\n"
@@ -238,7 +238,7 @@ def test_without_the_train_extra_the_way_to_install_it_is_said(say, monkeypatch)
 
     for name in [name for name in sys.modules if name.split(".")[0] in ("lightning", "jsonargparse")]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("batchformer._cli.recipe_cli", "batchformer.running.progress"):
+    for name in ("batchformer.cli.recipe_cli", "batchformer.runs.progress"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "lightning", None)
     assert 'pip install "batchformer[train]"' in _complaint(say("fit", "digits-lt", *OUT))

@@ -7,8 +7,8 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from batchformer._cli.shelf import recipe_names
 from batchformer.cli import main
+from batchformer.cli.shelf import recipe_names
 from batchformer.data import miniature
 
 from .test_detection_recipes_train import RECIPES as DETECTION

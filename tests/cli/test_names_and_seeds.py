@@ -7,10 +7,10 @@ import pytest
 import torch
 import yaml
 
-from batchformer._cli.arguments import Option, read_arguments
-from batchformer._cli.recipe_cli import RecipeCLI
-from batchformer._cli.shelf import find_recipe, recipe_text
-from batchformer._cli.training_options import name_of_recipe
+from batchformer.cli.arguments import Option, read_arguments
+from batchformer.cli.recipe_cli import RecipeCLI
+from batchformer.cli.shelf import find_recipe, recipe_text
+from batchformer.cli.training_options import name_of_recipe
 
 from .conftest import TINY
 

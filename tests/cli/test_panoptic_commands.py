@@ -15,10 +15,10 @@ import transformers
 from PIL import ExifTags, Image
 from safetensors.torch import load_file
 
-from batchformer._cli.predict_objects import output_names
-from batchformer._cli.recipe_file import read_recipe
-from batchformer._cli.shelf import find_recipe, recipe_text
 from batchformer.cli import main
+from batchformer.cli.predict_objects import output_names
+from batchformer.cli.recipe_file import read_recipe
+from batchformer.cli.shelf import find_recipe, recipe_text
 from batchformer.data import miniature
 from batchformer.data.panoptic_png import read_segment_ids
 from batchformer.errors import UserError

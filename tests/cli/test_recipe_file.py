@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
-from batchformer._cli.recipe_cli import RecipeCLI
-from batchformer._cli.recipe_file import merge, read_recipe
-from batchformer._cli.shelf import find_recipe, recipe_names, recipe_text
+from batchformer.cli.recipe_cli import RecipeCLI
+from batchformer.cli.recipe_file import merge, read_recipe
+from batchformer.cli.shelf import find_recipe, recipe_names, recipe_text
 from batchformer.errors import UserError
 from batchformer.tasks import Classification, LongTailed
 

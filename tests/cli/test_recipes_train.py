@@ -8,8 +8,8 @@ import json
 import pytest
 from safetensors import safe_open
 
-from batchformer._cli.shelf import recipe_names, recipe_text
 from batchformer.cli import main
+from batchformer.cli.shelf import recipe_names, recipe_text
 from batchformer.data import miniature
 
 # Layout of the data and what makes it small enough for two CPU cores; the kind of model and the loss stay the recipe's.

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from batchformer._cli.arguments import Option, read_arguments
-from batchformer._cli.recipe_cli import RecipeCLI
-from batchformer._cli.shelf import find_recipe
-from batchformer._cli.training_options import COMMON, method_override, recipe_overrides
+from batchformer.cli.arguments import Option, read_arguments
+from batchformer.cli.recipe_cli import RecipeCLI
+from batchformer.cli.shelf import find_recipe
+from batchformer.cli.training_options import COMMON, method_override, recipe_overrides
 from batchformer.report.paper import STUDIES
 
 EVERY_STUDY = pytest.mark.parametrize(

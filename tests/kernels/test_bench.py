@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from batchformer import cli
-from batchformer._cli import bench_steps
-from batchformer._cli.bench import write_growth, write_rows, write_steps
+from batchformer.cli import bench_steps
+from batchformer.cli.bench import write_growth, write_rows, write_steps
 from batchformer.kernels import bench, growth
 from batchformer.kernels.bench import Rates, Settings, Shape, floor_ms
 

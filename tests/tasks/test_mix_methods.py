@@ -16,8 +16,8 @@ import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.tasks import Classification, DistillationOptions, InsertionOptions, MixOptions
 from batchformer.tasks import mixing as mixing_module
-from batchformer.tasks.compiling import compile_in_place
-from batchformer.tasks.reseed import seed_from
+from batchformer.training.compiling import compile_in_place
+from batchformer.training.reseed import seed_from
 
 from .conftest import COUNTS, TinyData, make_trainer
 from .test_checkpoints import SaveAt
@@ -217,7 +217,7 @@ class TestMistakes:
 
 @pytest.mark.parametrize("name", ["test_resnet", "squeezenet1_1"])  # of timm, and of torchvision
 def test_an_extractor_without_network_asks_for_a_file(name, monkeypatch, tmp_path):
-    from batchformer.tasks.mix_extractor import load_extractor
+    from batchformer.tasks.classification.mix_extractor import load_extractor
 
     def no_network(*_, **__):
         raise urllib.error.URLError("no network")
@@ -232,7 +232,7 @@ def test_an_extractor_without_network_asks_for_a_file(name, monkeypatch, tmp_pat
 
 
 def test_a_torchvision_extractor_by_name_and_file(tmp_path):
-    from batchformer.tasks.mix_extractor import load_extractor
+    from batchformer.tasks.classification.mix_extractor import load_extractor
 
     torch.manual_seed(0)
     model = torchvision.models.mobilenet_v2(weights=None)

@@ -7,8 +7,8 @@ from timm.data import Mixup
 
 from batchformer.errors import UserError
 from batchformer.tasks import MixOptions
-from batchformer.tasks.mixing import SeededMixup
-from batchformer.tasks.reseed import seed_from
+from batchformer.tasks.classification.mixing import SeededMixup
+from batchformer.training.reseed import seed_from
 
 from .conftest import TinyData
 from .tiny_vit import NO_MIX, built, fit, vit_task

@@ -100,7 +100,7 @@ def read_detector(source: Path) -> dict[str, Tensor]:
     """The weights of a detector by name: from a run folder of batchformer, or a folder of `save_pretrained`."""
     checkpoint, files = source / "checkpoints" / "last.ckpt", sorted(source.glob("model*.safetensors"))
     if checkpoint.is_file():
-        from batchformer.running.checkpoint_io import read_checkpoint
+        from batchformer.runs.checkpoint_io import read_checkpoint
 
         state = read_checkpoint(checkpoint)["state_dict"]
         return {key.removeprefix("net."): value for key, value in state.items() if key.startswith("net.")}

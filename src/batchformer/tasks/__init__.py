@@ -1,19 +1,19 @@
 """One LightningModule per task."""
 
-from batchformer.tasks.classification import Classification
-from batchformer.tasks.classification_options import (
+from batchformer.tasks.classification.options import (
     AdamWOptions,
     CosineOptions,
     DistillationOptions,
     InsertionOptions,
     MixOptions,
 )
-from batchformer.tasks.detection import Detection
-from batchformer.tasks.detection_options import DetectorModuleOptions, DetectorOptimizerOptions
-from batchformer.tasks.image_task import ImageTask
-from batchformer.tasks.long_tailed import LongTailed
-from batchformer.tasks.options import BatchFormerOptions, LossOptions, OptimizerOptions, ScheduleOptions
-from batchformer.tasks.panoptic import Panoptic
+from batchformer.tasks.classification.task import Classification
+from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions
+from batchformer.tasks.detection.panoptic import Panoptic
+from batchformer.tasks.detection.task import Detection
+from batchformer.tasks.long_tailed.task import LongTailed
+from batchformer.training.image_task import ImageTask
+from batchformer.training.options import BatchFormerOptions, LossOptions, OptimizerOptions, ScheduleOptions
 
 #: what a recipe may name under `task:`
 TASKS: dict[str, type[ImageTask]] = {

@@ -1,1 +1,0 @@
-"""The commands of ``batchformer``, one file each; every one is imported only when it is asked for."""

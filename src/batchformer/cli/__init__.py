@@ -1,0 +1,122 @@
+"""The ``batchformer`` command: finds the sub-command, runs it, and tells mistakes in one line."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from batchformer.cli.nearest import did_you_mean
+from batchformer.errors import UserError
+
+COMMANDS = {
+    "fit": "train one recipe",
+    "compare": "train a recipe with and without BatchFormer, over several seeds, and print one table",
+    "test": "evaluate a finished run again",
+    "predict": "classify images, or draw what a detector finds in them, with a finished run",
+    "export": "write the plain weights of a run as safetensors, and prove that they load",
+    "report": "write one HTML page about runs or comparisons",
+    "recipes": "list the recipes, or print one",
+    "data": "what data a recipe needs, and what is there",
+    "bench": "time and memory of the layer on this GPU, beside the papers' own",
+}
+_TRAIN_EXTRA = ("lightning", "jsonargparse", "timm", "torchvision", "torchmetrics", "tensorboard", "sklearn",
+                "safetensors", "PIL", "yaml", "docstring_parser")  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0, 1 (something failed), 2 (wrong call) or 130 (interrupted)."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in args
+    args = [word for word in args if word != "--debug"]
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that a terminal cannot show must not cost what was computed
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        return _dispatch(args, debug)
+    except BrokenPipeError:  # | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (Exception, KeyboardInterrupt) as problem:
+        if debug:
+            raise
+        from batchformer.runs.folder import is_main_process
+
+        code, sentence = _explain(problem)
+        if is_main_process() or _is_of_one_process(problem):
+            print(f"batchformer: {sentence}", file=sys.stderr)
+        return code
+
+
+def _dispatch(args: list[str], debug: bool) -> int:
+    if args[:1] == ["help"] and len(args) > 1:
+        args = [args[1], "--help"]
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if args[0] in ("-V", "--version", "version"):
+        from importlib.metadata import version
+
+        print(f"batchformer {version('batchformer')}")
+        return 0
+    name, rest = args[0], args[1:]
+    if name not in COMMANDS:
+        hint = did_you_mean(name, COMMANDS) or f" There are: {', '.join(COMMANDS)}."
+        raise UserError(f"There is no command {name}.{hint}")
+    command = importlib.import_module(f"batchformer.cli.{name}")
+    if "-h" in rest or "--help" in rest:
+        print(command.HELP.strip())
+        return 0
+    if debug:
+        return command.run(rest)
+    from batchformer.cli.quiet import quiet_libraries
+
+    with quiet_libraries():
+        return command.run(rest)
+
+
+def _is_of_one_process(problem: BaseException) -> bool:
+    """An image that only this process has read, or its memory: the first process only learns that this one is gone."""
+    causes: list[BaseException] = [problem]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    return any(type(cause).__name__ in ("BadSample", "OutOfMemoryError") for cause in causes)
+
+
+def _explain(problem: BaseException) -> tuple[int, str]:
+    if isinstance(problem, KeyboardInterrupt):
+        return 130, str(problem) or "stopped."
+    cause: BaseException | None = problem
+    while cause is not None:  # jsonargparse puts its own words around what a constructor of an optional type says
+        if isinstance(cause, UserError):
+            return 2, " ".join(str(cause).split())
+        cause = cause.__cause__
+    if isinstance(problem, ModuleNotFoundError) and (problem.name or "").split(".")[0] in _TRAIN_EXTRA:
+        return 2, f'this command needs {problem.name}; install it with: pip install "batchformer[train]"'
+    from batchformer.runs.atomic import disk_problem
+
+    if (reason := disk_problem(problem)) is not None:
+        where = f" ({problem.filename})" if isinstance(problem, OSError) and problem.filename else ""
+        return 1, f"{reason}{where}; make room or choose another --out, then go on with --resume."
+    first_line = (str(problem).strip().splitlines() or ["no message"])[0]
+    return 1, f"{type(problem).__name__}: {first_line} (add --debug to see where)"
+
+
+def _help() -> str:
+    commands = "\n".join(f"  {name:<9} {text}" for name, text in COMMANDS.items())
+    return f"""batchformer: learn from the relations between the samples of a mini-batch
+
+  batchformer compare digits-lt --seeds 3     see what the method gives; no download, about two minutes
+  batchformer fit cifar100-lt-100             train one row of the paper's table
+  batchformer fit folder-lt --data-root DIR   train on your own images: DIR/train/<class>/, DIR/val/<class>/
+
+Commands (batchformer COMMAND --help says more):
+{commands}
+
+Any field of a recipe can be changed on the command line: --trainer.max_epochs 3 --model.batchformer.heads 8
+--debug shows where an error comes from; --version prints the version."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Short options of a command, split from the keys of a recipe.
+
+Written by hand because argparse guesses: it accepts abbreviations, takes the value of an unknown option for a
+positional argument, and answers mistakes with a page of usage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from batchformer.cli.nearest import did_you_mean
+from batchformer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Option:
+    """``--name``: a flag, one value, or several values up to the next option."""
+
+    name: str
+    takes: Literal["nothing", "one", "many"] = "one"
+
+
+@dataclass
+class Arguments:
+    """What a command was given."""
+
+    positional: list[str] = field(default_factory=list)
+    values: dict[str, list[str]] = field(default_factory=dict)
+    recipe_keys: list[tuple[str, str]] = field(default_factory=list)
+
+    def flag(self, name: str) -> bool:
+        return name in self.values
+
+    def value(self, name: str, default: str | None = None) -> str | None:
+        return self.values[name][-1] if name in self.values else default
+
+    def integer(self, name: str, default: int, at_least: int = 0) -> int:
+        text = self.value(name)
+        if text is None:
+            return default
+        try:
+            number = int(text)
+        except ValueError:
+            raise UserError(f"--{name} {text}: expected a whole number.") from None
+        if number < at_least:
+            raise UserError(f"--{name} {text}: expected {at_least} or more.")
+        return number
+
+
+def read_arguments(args: Sequence[str], options: Sequence[Option], recipe_keys: bool = False) -> Arguments:
+    """Split ``args``; with ``recipe_keys`` dotted names (``--trainer.max_epochs 3``) are collected, not refused."""
+    known = {option.name: option for option in options}
+    found = Arguments()
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            if word.startswith("-") and len(word) > 1 and not _is_number(word):
+                raise UserError(f"Unknown option {word}: options start with two dashes.")
+            found.positional.append(word)
+            continue
+        name, equals, given = word[2:].partition("=")
+        option = known.get(name)
+        if option is None:
+            if recipe_keys and ("." in name or name == "config"):
+                found.recipe_keys.append((name, given if equals else _take_one(name, rest)))
+                continue
+            hint = did_you_mean(name, known, prefix="--")
+            if recipe_keys and not hint:
+                hint = did_you_mean(name.replace("-", "_"), _keys_of(found.positional), prefix="--")
+            raise UserError(f"Unknown option --{name}.{hint}")
+        if option.takes == "nothing":
+            if equals:
+                raise UserError(f"--{name} takes no value.")
+            found.values[name] = []
+        elif option.takes == "one":
+            found.values[name] = [given if equals else _take_one(name, rest)]
+        else:
+            values = [given] if equals else []
+            while rest and not rest[0].startswith("--"):
+                values.append(rest.pop(0))
+            if not values:
+                raise UserError(f"--{name} needs a value.")
+            found.values[name] = values
+    return found
+
+
+def _keys_of(recipe: list[str]) -> set[str]:
+    """The keys of a recipe as the command line takes them; none where it cannot be read, for that is told later."""
+    from batchformer.cli.shelf import find_recipe
+
+    try:
+        file = find_recipe(recipe[0] if recipe else "digits-lt")[1]
+        from batchformer.cli.recipe_cli import RecipeCLI
+
+        return {key.replace("data.init_args.", "data.") for key in RecipeCLI().keys_of(file)}
+    except (UserError, ImportError):
+        return set()
+
+
+def _take_one(name: str, rest: list[str]) -> str:
+    if not rest or rest[0].startswith("--"):
+        raise UserError(f"--{name} needs a value.")
+    return rest.pop(0)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

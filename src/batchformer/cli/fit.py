@@ -1,0 +1,101 @@
+"""``batchformer fit RECIPE``."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from batchformer.cli.arguments import Option, read_arguments
+from batchformer.cli.shelf import find_recipe
+from batchformer.cli.show import metrics_table, program
+from batchformer.cli.training_options import (
+    COMMON,
+    SEED_OF_LIGHTNING,
+    a_word_while_loading,
+    method_override,
+    name_of_recipe,
+    recipe_overrides,
+    refuse_both,
+    seed_overrides,
+    the_recipe,
+    words_again,
+)
+from batchformer.runs.folder import RunFolder, is_main_process
+
+HELP = """
+batchformer fit RECIPE [options] [--key value ...]
+
+Train one recipe: a shipped name (batchformer recipes) or a YAML file of your own.
+
+  --method baseline|batchformer   with or without BatchFormer (recipes say batchformer)
+  --seed N                        weights, order of the data, augmentation and dropout (0)
+  --name NAME                     what result.json calls this variant of the recipe (the recipe's name)
+  --out DIR                       run folder (runs/RECIPE/METHOD-seedN)
+  --data-root DIR                 where the data is (data)
+  --resume                        go on from the last checkpoint, to the same weights as without the stop
+  --overwrite                     start anew in a run folder that exists
+  --no-analysis                   leave out the gradient influence at the end
+
+Any field of the recipe: --trainer.max_epochs 3 --trainer.precision bf16-mixed --trainer.devices 2
+  --model.batchformer.heads 8 --model.loss.name cross_entropy --data.imbalance 50 --run.checkpoint_every_steps 100
+  --model.batchformer.blocks [8] --model.batchformer.variant stable --model.ema 0.9999   (vit-*, deit-*)
+"""
+
+
+def run(args: list[str]) -> int:
+    given = read_arguments(
+        args, [*COMMON, Option("seed"), Option(SEED_OF_LIGHTNING), Option("method")], recipe_keys=True
+    )
+    refuse_both(given)
+    name, file = find_recipe(the_recipe(given, "fit"))
+    name = name_of_recipe(given, name, file)
+    overrides = [*recipe_overrides(given), ("run.recipe", name)]
+    for option in (SEED_OF_LIGHTNING, "seed"):
+        if given.flag(option):
+            overrides += seed_overrides(given.integer(option, 0))
+    if (method := given.value("method")) is not None:
+        overrides += method_override(method)
+
+    with a_word_while_loading():
+        from batchformer.cli.recipe_cli import RecipeCLI
+        from batchformer.runs.progress import ProgressLine
+        from batchformer.runs.train import open_folder, prepare, refuse_other_settings, train
+
+    cli = RecipeCLI()
+    config = cli.load(file, overrides)
+    method, seed = config["model"]["method"], config["model"]["seed"]
+    folder = RunFolder(Path(given.value("out") or f"runs/{name}/{method}-seed{seed}"))
+    resume = given.flag("resume")
+    if resume and folder.finished:
+        if folder.config.is_file():
+            refuse_other_settings(folder, config)
+        folder.read_result()  # a damaged one is told before anything else
+        print(f"{folder.path} is finished already; nothing to do.")
+        _show(folder)
+        return 0
+    line = ProgressLine()
+    line.begin_run(0, f"{method} seed {seed}")
+    prepared = prepare(folder, cli.build(), line, resume)
+    checkpoint = open_folder(folder, config, resume, given.flag("overwrite"))
+    if checkpoint is not None and is_main_process():
+        line.say(f"Going on from {checkpoint}.")
+    try:
+        again = f"batchformer fit {words_again(given, 'name', 'method', 'seed', SEED_OF_LIGHTNING, 'no-analysis')}"
+        train(prepared, config, checkpoint, not given.flag("no-analysis"), again)
+    except KeyboardInterrupt:
+        words = [word for word in args if word not in ("--resume", "--overwrite")]
+        raise KeyboardInterrupt(f"stopped; go on with: {program()} fit {shlex.join(words)} --resume") from None
+    if is_main_process():
+        _show(folder)
+    return 0
+
+
+def _show(folder: RunFolder) -> None:
+    result = folder.read_result()
+    assert result is not None
+    print(metrics_table(result))
+    print(f"\nRun folder: {folder.path} (result.json, metrics.csv, checkpoints/, tensorboard/)")
+    first = "report" if result["metrics"] else "test"  # without numbers there is nothing to report
+    run = shlex.quote(str(folder.path))
+    commands = (f"{first} {run}", f"export {run}", f"predict {run} IMAGES")
+    print("Next: " + "   |   ".join(f"{program()} {command}" for command in commands))

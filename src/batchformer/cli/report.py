@@ -1,0 +1,31 @@
+"""``batchformer report RUNS...``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from batchformer.cli.arguments import Option, read_arguments
+from batchformer.errors import UserError
+
+HELP = """
+batchformer report RUNS... [--out report.html] [--title TEXT]
+
+Write one self-contained HTML page about run folders, comparison folders or result files: the table with and without
+BatchFormer, learning curves, accuracy per class, gradient influence. It opens offline.
+"""
+
+
+def run(args: list[str]) -> int:
+    given = read_arguments(args, [Option("out"), Option("title")])
+    if not given.positional:
+        raise UserError("report needs run folders, comparison folders or result files: batchformer report runs/*")
+
+    from batchformer.report import write_report
+
+    paths = [Path(path) for path in given.positional]
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"There is no run folder or result file {path}.")
+    page = write_report(paths, Path(given.value("out") or "report.html"), title=given.value("title"))
+    print(f"{page}: open it in a browser (it needs no network).")
+    return 0

@@ -1,0 +1,73 @@
+"""``batchformer test RUN``."""
+
+from __future__ import annotations
+
+import math
+
+from batchformer.cli.arguments import Option, read_arguments
+from batchformer.errors import UserError
+
+HELP = """
+batchformer test RUN [--data-root DIR]
+
+Evaluate the last checkpoint of a run folder on the test set again, and say whether result.json has the same numbers.
+"""
+
+
+def run(args: list[str]) -> int:
+    given = read_arguments(args, [Option("data-root")])
+    if len(given.positional) != 1:
+        raise UserError("test needs one run folder: batchformer test runs/digits-lt/batchformer-seed0")
+
+    from batchformer.cli.finished_run import load_run
+    from batchformer.cli.show import metrics_table
+    from batchformer.runs.folder import is_main_process
+    from batchformer.runs.progress import ProgressLine
+    from batchformer.runs.recorder import RunRecorder
+    from batchformer.runs.train import make_trainer
+
+    root = given.value("data-root")
+    found = load_run(given.positional[0], [("data.init_args.root", root)] if root else [])
+    recorder = RunRecorder()
+    keywords = {**found.trainer_keywords, "logger": False}
+    if keywords.get("limit_val_batches") == 0:  # of a run that was trained without evaluation; here it is wanted
+        keywords["limit_val_batches"] = None
+    trainer = make_trainer(found.folder, keywords, [recorder], ProgressLine())
+    trainer.validate(found.task, datamodule=found.data, verbose=False)
+    if not is_main_process():
+        return 0  # the first process has the numbers of all, and says them once
+    model = found.config["model"]
+    fresh = {
+        "recipe": found.config["run"]["recipe"],
+        "method": model["method"],
+        "seed": model["seed"],
+        "metrics": recorder.metrics,
+        "class_counts": found.task.class_counts,
+    }
+    print(metrics_table(fresh))
+    stored = found.folder.read_result()
+    if stored is None:
+        print(f"\nThe run is not finished (epoch {found.epochs_done} of {found.config['trainer']['max_epochs']}): "
+              "there is no result.json to compare with.")  # fmt: skip
+        return 0
+    if not stored["metrics"]:
+        print("\nresult.json has no numbers to compare with: the run was not evaluated.")
+        return 0
+    differences = {
+        split: (value, stored["metrics"].get(split))
+        for split, value in recorder.metrics.items()
+        if not _same(value, stored["metrics"].get(split))
+    }
+    if not differences:
+        print("\nresult.json has exactly these numbers.")
+        return 0
+    split, (now, before) = next(iter(differences.items()))
+    print(
+        f"\nresult.json differs: {split} was {before}, now {now:.4f}. "
+        "Another device, precision or library version may round differently; other data would differ more."
+    )
+    return 1
+
+
+def _same(now: float, before: float | None) -> bool:
+    return before is None if math.isnan(now) else now == before

@@ -1,0 +1,139 @@
+"""The run folder: ``config.yaml``, ``metrics.csv``, ``tensorboard/``, ``checkpoints/last.ckpt``, ``result.json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchformer.errors import UserError
+from batchformer.runs.atomic import remove_stale_temporaries, write_json, write_text
+
+_IN_A_RESULT = ("recipe", "method", "seed", "steps", "metrics")  # what the commands cannot do without
+
+
+def is_main_process() -> bool:
+    """Under DDP the same command runs once per device; only the first one may make and check folders.
+
+    torchrun numbers the processes of all machines by RANK. Lightning's own launcher sets NODE_RANK and LOCAL_RANK,
+    the latter also where a cluster has set RANK to the number of the machine.
+    """
+    names = ("RANK", "LOCAL_RANK") if "RANK" in os.environ else ("NODE_RANK", "LOCAL_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in names)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoints" / "last.ckpt"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def started(self) -> bool:
+        return self.path.is_dir() and any(self.path.iterdir())
+
+    @property
+    def is_run(self) -> bool:
+        return self.config.is_file() or self.checkpoint.is_file() or self.result.is_file()
+
+    @property
+    def finished(self) -> bool:
+        return self.result.is_file()
+
+    def open_new(self, overwrite: bool) -> None:
+        """Make the folder; one that holds something already is refused unless it may be overwritten."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file, not a folder; choose another --out.")
+        if self.started:
+            if not overwrite:
+                raise UserError(
+                    f"{self.path} exists already: add --resume to go on, --overwrite to start anew, or --out DIR."
+                )
+            self.clear()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise UserError(f"{self.path} cannot be made ({problem.strerror}); choose another --out.") from problem
+
+    def clear(self) -> None:
+        """Remove what a run has written, and nothing else: the folder may be somebody's home by mistake."""
+        if not self.is_run:
+            raise UserError(
+                f"{self.path} does not look like a run folder, so it is not overwritten; choose another --out."
+            )
+        for part in (self.path / "checkpoints", self.path / "tensorboard"):
+            shutil.rmtree(part, ignore_errors=True)
+        for file in (self.result, self.metrics, self.config, *self.path.glob("*.png"), *self.path.glob("*.svg")):
+            file.unlink(missing_ok=True)
+        remove_stale_temporaries(self.path)
+
+    def clear_unfinished(self) -> None:
+        """A run that was stopped before its first checkpoint starts again from nothing."""
+        for file in (self.metrics, self.result):
+            file.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+
+    def take_back(self) -> None:
+        """A run that failed before its first checkpoint: its files go, and the folder if nothing else is in it."""
+        self.clear_unfinished()
+        self.config.unlink(missing_ok=True)
+        self.open_existing()
+        for folder in (self.checkpoint.parent, self.path):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def open_existing(self) -> None:
+        remove_stale_temporaries(self.path)
+        remove_stale_temporaries(self.checkpoint.parent)
+
+    def require(self) -> None:
+        """A run to test, predict with or export."""
+        if not self.path.is_dir():
+            raise UserError(
+                f"There is no run folder {self.path}; train one with: batchformer fit RECIPE --out {self.path}"
+            )
+        if not self.config.is_file():
+            runs = sorted(file.parent for file in self.path.glob("*/config.yaml"))
+            way_out = f"name one of the runs in it, {runs[0]} for example" if runs else "name the --out of a fit"
+            raise UserError(f"{self.path} is not a run folder: it has no config.yaml; {way_out}.")
+
+    def write_config(self, text: str) -> None:
+        write_text(self.config, text)
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        write_json(self.result, result)
+
+    def read_result(self) -> dict[str, Any] | None:
+        if not self.finished:
+            return None
+        try:
+            result = json.loads(self.result.read_text())
+        except ValueError as problem:
+            raise UserError(
+                f"{self.result} is damaged ({problem}); run the command again with --overwrite."
+            ) from problem
+        missing = [name for name in _IN_A_RESULT if not isinstance(result, dict) or name not in result]
+        if missing:
+            raise UserError(
+                f"{self.result} is damaged (it has no {', '.join(missing)}); run the command again with --overwrite."
+            )
+        return result

@@ -1,0 +1,207 @@
+"""One run from start to result.json, or from its last checkpoint to result.json."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+import yaml
+
+from batchformer.errors import BadSample, NonFiniteLoss, UserError
+from batchformer.runs.analyse import analyse
+from batchformer.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from batchformer.runs.checkpointer import LastCheckpoint
+from batchformer.runs.folder import RunFolder, is_main_process
+from batchformer.runs.logs import loggers
+from batchformer.runs.network_mistakes import in_one_sentence, refuse_other_image_size
+from batchformer.runs.options import RunOptions
+from batchformer.runs.progress import ProgressLine, RunProgress
+from batchformer.runs.recorder import RunRecorder
+from batchformer.runs.result import build_result
+from batchformer.runs.trainer_mistakes import refuse_to_train_nothing, trainer_or_sentence
+
+# What may differ between a run and its continuation: it does not touch the numbers.
+_FREE_TO_CHANGE = ("run.checkpoint", "data.init_args.root", "data.init_args.workers", "data.init_args.cache",
+                   "trainer.enable_progress_bar", "seed_everything")  # fmt: skip
+# Fields of recipes that runs of earlier versions do not have in their config.yaml, and what these did.
+_CAME_LATER = {
+    "model.batchformer.scope": "local",
+    "model.batchformer.backend": "auto",
+    "model.batchformer.memory": "fast",
+    "data.init_args.repeat": 1,
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can start: nothing of it is on the disk yet."""
+
+    folder: RunFolder
+    task: Any
+    data: Any
+    trainer: L.Trainer
+    recorder: RunRecorder
+
+
+def prepare(
+    folder: RunFolder, parts: tuple[Any, Any, dict[str, Any], RunOptions], line: ProgressLine, resume: bool
+) -> Prepared:
+    """Read the data, make the network and the Trainer: what is wrong with them is said before anything is written."""
+    task, data, trainer_keywords, options = parts
+    with line.meanwhile("reading the data") if is_main_process() else nullcontext():
+        data.setup()
+    goes_on = resume and folder.checkpoint.is_file()
+    task.before_build(data, goes_on)
+    task.build(data.num_classes, list(data.class_counts))
+    refuse_other_image_size(task.net, task.backbone, data.image_size)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if options.matmul_precision is not None:
+        torch.set_float32_matmul_precision(options.matmul_precision)
+    step = read_checkpoint(folder.checkpoint)["global_step"] if goes_on else 0
+    recorder = RunRecorder()
+    trainer = make_trainer(folder, trainer_keywords, [recorder, LastCheckpoint(folder.checkpoint, options)], line, step)
+    refuse_to_train_nothing(trainer)
+    task.trainer = trainer
+    task.setup("fit")  # Lightning calls it again; here it refuses schedules without an end before there is a folder
+    return Prepared(folder, task, data, trainer, recorder)
+
+
+def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwrite: bool) -> Path | None:
+    """Prepare the run folder; returns the checkpoint to go on from, or None to start at the beginning."""
+    if not is_main_process():
+        return folder.checkpoint if resume and folder.checkpoint.is_file() else None
+    if resume and folder.started:
+        folder.open_existing()
+        if folder.started and not folder.is_run:
+            raise UserError(
+                f"{folder.path} holds files that are not of a run, which may get lost: choose another --out."
+            )
+    if not (resume and folder.started):
+        folder.open_new(overwrite)
+        folder.write_config(config_text(config))
+        return None
+    if folder.config.is_file():
+        refuse_other_settings(folder, config)
+    if not folder.checkpoint.is_file():
+        folder.clear_unfinished()
+        folder.write_config(config_text(config))
+        return None
+    return folder.checkpoint
+
+
+def train(
+    run: Prepared, config: dict[str, Any], checkpoint: Path | None, analysis: bool = True, command: str | None = None
+) -> dict[str, Any]:
+    """Train (or go on), evaluate the last weights, write result.json; returns what it holds.
+
+    `command` is what trains it again, for those who read the result.
+    """
+    folder, task, data, trainer, recorder = run.folder, run.task, run.data, run.trainer, run.recorder
+    # With max_steps Lightning would go through the end of the checkpoint's epoch a second time, and count it twice.
+    trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            # A process has one device, and the way to autograd's own thread for it and back costs more than it gives.
+            trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
+    except SystemExit:  # what Lightning makes of Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise KeyboardInterrupt from None
+    except NonFiniteLoss as problem:
+        raise NonFiniteLoss(f"{str(problem).rstrip('.')}; {_what_is_left(folder)}.") from problem
+    except UserError as problem:
+        what_is_left = _leave_what_can_go_on(folder)
+        if isinstance(problem, BadSample):
+            raise BadSample(f"{str(problem).rstrip('.')}; {what_is_left}.") from problem
+        raise
+    except Exception as problem:
+        if trainer.current_epoch == 0:  # later there is something to look at
+            _leave_what_can_go_on(folder)
+        if (mistake := in_one_sentence(problem)) is not None:
+            raise mistake from problem
+        raise
+    if recorder.validated_step != trainer.global_step:
+        trainer.validate(task, datamodule=data, verbose=False)
+        trainer.save_checkpoint(folder.checkpoint)  # with these numbers in it
+    recipe = config["run"]["recipe"]
+    result = build_result(recipe=recipe, data=data, trainer=trainer, recorder=recorder, config=config)
+    if command is not None:
+        result["command"] = command
+    if analysis and trainer.is_global_zero:
+        result.update(analyse(task, data, trainer))
+    if trainer.is_global_zero:
+        folder.write_result(result)
+    trainer.strategy.barrier("result.json")
+    return result
+
+
+def make_trainer(
+    folder: RunFolder, keywords: dict[str, Any], callbacks: list[Any], line: ProgressLine | None, resume_step: int = 0
+) -> L.Trainer:
+    """Lightning's Trainer with what every run of ours has besides the settings of its recipe."""
+    keywords = dict(keywords)
+    own_callbacks = list(callbacks)
+    if line is not None and keywords.get("enable_progress_bar") is not False:
+        own_callbacks.append(RunProgress(line))
+    else:
+        keywords["enable_progress_bar"] = False
+    given = keywords.get("callbacks") or []
+    keywords["callbacks"] = [*(given if isinstance(given, list) else [given]), *own_callbacks]
+    if keywords.get("logger") is None:
+        keywords["logger"] = loggers(folder.path, resume_step)
+    plugins = keywords.get("plugins") or []
+    keywords["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+    keywords["default_root_dir"] = str(folder.path)
+    return trainer_or_sentence(keywords)
+
+
+def _what_is_left(folder: RunFolder) -> str:
+    if folder.checkpoint.is_file():
+        return f"the checkpoint from before it is kept ({folder.checkpoint})"
+    return "there is no checkpoint from before it"
+
+
+def _leave_what_can_go_on(folder: RunFolder) -> str:
+    """A run kept from its first checkpoint on, and taken back before: what cannot go on must not be in the way."""
+    if folder.checkpoint.is_file():
+        return f"{folder.path} is kept: go on with --resume once all images are back, or start anew with --overwrite"
+    if is_main_process():
+        folder.take_back()
+    return (
+        f"there was no checkpoint yet, so nothing is left in {folder.path}: then give the same command again "
+        "(compare: with --resume)"
+    )
+
+
+def config_text(config: dict[str, Any]) -> str:
+    header = "# The resolved recipe of this run. Train it again with: batchformer fit THIS_FILE --out DIR\n"
+    return header + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
+def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
+    """The same weights as a run never stopped: only with the same settings.
+
+    A finished run is only looked at, so settings that it did not know, being of an older version, count for nothing.
+    """
+    before, now = _flat(yaml.safe_load(folder.config.read_text())), _flat(config)
+    for key in sorted(before.keys() & now.keys() if folder.finished else before.keys() | now.keys()):
+        began = before.get(key, _CAME_LATER.get(key))
+        if began != now.get(key) and not key.startswith(_FREE_TO_CHANGE):
+            raise UserError(
+                f"{folder.path} was started with {key} {began}, now it is {now.get(key)}: resume with "
+                "the same settings, or start another run with --out."
+            )
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict) or not values:
+        return {prefix: values}
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(_flat(value, f"{prefix}.{key}" if prefix else str(key)))
+    return flat

@@ -1,0 +1,204 @@
+"""The mixing of a training batch, with random numbers that are a function of (seed, process, step)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from batchformer import mix as bfmix
+from batchformer.errors import UserError
+from batchformer.mix.transmix import TransMixed
+from batchformer.tasks.classification.mix_extractor import load_extractor, wanted_normalisation
+from batchformer.tasks.classification.options import MixOptions
+from batchformer.training.compiling import compile_in_place
+from batchformer.training.reseed import seed_from
+
+
+class LateTargets(NamedTuple):
+    """What TransMix makes the targets of once the model has run, as tensors a captured graph can be given."""
+
+    labels: Float[Tensor, "batch classes"]
+    partner: Int[Tensor, " batch"]
+    share: Float[Tensor, " batch"]
+    mask: Float[Tensor, "#batch 1 height width"]
+
+
+class Mixing(ABC):
+    """Images and label ids in; mixed images and soft labels (B, K), smoothing included, or `LateTargets` out."""
+
+    @abstractmethod
+    def __call__(
+        self, images: Float[Tensor, "batch channels height width"], labels: Int[Tensor, " batch"], *numbers: int
+    ) -> tuple[Float[Tensor, "batch channels height width"], Float[Tensor, "batch classes"] | LateTargets]:
+        """The batch of the step that the numbers name."""
+
+    def expect(self, images: Float[Tensor, "batch channels height width"], late: LateTargets) -> TransMixed:
+        """Called right before the forward pass of late targets; what comes back has them after it."""
+        raise TypeError(f"{type(self).__name__} makes no late targets")
+
+    def compile(self) -> None:  # noqa: B027 (nothing to do is the rule)
+        """Compile what the mixing runs beside the model in training."""
+
+    def close(self) -> None:  # noqa: B027 (nothing to do is the rule)
+        """Take out of the model what was put into it."""
+
+
+class SeededMixup(Mixing):
+    """timm's mixup and CutMix.
+
+    timm draws from numpy's global generator: here it is seeded for the call and put back as it was after it, so that
+    what a batch is mixed with depends on nothing but the numbers given. And it mixes in place, while the batch may be a
+    view of the data: a mixing of whole batches is done anew here, which moves half the bytes of a copy mixed in place.
+    """
+
+    def __init__(self, options: MixOptions, label_smoothing: float, num_classes: int) -> None:
+        from timm.data import Mixup
+
+        self.mix = Mixup(
+            mixup_alpha=options.mixup,
+            cutmix_alpha=options.cutmix,
+            prob=options.prob,
+            switch_prob=options.switch_prob,
+            mode=options.mode,
+            label_smoothing=label_smoothing,
+            num_classes=num_classes,
+        )
+
+    def __call__(
+        self, images: Float[Tensor, "batch channels height width"], labels: Int[Tensor, " batch"], *numbers: int
+    ) -> tuple[Float[Tensor, "batch channels height width"], Float[Tensor, "batch classes"]]:
+        if len(images) % 2:
+            raise UserError(
+                f"mixup and CutMix mix images in pairs, and this batch has {len(images)}: set an even data.batch_size "
+                f"and data.drop_last true, or model.mix.mixup 0 and model.mix.cutmix 0."
+            )
+        from timm.data.mixup import mixup_target
+
+        before = np.random.get_state()
+        np.random.seed(seed_from(*numbers) % 2**32)
+        try:
+            if self.mix.mode != "batch":
+                return self.mix(images.clone(), labels)
+            mixed, kept = self._mix_batch(images)
+            return mixed, mixup_target(labels, self.mix.num_classes, kept, self.mix.label_smoothing)
+        finally:
+            np.random.set_state(before)
+
+    def _mix_batch(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> tuple[Float[Tensor, "batch channels height width"], float]:
+        """Each image mixed with the one as far from the other end of the batch, and its part in the result."""
+        from timm.data.mixup import cutmix_bbox_and_lam
+
+        kept, cut = self.mix._params_per_batch()
+        if kept == 1.0:
+            return images, kept
+        if not cut:
+            return torch.lerp(images.flip(0), images, kept), kept
+        (top, bottom, left, right), kept = cutmix_bbox_and_lam(images.shape, kept, correct_lam=self.mix.correct_lam)
+        mixed = images.clone()
+        mixed[:, :, top:bottom, left:right] = images[:, :, top:bottom, left:right].flip(0)
+        return mixed, kept
+
+
+class SeededMix(Mixing):
+    """A method of `batchformer.mix`, and mixup beside it.
+
+    Whatever a method computes for the mixing itself (the gradient of Puzzle-Mix, the extractor of Attentive CutMix) is
+    computed here, before the step, and so outside a captured graph. TransMix's targets belong into the step. With mixup
+    beside it a captured graph must hold for both, so a mixup batch comes as one whose mask is its share at every pixel:
+    attention sums to one, and its part of such a mask is that share again.
+    """
+
+    def __init__(self, methods: Sequence[bfmix.Mix], weights: Sequence[float]) -> None:
+        self.generator = torch.Generator()
+        self.mix = bfmix.MixSwitch(methods, weights, generator=self.generator)
+        self.transmix = next((method for method in methods if isinstance(method, bfmix.TransMix)), None)
+
+    def __call__(
+        self, images: Float[Tensor, "batch channels height width"], labels: Int[Tensor, " batch"], *numbers: int
+    ) -> tuple[Float[Tensor, "batch channels height width"], Float[Tensor, "batch classes"] | LateTargets]:
+        self.generator.manual_seed(seed_from(*numbers))
+        mixed = self.mix(images, labels)
+        # Casts of the weights that a look through the model left: a graph captured next would go on reading them.
+        torch.clear_autocast_cache()
+        if self.transmix is None:
+            return mixed.images, mixed.targets()
+        mask = mixed.mask
+        if mask is None:
+            share = mixed.share if self.transmix.per_sample else mixed.share[:1]
+            mask = share[:, None, None, None].expand(-1, 1, *images.shape[-2:])
+        return mixed.images, LateTargets(mixed.labels, mixed.partner, mixed.share, mask)
+
+    def expect(self, images: Float[Tensor, "batch channels height width"], late: LateTargets) -> TransMixed:
+        assert self.transmix is not None
+        mixed = TransMixed(self.transmix, images, *late)
+        self.transmix.expect(mixed)
+        return mixed
+
+    def compile(self) -> None:
+        for method in self.mix.mixes:
+            if isinstance(method, bfmix.AttentiveCutMix):
+                method.extractor.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                compile_in_place(method.extractor)
+
+    def close(self) -> None:
+        self.mix.close()
+
+
+def build_mixing(
+    options: MixOptions,
+    net: nn.Module,
+    num_classes: int,
+    label_smoothing: float = 0.0,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Mixing:
+    """The mixing a recipe asks for; `net` is the model in training, mean and std what its images are normalised by."""
+    if options.method == "mixup-cutmix":
+        return SeededMixup(options, label_smoothing, num_classes)
+    mixup, cutmix = options.alphas
+    # "flip" pairs as timm does, and TransMix's released code. One seed gives all these the same draws, and timm others.
+    shared = {"prob": options.prob, "label_smoothing": label_smoothing, "partner": "flip",
+              "per_sample": options.mode == "elem"}  # fmt: skip
+    methods: list[bfmix.Mix] = []
+    weights = []
+    if mixup > 0:
+        methods.append(bfmix.Mixup(num_classes, alpha=mixup, **shared))  # type: ignore[arg-type]
+        weights.append(1 - options.switch_prob if cutmix > 0 else 1.0)
+    if cutmix > 0:
+        methods.append(_in_cutmix_place(options, net, num_classes, mean, std, {"alpha": cutmix, **shared}))
+        weights.append(options.switch_prob if mixup > 0 else 1.0)
+    return SeededMix(methods, weights)
+
+
+def _in_cutmix_place(
+    options: MixOptions,
+    net: nn.Module,
+    num_classes: int,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    shared: dict,
+) -> bfmix.Mix:
+    if options.method == "transmix":
+        return bfmix.TransMix(
+            net, num_classes, attention_weight=options.attention_weight, block=options.block, **shared
+        )
+    if options.method == "attentive-cutmix":
+        extractor = load_extractor(options.extractor, options.extractor_checkpoint)
+        prepare = None
+        if mean is not None and std is not None:
+            prepare = bfmix.Renormalize(mean, std, *wanted_normalisation(options.extractor))
+        return bfmix.AttentiveCutMix(extractor, num_classes, size=options.extractor_size, prepare=prepare, **shared)
+    if options.method == "saliencymix":
+        return bfmix.SaliencyMix(num_classes, mean=mean, std=std, **shared)
+    if options.method == "puzzlemix":
+        moving = {"transport": options.transport, "transport_size": options.transport_size}
+        return bfmix.PuzzleMix(net, num_classes, mean=mean, std=std, **moving, **shared)  # type: ignore[arg-type]
+    return bfmix.CutMix(num_classes, **shared)

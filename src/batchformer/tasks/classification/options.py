@@ -1,0 +1,213 @@
+"""The options of image classification: DeiT's recipe field by field, and where BatchFormer goes in it."""
+
+import math
+import warnings
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from batchformer.errors import UserError
+from batchformer.nn.encoder import Norm
+from batchformer.training.options import ModuleOptions, refuse_bad_betas, refuse_negative_rates
+
+
+@dataclass
+class InsertionOptions(ModuleOptions):
+    """How and where the module is attached.
+
+    Without blocks, after and before it is BatchFormer in front of the classifier; with blocks or after it is
+    BatchFormerV2 behind the named places. What is null is left to the variant.
+
+    Args:
+        blocks: numbers of the blocks to insert the module after, counted from 0, or "all". The papers count from 1.
+        after: the same by dotted names.
+        before: dotted name of the submodule to insert the module before.
+        share: one module at all places instead of one each.
+        heads: attention heads; null takes the number the backbone has at the places (as the paper says; the released
+            code has 4), and 4 where it has none.
+        variant: "published", or "stable": trains after any number of blocks.
+        dropout: on attention, MLP and residual branches.
+        norm: "post" as published, "pre", or "relative" (what "stable" takes).
+        layer_scale: start of a learnt factor on both branches.
+        batch_norm: BatchNorm behind the place sees each stream by itself ("separate") or both ("joint", as published).
+    """
+
+    blocks: list[int] | Literal["all"] | None = None
+    after: list[str] | None = None
+    before: str | None = None
+    share: bool = False
+    heads: int | None = None
+    variant: Literal["published", "stable"] = "published"
+    dropout: float | None = None
+    norm: Norm | None = None
+    layer_scale: float | None = None
+    batch_norm: Literal["separate", "joint"] = "separate"
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is BatchFormerV2 inside the network, not BatchFormer in front of its classifier."""
+        return self.blocks is not None or self.after is not None
+
+    def keywords(self) -> dict[str, Any]:
+        """What `attach` is called with."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+MixMethod = Literal["mixup-cutmix", "mixup", "cutmix", "transmix", "attentive-cutmix", "saliencymix", "puzzlemix"]
+
+
+@dataclass
+class MixOptions:
+    """Mixing images and labels; with mixup and cutmix at 0 both stay as they are.
+
+    Args:
+        method: "mixup-cutmix" (DeiT's, by timm's Mixup); "mixup" or "cutmix" alone; or what takes CutMix's place
+            ("transmix", "attentive-cutmix", "saliencymix", "puzzlemix"; see `batchformer.mix`), with mixup beside it
+            unless that is 0.
+        mixup: alpha of mixup; 0 switches it off.
+        cutmix: alpha of CutMix, or of what takes its place; 0 switches it off.
+        prob: how likely a batch is mixed at all.
+        switch_prob: where both are on, how likely CutMix, or what takes its place, is taken.
+        mode: one draw for the "batch" (DeiT), for each "pair" ("mixup-cutmix" only) or for each "elem".
+        attention_weight: transmix: weight of the attention in the label, against that of the area.
+        block: transmix: whose attention, counted from 0 (the supplement's Table 1 counts from 1), or "rollout"; null:
+            the last block's.
+        extractor: attentive-cutmix: the frozen network, by its name in timm or else in torchvision; images are
+            normalised for it.
+        extractor_checkpoint: a local file with its weights (.pth, .safetensors); null takes the pretrained ones.
+        extractor_size: side of the images it is shown; null: as they are.
+        transport: puzzlemix: move salient blocks to where they are seen.
+        transport_size: puzzlemix: side of the blocks that are moved, in pixels, where smaller than those of the mask.
+    """
+
+    method: MixMethod = "mixup-cutmix"
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    prob: float = 1.0
+    switch_prob: float = 0.5
+    mode: Literal["batch", "pair", "elem"] = "batch"
+    attention_weight: float = 0.5
+    block: int | Literal["rollout"] | None = None
+    extractor: str = "resnet50"
+    extractor_checkpoint: str | None = None
+    extractor_size: int | None = 224
+    transport: bool = True
+    transport_size: int | None = None
+
+    @property
+    def alphas(self) -> tuple[float, float]:
+        """Of mixup, and of CutMix or what takes its place; 0 where the method has it not."""
+        return (0.0 if self.method == "cutmix" else self.mixup), (0.0 if self.method == "mixup" else self.cutmix)
+
+    @property
+    def on(self) -> bool:
+        return max(self.alphas) > 0 and self.prob > 0
+
+    def check(self) -> None:
+        known = get_args(MixMethod)
+        if self.method not in known:
+            raise UserError(f"model.mix.method={self.method!r} must be one of {', '.join(known)}.")
+        for name, value in {"mixup": self.mixup, "cutmix": self.cutmix}.items():
+            if not 0 <= value < math.inf:  # below 0 timm takes it for 0, and at infinity there is nothing to draw
+                raise UserError(f"model.mix.{name}={value} must be 0, which switches it off, or above, and finite.")
+        if self.method != "mixup-cutmix":  # asked for by name: it must not be off without a word
+            alpha = "mixup" if self.method == "mixup" else "cutmix"
+            if getattr(self, alpha) == 0:
+                raise UserError(
+                    f"model.mix.method {self.method} mixes nothing while its alpha is 0: add --model.mix.{alpha} 1."
+                )
+        if self.mode == "pair" and self.method != "mixup-cutmix":
+            raise UserError(f'model.mix.mode "pair" is for mixup-cutmix: with {self.method} take "batch" or "elem".')
+        for name, chance in {"prob": self.prob, "switch_prob": self.switch_prob}.items():
+            if not 0 <= chance <= 1:
+                raise UserError(f"model.mix.{name}={chance} must lie between 0 and 1.")
+
+
+@dataclass
+class DistillationOptions:
+    """DeiT's distillation: the class head learns the labels, the head of the distillation token the teacher.
+
+    Args:
+        kind: "hard" (the teacher's decision), "soft" (its distribution), or "none".
+        teacher: any name timm knows.
+        teacher_args: passed on to the teacher.
+        checkpoint: a local file with the teacher's weights (.pth, .safetensors); null takes timm's pretrained ones.
+        alpha: weight of the distillation; 1 - alpha is that of the labels.
+        tau: soft: temperature.
+    """
+
+    kind: Literal["none", "hard", "soft"] = "none"
+    teacher: str = "regnety_160"
+    teacher_args: dict[str, Any] | None = None
+    checkpoint: str | None = None
+    alpha: float = 0.5
+    tau: float = 1.0
+
+    def check(self) -> None:
+        """Says so where a teacher was chosen and is not asked; a recipe with one may be run without it on purpose."""
+        for name in ("teacher", "teacher_args", "checkpoint"):
+            if self.kind == "none" and getattr(self, name) != getattr(DistillationOptions, name):
+                warnings.warn(
+                    f"model.distillation.{name} {getattr(self, name)} teaches nothing while model.distillation.kind is "
+                    f"none: add --model.distillation.kind hard (or soft) to be taught.",
+                    stacklevel=2,
+                )
+
+
+@dataclass
+class AdamWOptions:
+    """AdamW (or SGD), with DeiT's rule for the batch and an own learning rate and weight decay for the module.
+
+    Biases, norms and what the backbone names (position embedding, class token) have no weight decay.
+
+    Args:
+        name: "adamw" or "sgd" (with momentum 0.9, Nesterov).
+        lr: learning rate at its highest, for a batch of lr_per.
+        lr_per: lr is multiplied by the images of a step, over all devices, and divided by this (DeiT: 512); null: lr is
+            taken as it is.
+        weight_decay: of the network's weights.
+        layer_decay: learning rate of each layer is this times that of the one behind it; null: one for all.
+        betas: adamw: its two.
+        module_lr_factor: the module's learning rate is this times lr.
+        module_weight_decay: of the module's weights; null: as the network's (the paper has 0.5 for DeiT-B on ImageNet).
+    """
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 5e-4
+    lr_per: int | None = 512
+    weight_decay: float = 0.05
+    layer_decay: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    module_lr_factor: float = 1.0
+    module_weight_decay: float | None = None
+
+    def check(self) -> None:
+        refuse_negative_rates(self)
+        refuse_bad_betas(self.betas)
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:  # above 1 the first layers learn the most
+            raise UserError(
+                f"model.optimizer.layer_decay={self.layer_decay} must be more than 0 and at most 1; null gives all "
+                f"layers one learning rate."
+            )
+
+
+@dataclass
+class CosineOptions:
+    """Warm-up, then cosine, as timm's scheduler that DeiT uses: the cosine runs over all epochs, the warm-up included.
+
+    Args:
+        warmup_epochs: epochs of linear warm-up, from warmup_lr to lr; may be a fraction.
+        warmup_lr: learning rate the warm-up starts from (not scaled by the batch, as in DeiT).
+        min_lr: learning rate the cosine ends at (not scaled either).
+        per: the learning rate changes with every "step", or with every "epoch" as in DeiT.
+    """
+
+    warmup_epochs: float = 5.0
+    warmup_lr: float = 1e-6
+    min_lr: float = 1e-5
+    per: Literal["step", "epoch"] = "step"
+
+    def check(self) -> None:
+        for name in ("warmup_epochs", "warmup_lr", "min_lr"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"model.schedule.{name}={getattr(self, name)} must be 0 or more.")

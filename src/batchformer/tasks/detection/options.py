@@ -1,0 +1,79 @@
+"""The options of detection: where the module goes in a detector, and the optimiser its papers use."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from batchformer.errors import UserError
+from batchformer.nn.encoder import Norm
+from batchformer.training.options import ModuleOptions, ScheduleOptions, refuse_bad_betas
+
+
+@dataclass
+class DetectorModuleOptions(ModuleOptions):
+    """How and where BatchFormerV2 is attached to a detector. What is null is left to the variant.
+
+    Args:
+        encoder_layers: numbers of the encoder layers to insert the module after, counted from 0, or "all". The paper
+            counts from 1: its L1 is 0, its L3-6 are 2, 3, 4, 5.
+        share: one module at all places instead of one each (Table 4).
+        mask_padding: padded positions of smaller images take no part; as published they do.
+        heads: attention heads (the paper: 4).
+        variant: "published", or "stable".
+        dropout: on attention, MLP and residual branches.
+        norm: "post" as published, "pre", or "relative".
+        layer_scale: start of a learnt factor on both branches.
+    """
+
+    encoder_layers: list[int] | Literal["all"] = field(default_factory=lambda: [0])
+    share: bool = False
+    mask_padding: bool = False
+    heads: int = 4
+    variant: Literal["published", "stable"] = "published"
+    dropout: float | None = None
+    norm: Norm | None = None
+    layer_scale: float | None = None
+
+    def keywords(self) -> dict[str, Any]:
+        """What `attach` is called with."""
+        if not self.encoder_layers:
+            raise UserError(
+                'model.batchformer.encoder_layers names no layer: give their numbers, as in [0], or "all"; without the '
+                "module it is model.method=baseline."
+            )
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass
+class DetectorOptimizerOptions:
+    """AdamW with the groups of the released code. Every parameter is decayed, as there.
+
+    Args:
+        lr: of encoder, decoder and heads.
+        backbone_lr: of what is trained of the backbone.
+        sampling_lr: of sampling offsets and reference points (Deformable DETR); null: a tenth of lr, as published.
+        weight_decay: of all.
+        module_lr_factor: the module's learning rate is this times lr (released: 1).
+        betas: of AdamW.
+    """
+
+    lr: float = 1e-4
+    backbone_lr: float = 1e-5
+    sampling_lr: float | None = None
+    weight_decay: float = 1e-4
+    module_lr_factor: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def check(self) -> None:
+        if self.lr <= 0:
+            raise UserError(f"model.optimizer.lr={self.lr} must be more than 0.")
+        for name in ("backbone_lr", "sampling_lr", "weight_decay", "module_lr_factor"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise UserError(f"model.optimizer.{name}={value} must not be negative.")
+        refuse_bad_betas(self.betas)
+
+
+def detector_schedule() -> ScheduleOptions:
+    """A tenth of the learning rate from epoch 40 on, as all but DETR have it in 50 epochs."""
+    return ScheduleOptions(name="step", milestones=[40])

@@ -1,0 +1,69 @@
+"""The learning rate of each epoch."""
+
+from itertools import pairwise
+
+import lightning as L
+import pytest
+
+from batchformer.errors import UserError
+from batchformer.tasks import LongTailed, OptimizerOptions, ScheduleOptions
+from batchformer.training.schedule import lr_factor
+
+from ..tasks.conftest import TinyData, make_trainer
+
+
+def test_the_released_cifar_schedule_warms_up_from_half_and_falls_to_zero():
+    schedule = ScheduleOptions("cosine", warmup_epochs=37, warmup_start=0.5)
+    lr = [0.1 * lr_factor(schedule, epoch, 591) for epoch in range(592)]
+    assert lr[0] == pytest.approx(0.05)
+    assert lr[37] == pytest.approx(0.1)
+    assert max(lr) == lr[37]
+    steps = [after - before for before, after in pairwise(lr[:38])]
+    assert steps == pytest.approx([0.05 / 37] * 37)
+    assert lr[(591 + 37) // 2] == pytest.approx(0.05)
+    assert 0 < lr[590] < 1e-5
+    assert lr[591] == 0
+
+
+def test_steps_fall_at_their_milestones():
+    schedule = ScheduleOptions("step", warmup_epochs=2, warmup_start=0.2, milestones=[4, 6], gamma=0.1)
+    assert [lr_factor(schedule, e, 8) for e in range(8)] == pytest.approx([0.2, 0.6, 1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_constant_stays():
+    assert {lr_factor(ScheduleOptions("constant"), e, 5) for e in range(9)} == {1.0}
+
+
+class Watch(L.Callback):
+    def __init__(self) -> None:
+        self.seen: list[list[float]] = []
+
+    def on_train_batch_end(self, trainer, task, *_) -> None:
+        self.seen.append([float(group["lr"]) for group in trainer.optimizers[0].param_groups])
+
+
+@pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 6}])
+def test_network_and_module_follow_the_schedule_at_their_own_rates(limit):
+    watch = Watch()
+    task = LongTailed("resnet20", optimizer=OptimizerOptions(lr=0.2, module_lr_factor=0.25), schedule=ScheduleOptions())
+    make_trainer(**limit, callbacks=[watch], limit_val_batches=0).fit(task, datamodule=TinyData())
+    assert len(watch.seen) == 6
+    for batch, (network, module) in enumerate(watch.seen):
+        assert network == pytest.approx(0.2 * lr_factor(ScheduleOptions(), batch // 2, 3))
+        assert module == pytest.approx(0.25 * network)
+
+
+def test_the_module_has_its_own_group_and_every_parameter_is_in_one():
+    task = LongTailed("resnet20")
+    trainer = make_trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=0)
+    trainer.fit(task, datamodule=TinyData())
+    network, module = ([id(p) for p in group["params"]] for group in trainer.optimizers[0].param_groups)
+    assert sorted(module) == sorted(id(p) for p in task.attachment.parameters())
+    assert sorted(network + module) == sorted(id(p) for p in task.net.parameters())
+    decays = {group["weight_decay"] for group in trainer.optimizers[0].param_groups}
+    assert decays == {5e-4}
+
+
+def test_cosine_without_an_end_is_refused():
+    with pytest.raises(UserError, match="max_epochs"):
+        make_trainer(max_epochs=-1).fit(LongTailed("resnet20"), datamodule=TinyData())
