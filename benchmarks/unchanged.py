@@ -27,7 +27,8 @@ ARRAYS = "--data.batch_size 16 --data.eval_batch_size 150"
 NARROW = "--model.backbone_args.img_size 32 --model.backbone_args.patch_size 16 --model.backbone_args.embed_dim 24"
 DETECTOR = (
     "--model.backbone test_resnet --model.backbone_weights null --model.detector_args.d_model 32 "
-    "--model.detector_args.encoder_ffn_dim 8 --model.detector_args.decoder_ffn_dim 8 --model.detector_args.num_queries 6 "
+    "--model.detector_args.encoder_ffn_dim 8 --model.detector_args.decoder_ffn_dim 8 "
+    "--model.detector_args.num_queries 6 "
     "--model.detector_args.encoder_attention_heads 2 --model.detector_args.decoder_attention_heads 2 "
     "--model.detector_args.decoder_layers 2 --data.image_size 48 --data.max_size 64 --data.batch_size 4 "
     "--data.eval_batch_size 3 --data.limit_val 6 --data.workers 0"
@@ -46,7 +47,8 @@ CASES = {
     "imagenet-lt-r10": ("imagenet-lt-r10", "imagenet-lt", FILES),
 }
 SHORT = (
-    "--trainer.max_epochs 2 --trainer.limit_train_batches 4 --trainer.accelerator cpu --trainer.check_val_every_n_epoch 1 "
+    "--trainer.max_epochs 2 --trainer.limit_train_batches 4 --trainer.accelerator cpu "
+    "--trainer.check_val_every_n_epoch 1 "
     "--model.compile false --model.schedule.warmup_epochs 0 --seed 3 --no-analysis"
 )
 

@@ -1,0 +1,153 @@
+"""What runs are judged by: each measure once, with its label, its unit and which direction is better.
+
+Tables, verdicts, the progress line, the page, result files and the docs read these entries; nothing else in the package
+knows a unit or a direction. No torch here: commands that only read result files start without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from batchformer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of an evaluation.
+
+    Args:
+        key: its name in result files and logs.
+        label: in tables.
+        unit: "%", "mm", ..., or "" for none.
+        better: which direction is better.
+        primary: whether it decides a comparison; one measure of a task does.
+        name: in a sentence ("the ... is 0.3 mm lower"); the label in lower case unless given.
+        note: beside the label where there is room.
+        bounds: smallest and largest possible value, None where there is none.
+    """
+
+    key: str
+    label: str
+    unit: str = "%"
+    better: Literal["higher", "lower"] = "higher"
+    primary: bool = False
+    name: str = ""
+    note: str = ""
+    bounds: tuple[float | None, float | None] = (0.0, 100.0)
+
+    def __post_init__(self) -> None:
+        if self.better not in ("higher", "lower"):
+            raise UserError(f'measure {self.key}: better={self.better!r} must be "higher" or "lower".')
+
+    @property
+    def title(self) -> str:
+        """For axes and headings: label and unit."""
+        return f"{self.label}, {self.unit}" if self.unit else self.label
+
+    @property
+    def words(self) -> str:
+        return self.name or self.label.lower()
+
+    @property
+    def points(self) -> str:
+        """The unit of a difference: a difference of percentages is in points."""
+        return "points" if self.unit == "%" else self.unit
+
+    def gain(self, difference: float) -> float:
+        """The difference with the sign of an improvement: above zero is better."""
+        return difference if self.better == "higher" else -difference
+
+    def of(self, evaluation_set: str) -> Measure:
+        """The same measure on another evaluation set than the first: it decides nothing."""
+        return replace(
+            self,
+            key=f"{evaluation_set}/{self.key}",
+            label=f"{self.label} ({evaluation_set})",
+            name=f"{self.words} on {evaluation_set}",
+            primary=False,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "bounds": list(self.bounds)}
+
+
+LONG_TAILED = (
+    Measure("accuracy", "All", primary=True, name="accuracy over all classes"),
+    Measure("many", "Many", note="> 100 images"),
+    Measure("medium", "Medium", note="20 to 100"),
+    Measure("few", "Few", note="< 20"),
+)
+CLASSIFICATION = (
+    Measure("top1", "Top-1", primary=True, name="top-1 accuracy"),
+    Measure("top5", "Top-5", name="top-5 accuracy"),
+    Measure("top1_ema", "Top-1, EMA", name="top-1 accuracy of the averaged weights"),
+    Measure("top5_ema", "Top-5, EMA", name="top-5 accuracy of the averaged weights"),
+    *LONG_TAILED[1:],
+)
+DETECTION = (
+    Measure("ap", "AP", primary=True, name="average precision of boxes"),
+    Measure("ap50", "AP50"),
+    Measure("ap75", "AP75"),
+    Measure("ap_small", "AP small"),
+    Measure("ap_medium", "AP medium"),
+    Measure("ap_large", "AP large"),
+    Measure("ap_batch", "AP, module on", note="module at test time"),
+    Measure("ap50_batch", "AP50, module on", note="module at test time"),
+)
+PANOPTIC = (
+    Measure("pq", "PQ", primary=True, name="panoptic quality"),
+    Measure("sq", "SQ"),
+    Measure("rq", "RQ"),
+    Measure("pq_things", "PQ things"),
+    Measure("pq_stuff", "PQ stuff"),
+    Measure("ap", "AP things"),
+    Measure("pq_batch", "PQ, module on", note="module at test time"),
+)
+
+
+def primary_of(measures: Sequence[Measure]) -> Measure:
+    """The measure that decides: the one that says so, else the first."""
+    return next((measure for measure in measures if measure.primary), measures[0])
+
+
+def measures_of(result: Mapping[str, Any]) -> list[Measure]:
+    """The measures of a result file: its own, or those of the task it must be from if it is of version 0.1."""
+    if "measures" in result:
+        return [Measure(**{**entry, "bounds": tuple(entry.get("bounds", (None, None)))}) for entry in result["measures"]]
+    keys = result.get("metrics", {})
+    for key, measures in {"pq": PANOPTIC, "ap": DETECTION, "top1": CLASSIFICATION}.items():
+        if key in keys:
+            return list(measures)
+    return list(LONG_TAILED)
+
+
+def with_current_names(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result file of version 0.1 in today's words: `method` is the variant, `all` the primary measure."""
+    if "variant" in result and "measures" in result:
+        return dict(result)
+    measures = measures_of(result)
+    primary = primary_of(measures).key
+
+    def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+        if "all" not in values:
+            return dict(values)
+        rest = {key: value for key, value in values.items() if key not in ("all", "all_batch")}
+        return rest if primary in rest else {primary: values["all"], **rest}
+
+    changed = {
+        "variant": result.get("variant", result.get("method")),
+        "target": result.get("target"),
+        "reference": result.get("reference", "baseline"),
+        "measures": [measure.as_dict() for measure in measures],
+        "metrics": renamed(result.get("metrics", {})),
+        "history": [renamed(entry) for entry in result.get("history", [])],
+    }
+    return {**result, **changed}
+
+
+def known(values: Iterable[Any]) -> list[float]:
+    """Those of the values that are finite numbers."""
+    return [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
