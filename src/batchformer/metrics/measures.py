@@ -116,7 +116,8 @@ def primary_of(measures: Sequence[Measure]) -> Measure:
 def measures_of(result: Mapping[str, Any]) -> list[Measure]:
     """The measures of a result file: its own, or those of the task it must be from if it is of version 0.1."""
     if "measures" in result:
-        return [Measure(**{**entry, "bounds": tuple(entry.get("bounds", (None, None)))}) for entry in result["measures"]]
+        given = result["measures"]
+        return [Measure(**{**entry, "bounds": tuple(entry.get("bounds", (None, None)))}) for entry in given]
     keys = result.get("metrics", {})
     for key, measures in {"pq": PANOPTIC, "ap": DETECTION, "top1": CLASSIFICATION}.items():
         if key in keys:
