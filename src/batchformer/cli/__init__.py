@@ -94,7 +94,7 @@ def _explain(problem: BaseException) -> tuple[int, str]:
         cause = cause.__cause__
     if isinstance(problem, ModuleNotFoundError) and (problem.name or "").split(".")[0] in _TRAIN_EXTRA:
         return 2, f'this command needs {problem.name}; install it with: pip install "batchformer[train]"'
-    from batchformer.runs.atomic import disk_problem
+    from batchformer.files import disk_problem
 
     if (reason := disk_problem(problem)) is not None:
         where = f" ({problem.filename})" if isinstance(problem, OSError) and problem.filename else ""

@@ -95,8 +95,8 @@ def _write(
     path: Path, rows: Iterable[dict[str, Any]], columns: tuple[str, ...], device: Any, problems: list[str],
     finish: Callable[[list[dict[str, Any]]], dict[str, Any]] = lambda rows: {},
 ) -> int:  # fmt: skip
+    from batchformer.files import write_json
     from batchformer.kernels import bench
-    from batchformer.runs.atomic import write_json
 
     result: dict[str, Any] = {**bench.machine(device), "rows": []}
     path.parent.mkdir(parents=True, exist_ok=True)

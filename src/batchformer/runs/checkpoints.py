@@ -1,4 +1,4 @@
-"""When a checkpoint is written: at the end of chosen epochs, after chosen steps, and when training ends."""
+"""Checkpoints: when one is written, and that a file is whole or absent."""
 
 from __future__ import annotations
 
@@ -6,9 +6,28 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
+import torch
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
-from batchformer.runs.options import RunOptions
+from batchformer.files import remove_stale_temporaries, write_atomically
+from batchformer.training.weights import read_checkpoint
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Lightning's way in and out of checkpoint files: temporary file in the same folder, fsync, rename."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        remove_stale_temporaries(Path(path).parent)
+        return read_checkpoint(Path(path), map_location or "cpu")
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        Path(path).unlink(missing_ok=True)
 
 
 class LastCheckpoint(Checkpoint):
@@ -18,10 +37,8 @@ class LastCheckpoint(Checkpoint):
     there, and the check for a loss that is not finite, come before the write.
     """
 
-    def __init__(self, path: Path, options: RunOptions) -> None:
-        self.path = path
-        self.every_epochs = max(1, options.checkpoint_every_epochs)
-        self.every_steps = options.checkpoint_every_steps
+    def __init__(self, path: Path, every_epochs: int = 1, every_steps: int | None = None) -> None:
+        self.path, self.every_epochs, self.every_steps = path, max(1, every_epochs), every_steps
         self._saved_step: int | None = None
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

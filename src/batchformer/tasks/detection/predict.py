@@ -9,20 +9,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from batchformer.data.images import check_image, open_image
 from batchformer.errors import UserError
-from batchformer.runs.atomic import write_text
+from batchformer.files import write_text
 
 MOST_BOXES = 100  # of an image in the files, as COCO's evaluation counts them
 DRAWN_FROM = 0.5
 JSON, CSV, SEGMENTS = "predictions.json", "predictions.csv", "segments"
 
 
-def predict_objects(found: Any, images: list[Path], out: Path, threshold: float | None = None) -> int:
-    """Predict image by image, nothing padded; returns the number of objects drawn."""
-    from batchformer.cli.finished_run import best_device
-    from batchformer.data.images import check_image, open_image
-    from batchformer.runs.progress import ProgressLine
-
+def predict_objects(
+    task: Any, images: list[Path], data: Any, out: Path, line: Any, threshold: str | None = None
+) -> str:
+    """Predict image by image, nothing padded; returns what to tell."""
+    sure = _probability(threshold)
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file: name a folder for the images with what was found in them.")
     names = output_names(images)
@@ -31,41 +33,52 @@ def predict_objects(found: Any, images: list[Path], out: Path, threshold: float 
             raise UserError(f"--out {out} is where {path} is, which would be overwritten: name another folder.")
         check_image(path)  # before anything is written
     out.mkdir(parents=True, exist_ok=True)
-    found.task.to(best_device())
-    line, writer = ProgressLine(), _writer_of(found, out, threshold)
-    line.begin_run(0, "predict")
+    writer = _writer_of(task, out, sure)
     drawn = 0
     try:
         for done, (path, name, number) in enumerate(zip(images, names, image_ids(images), strict=True)):
             line.update(done / len(images), path.name)
             picture = open_image(path, upright=True)
-            drawn += writer.add(number, path, name, picture, predict_one(found, picture, threshold))
+            drawn += writer.add(number, path, name, picture, predict_one(task, data, picture, sure))
         line.update(1.0, "done", force=True)
     finally:
         line.clear()
     writer.write()
-    return drawn
+    many = f"{len(images)} {'image' if len(images) == 1 else 'images'}"
+    return (
+        f"{drawn} {'object' if drawn == 1 else 'objects'} drawn on {many}: {out}/\n"
+        f"  what was found: {out / JSON} (COCO's format), {out / CSV}"
+    )
 
 
-def predict_one(found: Any, picture: Any, threshold: float | None = None) -> dict[str, Any]:
+def predict_one(task: Any, data: Any, picture: Any, threshold: float | None = None) -> dict[str, Any]:
     """What the network of a run finds in one image, in pixels of that image, as arrays on the host.
 
     Boxes: `scores`, `labels`, `boxes` (x1, y1, x2, y2). Panoptic: `segmentation` and `segments_info`, of queries as
     sure as `threshold`.
     """
-    import torch
-
-    task = found.task
-    pixels = found.data.predict_transform(picture)[None].to(task.device)
+    pixels = data.predict_transform(picture)[None].to(task.device)
     sizes = torch.tensor([[picture.height, picture.width]]), torch.tensor([pixels.shape[-2:]])
     batch = {
         "pixel_values": pixels,
         "pixel_mask": torch.ones_like(pixels[:, 0], dtype=torch.int64),
         "labels": [{"orig_size": sizes[0][0], "size": sizes[1][0]}],
     }
-    asked = {"threshold": threshold} if _segments(found) and threshold is not None else {}  # boxes: all of them
+    asked = {"threshold": threshold} if _segments(task) and threshold is not None else {}  # boxes: all of them
     with torch.inference_mode():
         return {name: _on_host(value) for name, value in task.predict_step(batch, 0, **asked)[0].items()}
+
+
+def _probability(given: str | None) -> float | None:
+    if given is None:
+        return None
+    try:
+        value = float(given)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise UserError(f"--threshold: expected a number from 0 to 1, got {given}.")
+    return value
 
 
 def output_names(images: Sequence[Path]) -> list[str]:
@@ -89,19 +102,20 @@ def image_ids(images: Sequence[Path]) -> list[int]:
     return list(range(1, len(images) + 1))
 
 
-def _segments(found: Any) -> bool:
-    return found.config.get("task") == "panoptic"
+def _segments(task: Any) -> bool:
+    """Whether the task finds segments, not boxes."""
+    return hasattr(task, "segments")
 
 
 def _on_host(value: Any) -> Any:
     return value.cpu().numpy() if hasattr(value, "cpu") else value
 
 
-def _writer_of(found: Any, out: Path, threshold: float | None) -> BoxWriter | SegmentWriter:
-    names = found.class_names
-    identities = found.task.category_ids or list(range(len(names)))
-    if _segments(found):
-        return SegmentWriter(out, names, identities, found.task.is_thing)
+def _writer_of(task: Any, out: Path, threshold: float | None) -> BoxWriter | SegmentWriter:
+    names = [str(name) for name in task.data_info.classes]
+    identities = task.category_ids or list(range(len(names)))
+    if _segments(task):
+        return SegmentWriter(out, names, identities, task.is_thing)
     return BoxWriter(out, names, identities, DRAWN_FROM if threshold is None else threshold)
 
 
