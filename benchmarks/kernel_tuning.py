@@ -26,10 +26,10 @@ import torch
 from _common import machine
 from _kernel_candidates import Bench, Candidate, candidates, compile_one, cost
 
+from batchformer.files import write_json
 from batchformer.kernels.bench import SHAPES, Rates, Shape, graph_of, measure_rates, median_ms, one_call
 from batchformer.kernels.choose import MEMORIES
 from batchformer.nn.encoder import BatchEncoderLayer
-from batchformer.files import write_json
 
 FIVE = ("deformable-detr", "deit-ti", "deit-s", "detr", "batchformer")
 

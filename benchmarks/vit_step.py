@@ -43,39 +43,41 @@ def options(variant: str) -> dict[str, Any]:
 
 def measure(variant: str, out: Path, profile: bool) -> None:
     """Says when it is ready, and waits for its turn."""
+    from batchformer.data.info import DataInfo
     from batchformer.tasks import Classification
-    from batchformer.training.graph_step import GraphedStep
+    from batchformer.training.captured_step import CapturedStep
 
     model = options(variant)
     task = Classification(**{key: model[key] for key in ("backbone", "backbone_args", "method", "batchformer")})
-    task.build(100, [500] * 100)
+    task.construct(DataInfo(classes=[str(k) for k in range(100)], class_counts=[500] * 100))
     net = task.net.cuda().train()
     net.compile(dynamic=False)
     optimizer = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-4, device="cuda"), fused=True, capturable=True)
     images = torch.randn(BATCH, 3, 32, 32, device="cuda")
     targets = torch.randn(BATCH, 100, device="cuda").softmax(1)
 
-    def step(images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        images, targets = batch
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16):
             loss = task.stream_criterion(net(images), targets)
         loss.backward()
         optimizer.step()
-        return (loss.detach(),)
+        return loss.detach()
 
-    graphed = GraphedStep(step)
+    graphed = CapturedStep(step)
     for _ in range(5):
-        graphed(images, targets)
+        graphed((images, targets))
     torch.cuda.synchronize()
     print("ready", flush=True)
     sys.stdin.readline()
     for _ in range(20):
-        graphed(images, targets)
-    ms = milliseconds(lambda: graphed(images, targets), repeats=30)
+        graphed((images, targets))
+    ms = milliseconds(lambda: graphed((images, targets)), repeats=30)
     if profile:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as record:
             for _ in range(3):
-                graphed(images, targets)
+                graphed((images, targets))
             torch.cuda.synchronize()
         table = record.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=90)
         (out / f"{variant}.profile.txt").write_text(table)

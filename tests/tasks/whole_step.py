@@ -1,9 +1,9 @@
 """The step that a CUDA graph captures, run as it is on the CPU."""
 
-from batchformer.tasks import ImageTask, LongTailed
+from batchformer.tasks import LongTailed, Task
 
 
-def whole_step(kind: type[ImageTask]) -> type[ImageTask]:
+def whole_step(kind: type[Task]) -> type[Task]:
     class Whole(kind):
         def setup(self, stage: str) -> None:
             super().setup(stage)
