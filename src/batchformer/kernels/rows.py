@@ -9,14 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from batchformer.kernels import _rows
-from batchformer.kernels.launch import Kernel
+from batchformer.kernels import _row_kernels as kernels
+from batchformer.kernels.launch import Kernel, RowTiles, row_tiles
 from batchformer.kernels.random_bits import Drop, Site
-from batchformer.kernels.tiles import RowTiles, row_tiles
 
-_ADD_NORM, _ADD_NORM_BACKWARD = Kernel(_rows.add_norm_forward), Kernel(_rows.add_norm_backward)
-_RELU, _RELU_BACKWARD = Kernel(_rows.relu_forward), Kernel(_rows.relu_backward)
-_SUM_LINES, _TAKE_PIECE = Kernel(_rows.sum_lines), Kernel(_rows.take_piece)
+_ADD_NORM, _ADD_NORM_BACKWARD = Kernel(kernels.add_norm_forward), Kernel(kernels.add_norm_backward)
+_RELU, _RELU_BACKWARD = Kernel(kernels.relu_forward), Kernel(kernels.relu_backward)
+_SUM_LINES, _TAKE_PIECE = Kernel(kernels.sum_lines), Kernel(kernels.take_piece)
 _PARTS, _LINES, _COLUMNS, _SUM_WARPS = 6, 512, 16, 8
 # Lines beyond which one program for a few columns would take too long; torch sums those in two steps.
 _MANY_LINES = 2**14

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped, import-not-found]
 import triton.language as tl  # type: ignore[import-untyped, import-not-found]
 
-from batchformer.kernels._keep import keep_tile
+from batchformer.kernels.random_bits import keep_tile
 
 SIZES = ["rows", "period", "row_stride", "row_offset", "threshold", "programs", "adds"]
 
