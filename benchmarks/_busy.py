@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import milliseconds
 from lightning.pytorch.callbacks import Callback
+
+from benchmarks._common import milliseconds
 
 
 class Busy(Callback):

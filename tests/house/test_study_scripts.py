@@ -3,7 +3,6 @@
 import importlib
 import json
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -26,10 +25,9 @@ EVERY_STUDY = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def script(monkeypatch):
-    """Imports a module of benchmarks/, which is no package."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module
+def script():
+    """Imports a module of benchmarks/."""
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
 
 
 @pytest.fixture(scope="module")

@@ -213,7 +213,7 @@ def test_an_input_changed_before_the_backward_is_an_error(memory: str) -> None:
     out = make(memory=memory)(x)
     with torch.no_grad():
         x.add_(1.0)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match="inplace"):
         out.sum().backward()
 
 
