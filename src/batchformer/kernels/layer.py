@@ -63,9 +63,9 @@ def fast_forward(
 
 
 def fast_backward(
-    grad: Tensor, saved: list[Any], info: BackwardInfo, wants_x: bool, wants: LayerWeights
+    grad: Tensor, saved: list[Any], info: BackwardInfo, wants_x: bool, wants: Any
 ) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Gradients of the input and of the weights, where `wants_x` and `wants` (a boolean for each weight) are True.
+    """Gradients of the input and of the weights, where `wants_x` and `wants` (`LayerWeights` of booleans) are True.
 
     `saved` is emptied, so that each tensor is freed after its last use.
     """
