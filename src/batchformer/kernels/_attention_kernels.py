@@ -240,9 +240,9 @@ def attend_backward_keys(
 ):  # fmt: skip
     """Gradients of a block of keys and values: every block of queries of the group passes by.
 
-    Scores stand as in the other passes, queries by keys: turned round, each thread would have to draw the bits of many
-    queries instead of two. What stands turned are the gradients, until the end: so scores are the second factor of the
-    products, out of shared memory. As the first factor, turned, they would come out of registers, and every product
+    Scores are queries by keys, as in the other passes: transposed, each thread would have to draw the bits of many
+    queries instead of two. The gradients are kept transposed until the end: so scores are the second factor of the
+    products, out of shared memory. As the first factor, transposed, they would come out of registers, and every product
     would wait for the one before.
     """
     block, head, position, part = find_problem(tl.program_id(0), blocks, positions, heads)

@@ -22,8 +22,8 @@ from torch import Tensor
 from batchformer.kernels.random_bits import Drop, Site
 from batchformer.kernels.rows import Added, Piece, add_norm, add_norm_gradients, relu_, relu_gradient_, sum_lines
 
-# Elements of an activation up to which a backward works in one go; beyond, in equal pieces, to keep its peak low. A
-# piece of a fast layer holds two activations beside what is stored, one of a lean layer twelve.
+# A backward of an activation with more elements works in equal pieces, to keep its peak memory low. A piece of a fast
+# layer holds two activations beside what is stored, one of a lean layer twelve.
 FAST_ELEMENTS, LEAN_ELEMENTS = 14 * 2**20, 28 * 2**20
 
 
@@ -33,12 +33,12 @@ class Normed(NamedTuple):
     statistics: Float[Tensor, "rows 2"] | None
 
 
-# Rows of which a piece of rows has a multiple: then all that belongs to it starts at a multiple of 16 bytes.
+# Pieces have a multiple of this many rows: then all their tensors start at a multiple of 16 bytes.
 ALIGNED_ROWS = 8
 
 
 def piece_length(count: int, elements: int, at_once: int, multiple: int = 1) -> int:
-    """Into how long pieces to cut `count` things of so many elements each."""
+    """Into pieces of which length to cut `count` rows or positions of `elements` each; at most `at_once` in a piece."""
     length = -(-count // -(-count * elements // at_once)) if count else 1
     return min(-(-length // multiple) * multiple, max(count, 1))
 
@@ -51,7 +51,7 @@ class NormSettings(NamedTuple):
 
 @lru_cache(maxsize=256)
 def norm_settings(eps: float, dropout: float, site: Site) -> NormSettings:
-    """Cached: a layer asks for them several times in every call."""
+    """Cached: a layer needs them several times in every call."""
     return NormSettings(eps, Drop.of(dropout), site)
 
 
@@ -157,7 +157,7 @@ def project_norm_gradients(
     whole_into: bool = False,
     lines: Float[Tensor, "lines 3*dim"] | None = None,
 ) -> ProjectNormGradients:
-    """The gradient of the residual goes to `into`; that of the weight is added to `summed`, those of the vectors to
+    """The gradient of the residual is written to `into`; that of the weight is added to `summed`, those of vectors to
     `lines`, where these are given. `total` and `known`: see `add_norm_gradients`."""
     branch, lines = add_norm_gradients(grad, total, known, norm_weight, settings.drop, settings.site, seed, piece,
                                        into, whole_grad, whole_into, lines)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Random bits by counting: the dropout masks of the kernels, and the same masks in plain torch.
+"""Dropout masks from a counter-based generator: in torch, for tests, and in Triton, for the kernels.
 
 Whether an element is kept depends on nothing but (seed, site, problem, row, column): not on tile sizes, not on the
 order of programs, not on the device. The backward pass draws the mask again instead of reading it; the same seed gives
@@ -24,7 +24,7 @@ _ROUNDS = tl.constexpr(ROUNDS)
 
 
 class Site(IntEnum):
-    """The four places of a layer where something is dropped; each has bits of its own."""
+    """The four places of a layer with dropout; each draws its own bits."""
 
     ATTENTION = 0
     ATTENDED = 1
@@ -51,15 +51,15 @@ class Drop:
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """A seed of torch's generator of the device, left on the device: nothing waits for it, and a CUDA graph that was
-    captured with it draws a new one whenever it is replayed."""
+    """A seed of torch's generator of the device, without host synchronisation; a captured CUDA graph draws a new one at
+    every replay."""
     return torch.randint(1 << 62, (1,), device=device)
 
 
 def keep_mask(
     seed: Tensor, site: Site, drop: Drop, problems: int, rows: int, columns: int
 ) -> Bool[Tensor, "problems rows columns"]:
-    """What the kernels keep, by torch: slow, for tests and for looking at masks.
+    """What the kernels keep, computed by torch: slow, for tests and inspection.
 
     For `Site.ATTENTION` a problem is `position * heads + head`, a row the query's and a column the key's place in the
     batch, the latter counted from the start of its group; elsewhere there is one problem, and a row is one of (B x N).
@@ -125,14 +125,14 @@ def ones_narrow_tile(seed, site: tl.constexpr, problem, row, first_column, thres
         keep = keep_tile(seed, site, problem, row, first_column, threshold, COLUMNS, BITS)
         return tl.where(keep, -1, 0)
     drawn, place = _draw_narrow(seed, site, problem, row, first_column, COLUMNS)
-    # The bit spread over its word, by a shift of 31: the compiler must not know, or makes a comparison of it again.
+    # The bit spread over its word, by a shift of 31, which is not a constant: else the compiler makes it a comparison.
     return (drawn << (31 - place)).to(tl.int32, bitcast=True) >> (30 + threshold)
 
 
 @triton.jit
 def zero_dropped(value, ones):
-    """What the mask leaves of `value`. For values that are rounded to half precision next, a comparison would be
-    taken behind the rounding, on half words, and its outcome packed to wait there: twice the instructions."""
+    """`value` where the mask is one, else 0. For values that are rounded to half precision next, the compiler would
+    move a comparison behind the rounding, to half words, and pack its result: twice the instructions."""
     return (value.to(tl.int32, bitcast=True) & ones).to(tl.float32, bitcast=True)
 
 

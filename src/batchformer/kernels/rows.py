@@ -29,7 +29,7 @@ class Piece(NamedTuple):
     offset: int
 
     def skip(self, rows: int) -> Piece:
-        """The piece that starts so many rows later; only within one run."""
+        """The piece that starts `rows` later; only within one run."""
         return self._replace(offset=self.offset + rows)
 
 
@@ -38,7 +38,7 @@ def whole(rows: int) -> Piece:
 
 
 def take_piece(whole: Float[Tensor, "*rows dim"], rows: int, piece: Piece) -> Float[Tensor, "rows dim"]:
-    """Those rows, one behind the other, at the speed of a copy, which torch's of scattered rows is not."""
+    """Those rows as a contiguous tensor; faster than torch's copy of strided rows."""
     width = whole.shape[-1]
     tiles = row_tiles(width)
     taken = torch.empty((rows, width), dtype=whole.dtype, device=whole.device)
@@ -62,7 +62,7 @@ def add_norm(
 ) -> None:
     """LN(residual + dropout(branch + bias)) to `out`, and (mean, 1 / deviation) of each row to `statistics`.
 
-    With `statistics` the sum is written over `branch`: no other pass needs what stood there.
+    With `statistics` the sum is written over `branch`: no other pass needs the branch.
     """
     rows, width = branch.shape
     tiles = row_tiles(width)

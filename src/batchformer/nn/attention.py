@@ -101,8 +101,8 @@ def _mask(valid: Bool[Tensor, "batch position"]) -> Bool[Tensor, "position 1 bat
 class BatchAttention(nn.Module):
     """Multi-head self-attention over the samples of a mini-batch (the MSA of BatchFormer's eq. 1; V2's eq. 1).
 
-    V2 writes softmax(Q K^T / sqrt(C)) V for a single head; with several each has its own softmax and the root of its
-    own width, as in the stock layer of the released code.
+    V2 writes softmax(Q K^T / sqrt(C)) V for a single head; with several heads each has a softmax and the root of
+    its own width, as in the stock layer of the released code.
 
     Parameters have the names, shapes and initial values of `torch.nn.MultiheadAttention`. `backend` says how it is
     computed: "triton" (our kernels), "sdpa" (torch's), "reference" (the definition, by loops), or "auto", the first of

@@ -23,7 +23,7 @@ class BatchFormer(nn.Module):
     Algorithm 1 of the paper: in training `x` becomes `cat([x, encoder(x)])` along the batch axis and `y` becomes
     `cat([y, y])`; one classifier sees both. In eval mode `x` and `y` pass unchanged, so the module can be dropped.
     The released code is the stock `TransformerEncoderLayer(dim, 4, dim, 0.5)`; BalancedSoftmax's copy stacks the
-    streams the other way round, which no mean over rows can tell.
+    streams in the other order, which makes no difference to a mean over rows.
 
     Args:
         dim: width of a feature.
@@ -32,10 +32,10 @@ class BatchFormer(nn.Module):
         dropout: on attention weights, MLP and residual branches.
         layers: encoder layers (the paper's appendix, Table 9 (arXiv: 19), finds no gain beyond one).
         norm: "post" as published, "pre", or "relative", which stays alive at any depth (`BatchEncoderLayer`).
-        group_size: attend inside groups of so many samples (the papers' per-GPU batches on one device).
+        group_size: attend inside groups of this many samples (the papers' per-GPU batches on one device).
         streams: "duplicate" as published, "split" or "single"; see `batchformer.nn.streams`.
         layer_scale: start of a learnt factor on both branches of each layer; None, as published, has no factor.
-        variant: "published", or "stable" for insertions at many depths: norm="relative" where norm= says nothing else.
+        variant: "published", or "stable" for insertions at many depths: norm="relative" unless norm= is given.
         scope: "local", the batch of this process, as published; or "global", exactly the batch of all processes, in
             training (docs/scale.md). `group_size` then means groups of that batch, in the order of the ranks.
         process_group: with scope="global": which processes, as a group or a number of consecutive ones; None means all.
@@ -152,7 +152,7 @@ class BatchFormer(nn.Module):
             for layer in self.layers:
                 rows = layer(rows, valid)
             return rows
-        # Nothing to relate (one image, split): DDP waits for a gradient of every weight all the same, here of zeros.
+        # Nothing to relate (one image, split). DDP still waits for a gradient of every weight: these are zeros.
         return rows + torch.stack([weight.sum() for weight in self.parameters()]).sum().to(rows.dtype)
 
     @staticmethod

@@ -30,7 +30,7 @@ class TwoStreamLoss(nn.Module):
     `scale="released"` is what the released BalancedSoftmax code computes, L_related + L_plain + L_stacked, which for a
     criterion that averages is 1.5 (L_plain + L_related): three times the mean. It multiplies the learning rate of
     everything by three, in effect. Where there is one stream only (eval, baseline, `streams="single"`) both are the
-    criterion itself. A criterion that compares rows or knows them by their place (contrastive, JSD over augmentation
+    criterion itself. A criterion that compares rows or depends on their order (contrastive, JSD over augmentation
     splits) is no mean over rows: compute that for each stream by itself (docs/attach.md).
     """
 

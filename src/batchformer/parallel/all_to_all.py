@@ -74,7 +74,7 @@ class _ToRows(torch.autograd.Function):
 
 
 def _exchange(sent: Tensor, out_sizes: list[int], in_sizes: list[int], peers: Peers, x: Tensor) -> Tensor:
-    """One all-to-all of unequal pieces, as bytes: backends differ in the types they know, never in bytes."""
+    """One all-to-all of unequal pieces, as bytes, which all backends support."""
     received = sent.new_empty(sum(in_sizes))
     size = sent.element_size()
     with report_lost_peers(peers.group, f"{tuple(x.shape)} {x.dtype}"):

@@ -79,7 +79,7 @@ def bytes_sent(
     sent = []
     for batch, share in zip(batches, shares(pieces, count), strict=True):
         out, home = batch * (pieces - share), (total - batch) * share
-        # Gradients travel the same ways backwards: what went home comes out again, and what went out comes home.
+        # Gradients take the same ways in the other direction.
         sent.append(out * back + home * there if backward else out * (there + mask) + home * back)
     return sent
 

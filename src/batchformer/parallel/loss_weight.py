@@ -28,7 +28,7 @@ def mean_loss_weight(batch: int, process_group: ProcessGroup | None = None) -> f
         return 1.0
     group = process_group or dist.group.WORLD
     assert group is not None
-    # On the device that the group's backend moves data of: NCCL knows no other.
+    # On the device of the group's backend: NCCL supports CUDA tensors only.
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     total = torch.tensor([batch], device=device)
     with report_lost_peers(group, f"the batch size {batch}"):
