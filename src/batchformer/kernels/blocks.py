@@ -38,7 +38,7 @@ ALIGNED_ROWS = 8
 
 
 def piece_length(count: int, elements: int, at_once: int, multiple: int = 1) -> int:
-    """Into pieces of which length to cut `count` rows or positions of `elements` each; at most `at_once` in a piece."""
+    """The length of equal pieces of `count` rows or positions, so that one has about `at_once` elements."""
     length = -(-count // -(-count * elements // at_once)) if count else 1
     return min(-(-length // multiple) * multiple, max(count, 1))
 
