@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import milliseconds
 from lightning.pytorch.callbacks import Callback
 
 from batchformer.training.task import as_batch
+from benchmarks._common import milliseconds
 
 
 class Busy(Callback):

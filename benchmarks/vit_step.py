@@ -1,6 +1,6 @@
 """What a training step of the recipe `vit-cifar100-32` costs in every variant of the V2 study, alone on the card.
 
-    python benchmarks/vit_step.py [--only baseline stable] [--profile] [--out DIR]
+    python -m benchmarks.vit_step [--only baseline stable] [--profile] [--out DIR]
 
 The step is the task's own (forward, loss of both streams, backward, AdamW; compiled, in one CUDA graph) on a batch that
 lies on the device. The variants compile side by side, each in a process of its own; when all are ready they are timed
@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 import yaml
-from _common import milliseconds, write
 from v2_study import OPTION, STUDY
+
+from benchmarks._common import milliseconds, write
 
 BATCH = 512
 SHOWN = ["baseline", "published", "published-block8", "stable", "stable-block8", "stable-split", "stable-single"]
@@ -98,7 +99,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if args.out is None else args.out
         folder.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, __file__, *(["--profile"] if args.profile else []), "--measure"]
+        words = [sys.executable, "-m", "benchmarks.vit_step", *(["--profile"] if args.profile else []), "--measure"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         running = [subprocess.Popen([*words, variant, str(folder)], **pipes) for variant in args.only]
         for process in running:

@@ -8,7 +8,7 @@ from torch import nn
 
 import batchformer as bf
 from batchformer.errors import UserError
-from batchformer.kernels import choose as room
+from batchformer.kernels import backend as room
 from batchformer.tasks import BatchFormerOptions, InsertionOptions, LongTailed
 
 from ..tasks.conftest import info

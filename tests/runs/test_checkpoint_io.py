@@ -6,9 +6,9 @@ import signal
 
 import pytest
 import torch
-from batchformer.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 
 from batchformer.errors import UserError
+from batchformer.runs.checkpoints import AtomicCheckpointIO, read_checkpoint
 
 
 def test_what_was_saved_is_read_again(tmp_path):

@@ -30,7 +30,7 @@ from batchformer.attach.separate_norm import BatchNormMode, SeparateNorm, check_
 from batchformer.attach.stream_loss import MeanOfStreams
 from batchformer.attach.temporarily import temporarily
 from batchformer.errors import UserError
-from batchformer.kernels.choose import Choice
+from batchformer.kernels.backend import Choice
 from batchformer.nn.streams import count_rows, plain_count, plain_rows, related_rows
 
 PREFIX = "batchformer"

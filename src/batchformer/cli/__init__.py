@@ -20,7 +20,6 @@ COMMANDS = {
     "report": "write one HTML page about runs or comparisons",
     "recipes": "list the recipes, or print one",
     "data": "what data a recipe needs, and what is there",
-    "bench": "time and memory of the layer on this GPU, beside the papers' own",
 }
 _TRAIN_EXTRA = ("lightning", "jsonargparse", "timm", "torchvision", "torchmetrics", "tensorboard", "sklearn",
                 "safetensors", "PIL", "yaml", "docstring_parser")  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from batchformer.errors import UserError
-from batchformer.kernels.choose import Backend, Memory
+from batchformer.kernels.backend import Backend, Memory
 from batchformer.nn.encoder import Norm
 from batchformer.nn.streams import Streams
 from batchformer.parallel.members import Scope

@@ -1,4 +1,4 @@
-"""Which way the attention of a module runs, and why: asked before every call, answered without importing Triton."""
+"""Which backend computes the attention of a module, and why; decided before every call, without importing Triton."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ Memory = Literal["fast", "lean"]
 MEMORIES: tuple[Memory, ...] = ("fast", "lean")
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
-_ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
+# Compute capabilities with enough shared memory for a tile of the widest heads: cards of data centres.
+_LARGE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))
 _NARROWEST_HEAD, _WIDE_HEAD, _WIDEST_HEAD, _WIDEST_ROW = 16, 256, 512, 8192
-
 
 # Types "auto" takes the kernels for: bfloat16 is measured in benchmarks/results/layer.json, float16 runs on the same
 # units at the same rate.
 _MEASURED = (torch.bfloat16, torch.float16)
-# Looked up once: the questions below are also asked while `torch.compile` traces a module.
+# Looked up once: the functions below also run while `torch.compile` traces a module.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 # Triton runs its kernels on the CPU, element by element, when this was set before its first import.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Choice(NamedTuple):
-    """What runs, and why not something faster."""
+    """The backend that runs, and why not a faster one."""
 
     backend: Literal["reference", "sdpa", "triton"]
     why: str
     fused: bool = False  # the whole layer, not its attention alone
 
 
-def choose(backend: Backend, device: torch.device, dtype: torch.dtype, dim: int, heads: int) -> Choice:
-    """The answer to `backend=` for inputs of this kind."""
+def choose_backend(backend: Backend, device: torch.device, dtype: torch.dtype, dim: int, heads: int) -> Choice:
+    """The backend that `backend=` means for inputs of this device, type and width."""
     if backend == "reference" or backend == "sdpa":
         return Choice(backend, f"backend={backend!r} was asked for")
     obstacle = why_not_triton(device, dtype, dim, heads)
@@ -55,52 +55,51 @@ def choose(backend: Backend, device: torch.device, dtype: torch.dtype, dim: int,
 
 
 def why_not_triton(device: torch.device, dtype: torch.dtype, dim: int, heads: int) -> str | None:
-    """What stands in the way of the kernels; None when nothing does."""
+    """Why the kernels cannot run; None where they can."""
     if not _HAS_TRITON:
         return "Triton is not installed"
     if device.type == "cpu" and not _INTERPRETED:
         return "the input is on the CPU"
     if device.type not in ("cuda", "cpu"):
         return f"the kernels are for CUDA devices, not for {device.type}"
-    if device.type == "cuda" and not _recent(device):
+    if device.type == "cuda" and not _is_recent(device):
         return f"{torch.cuda.get_device_name(device)} is older than the kernels (compute capability 8.0)"
     if dtype not in _TYPES:
         return f"the kernels know float32, bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if not _NARROWEST_HEAD <= dim // heads <= _WIDEST_HEAD:
         return f"heads of width {dim // heads} lie outside of {_NARROWEST_HEAD} to {_WIDEST_HEAD}"
-    if dim // heads > _WIDE_HEAD and (dtype == torch.float32 or not _roomy(device)):
+    if dim // heads > _WIDE_HEAD and (dtype == torch.float32 or not _has_large_shared_memory(device)):
         return f"heads of width {dim // heads} need half precision and a device with more shared memory"
     return None
 
 
-def why_not_seen(x: Tensor) -> str | None:
-    """What wants to see every step of a computation, which kernels do not show; None when nothing does."""
-    if torch.compiler.is_compiling():  # which the kernels take part in, as operators
+def why_not_traceable(x: Tensor) -> str | None:
+    """Why this call needs operations that torch can transform, which kernels are not; None where it does not."""
+    if torch.compiler.is_compiling():  # the kernels are custom operators there
         return None
     if type(x) is not Tensor and type(x) is not nn.Parameter:
         return f"the input is a {type(x).__name__}, and the kernels take plain tensors"
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "a transform of torch.func is at work"
+        return "a transform of torch.func is active"
     if forward_ad._current_level >= 0:
-        return "forward-mode derivatives are at work"
+        return "forward-mode derivatives are active"
     return None
 
 
 def why_not_fused(dim: int, hidden_dim: int) -> str | None:
-    """What keeps the rest of a layer out of the kernels, by its size."""
+    """Why the layer around the attention cannot be fused, by its widths; None where it can."""
     widest = max(dim, hidden_dim)
     return f"rows of {widest} are wider than {_WIDEST_ROW}" if widest > _WIDEST_ROW else None
 
 
-def _recent(device: torch.device) -> bool:
-    if torch.compiler.is_compiling():  # cannot be asked there; whoever compiles has Triton at work anyway
+def _is_recent(device: torch.device) -> bool:
+    if torch.compiler.is_compiling():  # the device cannot be queried there, and the compiler needs Triton anyway
         return True
     return torch.version.hip is None and _capability(device) >= (8, 0)
 
 
-def _roomy(device: torch.device) -> bool:
-    """Whether a tile of the widest heads fits: on cards of data centres, not on those for desks."""
-    return device.type == "cpu" or torch.compiler.is_compiling() or _capability(device) in _ROOMY
+def _has_large_shared_memory(device: torch.device) -> bool:
+    return device.type == "cpu" or torch.compiler.is_compiling() or _capability(device) in _LARGE_SHARED_MEMORY
 
 
 @cache

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchformer.kernels.bench import guarded, kernels_on, median_ms, peak_gib
+from benchmarks._layer_timing import guarded, kernels_on, median_ms, peak_gib
 
 KINDS = ("plain", "ours", "papers")
 
 
 class PapersLayer(nn.TransformerEncoderLayer):
-    """The papers' layer over the batch axis, with the face of ours so that it can stand in its place."""
+    """The papers' layer over the batch axis, with the interface of ours so that it can replace it."""
 
     def __init__(self, dim: int, heads: int, dropout: float = 0.5) -> None:
         super().__init__(dim, heads, dim, dropout)

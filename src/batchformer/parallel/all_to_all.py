@@ -1,8 +1,8 @@
-"""Trading rows for positions: from "my rows at all positions" to "all rows at my positions", and back.
+"""All-to-all with gradients: from "own rows at all positions" to "all rows at own positions", and back.
 
-One all-to-all each way. What comes first in memory is chosen so that only the side of the rows copies: all rows at some
-positions arrive as one contiguous tensor. The gradient of either way is the other way, so every process gets the
-gradient of the sum of all processes' losses.
+One exchange each way. Memory is laid out so that only the side of the rows copies: all rows at some positions arrive as
+one contiguous tensor. The gradient of either direction is the other direction, so every process gets the gradient of
+the sum of all processes' losses.
 """
 
 from __future__ import annotations
@@ -14,14 +14,9 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
-from batchformer.parallel.lost import naming_the_lost
-from batchformer.parallel.peers import Peers
-from batchformer.parallel.traffic import note_sent
-
-
-def shares(positions: int, processes: int) -> list[int]:
-    """How many positions each process takes: as equal as can be, none for the last ones where there are too few."""
-    return [positions // processes + (rank < positions % processes) for rank in range(processes)]
+from batchformer.parallel.cost import note_sent, shares
+from batchformer.parallel.members import Peers
+from batchformer.parallel.peer_errors import report_lost_peers
 
 
 def to_positions(x: Shaped[Tensor, "rows position width"], peers: Peers) -> Shaped[Tensor, "total share width"]:
@@ -43,14 +38,14 @@ class _ToPositions(torch.autograd.Function):
         share = shares(x.shape[1], peers.count)
         sent = torch.cat([piece.reshape(-1) for piece in x.split(share, dim=1)])
         width, own = x.shape[2], share[peers.rank]
-        heard = _exchange(
+        received = _exchange(
             sent,
             [x.shape[0] * positions * width for positions in share],
             [rows * own * width for rows in peers.rows],
             peers,
             x,
         )
-        return heard.view(peers.total, own, width)
+        return received.view(peers.total, own, width)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -63,14 +58,14 @@ class _ToRows(torch.autograd.Function):
         ctx.peers = peers
         share = shares(positions, peers.count)
         width, own, mine = x.shape[2], share[peers.rank], peers.rows[peers.rank]
-        heard = _exchange(
+        received = _exchange(
             x.reshape(-1),
             [rows * own * width for rows in peers.rows],
             [mine * positions * width for positions in share],
             peers,
             x,
         )
-        pieces = heard.split([mine * positions * width for positions in share])
+        pieces = received.split([mine * positions * width for positions in share])
         return torch.cat([p.view(mine, n, width) for p, n in zip(pieces, share, strict=True)], dim=1)
 
     @staticmethod
@@ -79,16 +74,16 @@ class _ToRows(torch.autograd.Function):
 
 
 def _exchange(sent: Tensor, out_sizes: list[int], in_sizes: list[int], peers: Peers, x: Tensor) -> Tensor:
-    """One all-to-all of unequal pieces, as bytes: backends differ in the types they know, never in bytes."""
-    heard = sent.new_empty(sum(in_sizes))
+    """One all-to-all of unequal pieces, as bytes, which all backends support."""
+    received = sent.new_empty(sum(in_sizes))
     size = sent.element_size()
-    with naming_the_lost(peers.group, f"{tuple(x.shape)} {x.dtype}"):
+    with report_lost_peers(peers.group, f"{tuple(x.shape)} {x.dtype}"):
         dist.all_to_all_single(
-            heard.view(torch.uint8),
+            received.view(torch.uint8),
             sent.contiguous().view(torch.uint8),
             [n * size for n in in_sizes],
             [n * size for n in out_sizes],
             group=peers.group,
         )
     note_sent(activations=(sum(out_sizes) - out_sizes[peers.rank]) * size)
-    return heard
+    return received

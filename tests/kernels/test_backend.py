@@ -10,8 +10,8 @@ import torch
 from torch.autograd import forward_ad
 
 from batchformer.errors import UserError
-from batchformer.kernels import choose as room
-from batchformer.kernels.choose import Choice, choose
+from batchformer.kernels import backend as room
+from batchformer.kernels.backend import Choice, choose_backend
 from batchformer.nn.attention import BatchAttention, reference_batch_attention
 from batchformer.nn.encoder import BatchEncoderLayer
 
@@ -27,18 +27,18 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hopper")
 def test_auto_takes_the_kernels_on_a_gpu_and_torchs_elsewhere() -> None:
-    assert choose("auto", CUDA, torch.bfloat16, 256, 4).backend == "triton"
-    assert choose("auto", CPU, torch.float32, 256, 4) == ("sdpa", "the input is on the CPU", False)
-    assert choose("auto", CUDA, torch.bfloat16, 2048, 4).backend == "triton"
-    assert choose("sdpa", CUDA, torch.bfloat16, 256, 4).backend == "sdpa"
+    assert choose_backend("auto", CUDA, torch.bfloat16, 256, 4).backend == "triton"
+    assert choose_backend("auto", CPU, torch.float32, 256, 4) == ("sdpa", "the input is on the CPU", False)
+    assert choose_backend("auto", CUDA, torch.bfloat16, 2048, 4).backend == "triton"
+    assert choose_backend("sdpa", CUDA, torch.bfloat16, 256, 4).backend == "sdpa"
 
 
 @pytest.mark.usefixtures("hopper")
 def test_auto_leaves_kernels_alone_that_are_not_known_to_be_faster() -> None:
-    choice = choose("auto", CUDA, torch.float32, 256, 4)
+    choice = choose_backend("auto", CUDA, torch.float32, 256, 4)
     assert choice.backend == "sdpa"
     assert "single precision" in choice.why
-    assert choose("triton", CUDA, torch.float32, 256, 4).backend == "triton"
+    assert choose_backend("triton", CUDA, torch.float32, 256, 4).backend == "triton"
 
 
 @pytest.mark.usefixtures("hopper")
@@ -53,7 +53,7 @@ def test_auto_leaves_kernels_alone_that_are_not_known_to_be_faster() -> None:
     ],
 )
 def test_what_the_kernels_cannot_do_falls_back_and_says_why(device, dtype, dim: int, heads: int, reason: str) -> None:
-    choice = choose("auto", device, dtype, dim, heads)
+    choice = choose_backend("auto", device, dtype, dim, heads)
     assert choice.backend == "sdpa"
     assert reason in choice.why
 
@@ -61,12 +61,12 @@ def test_what_the_kernels_cannot_do_falls_back_and_says_why(device, dtype, dim: 
 @pytest.mark.usefixtures("hopper")
 def test_without_triton_and_on_old_devices_torchs_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_capability", lambda device: (8, 9))
-    assert "shared memory" in choose("auto", CUDA, torch.float16, 2048, 4).why
+    assert "shared memory" in choose_backend("auto", CUDA, torch.float16, 2048, 4).why
     monkeypatch.setattr(room, "_capability", lambda device: (7, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old card")
-    assert "an old card" in choose("auto", CUDA, torch.float16, 256, 4).why
+    assert "an old card" in choose_backend("auto", CUDA, torch.float16, 256, 4).why
     monkeypatch.setattr(room, "_HAS_TRITON", False)
-    assert choose("auto", CUDA, torch.float16, 256, 4).why == "Triton is not installed"
+    assert choose_backend("auto", CUDA, torch.float16, 256, 4).why == "Triton is not installed"
 
 
 def test_the_kernels_asked_for_where_they_cannot_run_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,14 +128,14 @@ def test_gradcheck_of_the_reference() -> None:
 def test_import_brings_no_triton() -> None:
     code = (
         "import sys, torch, batchformer as bf; bf.BatchFormer(32)(torch.randn(4, 32));"
-        "assert not [m for m in sys.modules if m.startswith('batchformer.kernels.') and not m.endswith('choose')]"
+        "assert not [m for m in sys.modules if m.startswith('batchformer.kernels.') and not m.endswith('backend')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_auto_leaves_alone_what_wants_to_see_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transforms, forward-mode derivatives and subclasses of tensors go by torch, which knows them all."""
-    monkeypatch.setattr("batchformer.nn.attention.choose", lambda *_: Choice("triton", "say"))
+    monkeypatch.setattr("batchformer.nn.attention.choose_backend", lambda *_: Choice("triton", "say"))
     attention, x, whys = BatchAttention(32, 2), torch.randn(4, 3, 32), []
 
     def ask(x: torch.Tensor) -> torch.Tensor:

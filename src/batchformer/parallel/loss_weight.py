@@ -1,4 +1,4 @@
-"""Unequal batches under a mean over processes."""
+"""The weight of a process' mean loss where batches are unequal and gradients are averaged over processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from batchformer.errors import UserError
-from batchformer.parallel.lost import naming_the_lost
+from batchformer.parallel.peer_errors import report_lost_peers
 
 
 def mean_loss_weight(batch: int, process_group: ProcessGroup | None = None) -> float:
@@ -28,10 +28,10 @@ def mean_loss_weight(batch: int, process_group: ProcessGroup | None = None) -> f
         return 1.0
     group = process_group or dist.group.WORLD
     assert group is not None
-    # On the device that the group's backend moves data of: NCCL knows no other.
+    # On the device of the group's backend: NCCL supports CUDA tensors only.
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     total = torch.tensor([batch], device=device)
-    with naming_the_lost(group, f"the batch size {batch}"):
+    with report_lost_peers(group, f"the batch size {batch}"):
         dist.all_reduce(total, group=group)
         samples = int(total)
     return dist.get_world_size(group) * batch / samples if samples else 1.0

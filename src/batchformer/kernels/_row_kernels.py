@@ -1,11 +1,11 @@
-"""Kernels over rows (B x N, C): what stands between the matrix products of the layer, each read and written once."""
+"""Triton kernels over rows (B x N, C), between the matrix products of the layer; each row is read and written once."""
 
 from __future__ import annotations
 
 import triton  # type: ignore[import-untyped, import-not-found]
 import triton.language as tl  # type: ignore[import-untyped, import-not-found]
 
-from batchformer.kernels._keep import keep_tile
+from batchformer.kernels.random_bits import keep_tile
 
 SIZES = ["rows", "period", "row_stride", "row_offset", "threshold", "programs", "adds"]
 
@@ -80,7 +80,7 @@ def add_norm_backward(
     WHOLE_GRAD: tl.constexpr, WHOLE_TOTAL: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the sum and of the branch; sums over rows for weight, shift and bias, one line for each program,
-    added to what stands there where `adds` is 1.
+    added to the line's content where `adds` is 1.
 
     `grad` may be `grad_total`: a row is read before it is written. With WHOLE_... that tensor is the whole one, and
     the others are a piece of it. With `residual` and `bias`, `total` is the branch still, as the matrix product gave
@@ -133,7 +133,7 @@ def add_norm_backward(
             middle = tl.load(statistics + 2 * row, mask=inside, other=0.0)[:, None]
             inverse = tl.load(statistics + 2 * row + 1, mask=inside, other=0.0)[:, None]
         # Rows that do not exist give zeros throughout; columns that do not, wherever they enter a sum that is used.
-        # What is the same for a row is multiplied once for the row: this kernel waits for arithmetic as much as for
+        # Factors of a whole row are multiplied once for the row: this kernel is limited by arithmetic as much as by
         # memory.
         normed = summed * inverse - middle * inverse
         for_weight += arrived * normed

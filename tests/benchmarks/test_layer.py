@@ -1,22 +1,24 @@
-"""`batchformer bench`: its rows, its floor, what it says without a GPU, and that one failure loses nothing else."""
+"""The layer benchmark: its rows, its floor, what it says without a GPU, and that one failure loses nothing else."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from batchformer import cli
-from batchformer.cli import bench_steps
-from batchformer.cli.bench import write_growth, write_rows, write_steps
-from batchformer.kernels import bench, growth
-from batchformer.kernels.bench import Rates, Settings, Shape, floor_ms
+from benchmarks import _layer_growth as growth
+from benchmarks import _layer_steps as steps
+from benchmarks import _layer_timing as timing
+from benchmarks._layer_timing import Rates, Settings, Shape, floor_ms
+from benchmarks.layer import main, write_growth, write_rows, write_steps
 
 KEYS = {"shape", "heads", "dtype", "pass", "dropout", "memory", "ours_ms", "papers_ms", "compiled_ms", "graph_ms",
         "ours_gib", "papers_gib", "floor_ms", "ours_threads_ms", "papers_threads_ms", "ours_median_ms",
-        "papers_median_ms"}  # fmt: skip
+        "papers_median_ms", "speedup"}  # fmt: skip
 TINY = {"tiny": Shape(3, 2, 16, 2)}
 FAST = Settings("fp32", 0.5, rounds=1, seconds=0.001)
 CPU = torch.device("cpu")
@@ -34,6 +36,7 @@ def test_a_file_has_a_row_for_each_pass_and_memory(tmp_path: Path, capsys: pytes
         assert row["shape"] == [3, 2, 16]
         assert row["ours_ms"] > 0
         assert row["papers_ms"] > 0
+        assert row["speedup"] == row["papers_ms"] / row["ours_ms"]
         assert row["ours_median_ms"] >= row["ours_ms"]
         assert row["papers_median_ms"] >= row["papers_ms"]
         assert (row["ours_threads_ms"] is None) == (row["papers_threads_ms"] is None) == (row["pass"] == "fwd")
@@ -46,7 +49,7 @@ def test_one_failure_loses_nothing_else(tmp_path: Path, monkeypatch: pytest.Monk
         def forward(self, *_, **__) -> torch.Tensor:
             raise RuntimeError("CUDA error: out of luck\nand more")
 
-    monkeypatch.setattr(bench.nn, "TransformerEncoderLayer", Broken)
+    monkeypatch.setattr(timing.nn, "TransformerEncoderLayer", Broken)
     path = tmp_path / "layer.json"
     assert write_rows(path, TINY, FAST._replace(passes=("fwd",)), CPU) == 1
     result = json.loads(path.read_text())
@@ -58,7 +61,7 @@ def test_one_failure_loses_nothing_else(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_papers_layer_is_compiled_once_for_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr(torch, "compile", lambda module, **_: made.append(module) or module)
-    measured = list(bench.rows(TINY, FAST._replace(compile=True), CPU, []))
+    measured = list(timing.rows(TINY, FAST._replace(compile=True), CPU, []))
     assert len(made) == 1
     assert all(row["compiled_ms"] > 0 for row in measured)
 
@@ -91,7 +94,7 @@ def test_steps_are_those_of_the_plain_model_of_ours_and_of_the_papers(
 ) -> None:
     pytest.importorskip("timm")
     # bfloat16 convolutions of 512 channels take half a minute on a CPU
-    monkeypatch.setitem(bench_steps.MODELS, "resnet-50-tiny", bench_steps._classifier("test_resnet", 32))
+    monkeypatch.setitem(steps.MODELS, "resnet-50-tiny", steps._classifier("test_resnet", 32))
     path = tmp_path / "end_to_end.json"
     assert write_steps(path, {"resnet-50-tiny": 4}, CPU, 0.0) == 0
     (row,) = json.loads(path.read_text())["rows"]
@@ -105,13 +108,23 @@ def test_the_floor_is_that_of_the_table_of_measurements() -> None:
     assert floor_ms(Shape(1024, 197, 192, 3), "fwd+bwd", torch.bfloat16, rates) == pytest.approx(0.95, abs=0.05)
 
 
-def test_without_a_gpu_it_says_so_in_one_sentence(
+def test_without_a_gpu_and_for_wrong_options_it_says_so_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cli.main(["bench", "--quick"]) == 2
-    assert capsys.readouterr().err.strip().count("\n") == 0
-    assert cli.main(["bench", "deit-z"]) == 2
-    assert "deit-s" in capsys.readouterr().err
-    assert cli.main(["bench", "--dropout", "2"]) == 2
-    assert "--dropout 2" in capsys.readouterr().err
+    for args, said in ((["--quick"], "no CUDA device"), (["deit-z"], "deit-s"), (["--dropout", "2"], "--dropout: 2")):
+        with pytest.raises(SystemExit) as stopped:
+            main(args)
+        assert stopped.value.code == 2
+        assert said in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_the_shapes_of_the_published_table_are_measured_by_default() -> None:
+    measured = {shape[:3] for shape in timing.SHAPES.values()}
+    assert {(24, 13294, 256), (1024, 197, 192), (128, 197, 384), (16, 950, 256), (128, 1, 2048)} <= measured
+
+
+def test_it_runs_as_a_module_from_the_repository() -> None:
+    command = [sys.executable, "-m", "benchmarks.layer", "--help"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert "--no-compile" in done.stdout

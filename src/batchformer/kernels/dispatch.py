@@ -1,4 +1,4 @@
-"""The two doors into the kernels: attention alone, and the whole post-norm layer; eager or compiled."""
+"""Entry points of the kernels: attention alone, and the whole post-norm layer; eager or compiled."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from batchformer.kernels import host, operators
-from batchformer.kernels.functions import Attention, LayerSettings, LayerWeights
-from batchformer.kernels.layer import fast_layer
-from batchformer.kernels.lean import lean_layer
+from batchformer.kernels import operators
+from batchformer.kernels.attention import AttentionNode
+from batchformer.kernels.blocks import LayerSettings, LayerWeights
+from batchformer.kernels.layer import FastLayer, LeanLayer
 from batchformer.kernels.random_bits import draw_seed
+
+_NO_CONTEXT = nullcontext()
 
 
 def batch_attention(
@@ -24,13 +26,13 @@ def batch_attention(
     valid: Bool[Tensor, "batch position"] | None = None,
     seed: Tensor | None = None,
 ) -> Float[Tensor, "batch position dim"]:
-    """`batchformer.nn.batch_attention` of what the input projection gives; `seed` is drawn where it is not given."""
+    """Batch attention of what the input projection gives; a `seed` is drawn where none is given."""
     seed = (draw_seed(qkv.device) if seed is None else seed) if dropout > 0.0 else None
     valid = None if valid is None else valid.contiguous()
     if torch.compiler.is_compiling():
         return operators.attention_operator(qkv, valid, seed, heads, group_size or 0, dropout)[0]
-    with _on(qkv):
-        return Attention.apply(qkv, valid, seed, heads, group_size, dropout)
+    with _current_device(qkv):
+        return AttentionNode.apply(qkv, valid, seed, heads, group_size, dropout)
 
 
 def encoder_layer(
@@ -42,20 +44,16 @@ def encoder_layer(
     seed: Tensor | None = None,
 ) -> Float[Tensor, "batch position dim"]:
     """The post-norm layer of the papers, fused; the input may be of another type than the matrix products."""
+    seed = (draw_seed(x.device) if seed is None else seed) if settings.dropout > 0.0 else None
     valid = None if valid is None else valid.contiguous()
-    is_compiling = torch.compiler.is_compiling()
-    with nullcontext() if is_compiling else _on(x):
-        made = None if is_compiling or seed is not None else host.run_layer(x, weights, settings, valid, is_lean)
-        if made is not None:
-            return made
-        seed = (draw_seed(x.device) if seed is None else seed) if settings.dropout > 0.0 else None
-        if is_compiling:
-            return operators.compiled_layer(x, weights, settings, valid, seed, is_lean)
-        return (lean_layer if is_lean else fast_layer)(x, weights, settings, valid, seed)
+    if torch.compiler.is_compiling():
+        return operators.compiled_layer(x, weights, settings, valid, seed, is_lean)
+    with _current_device(x):
+        return (LeanLayer if is_lean else FastLayer).apply(x, valid, seed, settings, *weights)
 
 
-def _on(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, torch on that of the tensor: make them one, where they are not."""
+def _current_device(x: Tensor) -> AbstractContextManager[Any]:
+    """Makes the device of `x` the current one, on which Triton launches, where it is not already."""
     if x.is_cuda and x.device.index != torch.cuda.current_device():
         return torch.cuda.device(x.device)
-    return nullcontext()
+    return _NO_CONTEXT

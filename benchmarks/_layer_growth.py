@@ -1,21 +1,30 @@
-"""How time and memory of the layer grow with the batch and with the positions, and where attention overtakes the rest.
+"""How time and memory of the layer grow with the batch and with the positions, measured and drawn.
 
 Attention grows with B x B x N, the matrix products with B x N: by arithmetic alone they meet where the batch is three
 times the width. "attention_ms" is attention alone, "products_ms" the four matrix products alone, forward and backward.
+`python -m benchmarks._layer_growth growth.json` draws the charts of a file again.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from batchformer.kernels.bench import DTYPES, guarded, kernels_on, median_ms, one_call, peak_gib
-from batchformer.kernels.choose import MEMORIES
+from batchformer.kernels.backend import MEMORIES
 from batchformer.nn.encoder import BatchEncoderLayer
+from batchformer.report.charts import Chart, Point
+from batchformer.report.scales import decade_axis
+from batchformer.report.svg_file import lines_svg
+from benchmarks._layer_timing import DTYPES, guarded, kernels_on, median_ms, one_call, peak_gib
+
+Row = Mapping[str, Any]
 
 
 class Sweep(NamedTuple):
@@ -84,7 +93,7 @@ def _row(batch: int, positions: int, sweep: Sweep, device: torch.device, problem
 
 def _attention(sweep: Sweep, device: torch.device) -> Callable[[Tensor], Tensor]:
     if kernels_on(device) == "triton":
-        from batchformer.kernels.run import batch_attention
+        from batchformer.kernels.dispatch import batch_attention
 
         return lambda qkv: batch_attention(qkv, sweep.heads, sweep.dropout)
 
@@ -116,3 +125,41 @@ def crossings(rows: list[dict[str, Any]]) -> list[dict[str, float | int | None]]
             found[positions] = None  # noise of small sizes: what counts is the last time it is overtaken
         before[positions] = (batch, ratio)
     return [{"positions": positions, "batch": batch} for positions, batch in sorted(found.items())]
+
+
+def _ratio(row: Row) -> float | None:
+    attention, products = row["attention_ms"], row["products_ms"]
+    return attention / products if attention and products else None
+
+
+_CHARTS: dict[str, tuple[str, str, Callable[[Row], float | None]]] = {
+    "time": ("Time of the layer, forward and backward", "milliseconds", lambda row: row["fast_ms"]),
+    "memory": ("Peak memory of the layer, forward and backward", "GiB", lambda row: row["fast_gib"]),
+    "memory-lean": ("Peak memory with memory=lean", "GiB", lambda row: row["lean_gib"]),
+    "attention": ("Attention over the matrix products: above 1 it overtakes them", "ratio of times", _ratio),
+}
+
+
+def write_growth_charts(rows: Sequence[Row], source: Path) -> list[Path]:
+    """One SVG beside `source` for each quantity that was measured, a line for each number of positions."""
+    written = []
+    for name, (title, label, value) in _CHARTS.items():
+        lines: dict[str, list[Point]] = {}
+        for row in sorted(rows, key=lambda row: (row["shape"][1], row["shape"][0])):
+            found = value(row)
+            if found:  # zero has no place on this axis either
+                lines.setdefault(f"{row['shape'][1]:,} positions", []).append((float(row["shape"][0]), float(found)))
+        if not lines:
+            continue
+        points = [point for line in lines.values() for point in line]
+        chart = Chart(name, decade_axis([x for x, _ in points], "batch"), decade_axis([y for _, y in points], label))
+        ends = "; ".join(f"{which}: {line[-1][1]:.3g} at a batch of {line[-1][0]:.0f}" for which, line in lines.items())
+        target = source.with_name(f"{source.stem}-{name}.svg")
+        target.write_text(lines_svg(chart, lines, title, ends), encoding="utf-8")
+        written.append(target)
+    return written
+
+
+if __name__ == "__main__":
+    for file in map(Path, sys.argv[1:]):
+        write_growth_charts(json.loads(file.read_text(encoding="utf-8"))["rows"], file)

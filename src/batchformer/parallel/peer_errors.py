@@ -1,4 +1,4 @@
-"""When a process stops answering: an error that says who, instead of a stack of socket messages."""
+"""Errors of a failed exchange: which ranks do not answer, instead of a stack of socket messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.distributed import ProcessGroup
 
 from batchformer.errors import UserError
 
-# Survivors learn of a loss within moments of each other; so many seconds each waits for the word of the others.
-_PATIENCE = 3.0
+# The remaining processes notice a lost one within moments of each other; each waits this many seconds for the others.
+_WAIT_SECONDS = 3.0
 
 
 class PeerLost(UserError):
@@ -22,10 +22,10 @@ class PeerLost(UserError):
 
 
 @contextmanager
-def naming_the_lost(group: ProcessGroup, what: str) -> Iterator[None]:
-    """Turns a failed exchange into a `PeerLost` that names this rank, what it sent, and the ranks that are silent.
+def report_lost_peers(group: ProcessGroup, what: str) -> Iterator[None]:
+    """Turn a failed exchange into a `PeerLost` that names this rank, what it sent, and the ranks that do not answer.
 
-    Whoever sees the failure says so in the store that the processes met in: silent is who does not.
+    Every process that sees the failure writes a key to the store of the process group; ranks without one do not answer.
     """
     try:
         yield
@@ -42,24 +42,24 @@ def naming_the_lost(group: ProcessGroup, what: str) -> Iterator[None]:
 
 
 def _silent_ranks(rank: int, ranks: list[int]) -> list[int]:
-    silent, deadline = [], time.monotonic() + _PATIENCE
+    silent, deadline = [], time.monotonic() + _WAIT_SECONDS
     try:
         store = dist.distributed_c10d._get_default_store()
         store.set(_key(rank), "failed")
         for other in ranks:
-            if not _hears(store, other, max(0.001, deadline - time.monotonic())):
+            if not _answers(store, other, max(0.001, deadline - time.monotonic())):
                 silent.append(other)
-    except RuntimeError:  # the store lives in the process that is gone: rank 0 where no launcher keeps it
+    except RuntimeError:  # the store is in the process that is gone: rank 0 where no launcher keeps it
         return [0]
     return silent
 
 
-def _hears(store: dist.Store, other: int, patience: float) -> bool:
+def _answers(store: dist.Store, other: int, seconds: float) -> bool:
     try:
-        store.wait([_key(other)], datetime.timedelta(seconds=patience))
+        store.wait([_key(other)], datetime.timedelta(seconds=seconds))
     except dist.DistNetworkError:
         raise
-    except RuntimeError:  # nobody has said it in time
+    except RuntimeError:  # no key in time
         return False
     return True
 
