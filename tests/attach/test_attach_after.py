@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import batchformer as bf
-from batchformer.attach.after import Thin
-from batchformer.attach.separate_norm import SeparateNorm
+from batchformer.attach.doubled_input import PlainHalfOnly
+from batchformer.attach.per_stream import SeparateNorm
 from batchformer.errors import UserError
 
 
@@ -42,7 +42,7 @@ def tokens(count: int = 4) -> Tensor:
 
 def test_the_first_place_the_model_calls_opens_whatever_the_order_of_the_list() -> None:
     attachment = bf.attach(Blocks(), after=["blocks.2", "blocks.0"], heads=2)
-    assert [(point.paths, point.feature.opens) for point in attachment.points] == [
+    assert [(point.paths, point.site.opens) for point in attachment.points] == [
         (("blocks.0",), True),
         (("blocks.2",), False),
     ]
@@ -107,7 +107,7 @@ def test_a_model_that_noted_the_batch_size_runs_wide_and_computes_nothing_twice(
         nn.functional.linear = kept
     torch.testing.assert_close(outputs[:4], expected)
     assert rows == {"embed": 4, "0": 4, "1": 4, "2": 8}
-    assert any(isinstance(piece, Thin) for piece in attachment._pieces)
+    assert any(isinstance(piece, PlainHalfOnly) for piece in attachment._pieces)
     assert model.eval()(x).shape == (4, 3)
 
 

@@ -205,9 +205,9 @@ def test_a_signal_has_its_channels_first(place: str) -> None:
     torch.testing.assert_close(outputs[:5], twin(x))
     # a position is a place in time: what another sample does there is seen, what it does elsewhere is not
     features = twin.conv(x) if place == "conv" else twin.norm(twin.conv(x))
-    related = attachment.points[0].feature.related(features)[5:]
+    related = attachment.points[0].site.related(features)[5:]
     moved = features.clone()
     moved[0, :, 3] += 1.0
-    changed = (attachment.points[0].feature.related(moved)[5:] - related).abs().amax(1) > 1e-6
+    changed = (attachment.points[0].site.related(moved)[5:] - related).abs().amax(1) > 1e-6
     assert changed[:, 3].all()
     assert not changed[:, [0, 1, 2, *range(4, 16)]].any()

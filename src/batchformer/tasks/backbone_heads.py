@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from batchformer.attach.plan_after import block_paths
+from batchformer.attach.locate import block_paths
 from batchformer.errors import UserError
 from batchformer.tasks.classification_options import InsertionOptions
 
