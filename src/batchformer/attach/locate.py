@@ -35,7 +35,7 @@ def find_classifiers(model: nn.Module) -> list[str]:
     ways = (_named_by_timm, _found_by_getter, _named_by_transformers, _usually_named, _last_of_sequential)
     named = next((found for found in (way(model) for way in ways) if found), [])
     named = [_last_of_container(model, path) for path in named]
-    paths = [path for path in named if _scores(model.get_submodule(path))]
+    paths = [path for path in named if _has_weights(model.get_submodule(path))]
     if paths:
         return paths
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name][-5:]
@@ -57,7 +57,7 @@ def get_submodule(model: nn.Module, path: str) -> nn.Module:
     return model.get_submodule(path)
 
 
-def _scores(module: nn.Module) -> bool:
+def _has_weights(module: nn.Module) -> bool:
     """A layer of weights: models built with num_classes=0 have an Identity in the classifier's place."""
     return isinstance(module, nn.Linear | nn.Conv2d) or (
         not isinstance(module, nn.Identity) and next(module.parameters(), None) is not None
