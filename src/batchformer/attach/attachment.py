@@ -17,7 +17,7 @@ from batchformer.attach.insertion import InstanceForward, ModuleHolder, relates_
 from batchformer.attach.locate import Channels, block_paths, encoder_layer_paths, find_classifiers
 from batchformer.attach.per_stream import BatchNormMode, MeanOfStreams, SeparateNorm
 from batchformer.attach.plan import Point
-from batchformer.attach.planner import norms_behind, plan_after, points_before
+from batchformer.attach.planner import norms_behind_heads, plan_after, points_before
 from batchformer.attach.preconditions import (
     check_batch_norm,
     check_before,
@@ -117,7 +117,7 @@ def attach(
     check_before(model, mask_padding=mask_padding, share=share)
     paths = [before] if isinstance(before, str) else find_classifiers(model) if before is None else list(before)
     points = points_before(model, paths, dim, channels, module_keywords, example)
-    norms = norms_behind(model, points, batch_norm, example)
+    norms = norms_behind_heads(model, points, batch_norm, example)
     return Attachment(model, points, InputHook(model, points[0].module), norms)
 
 

@@ -107,7 +107,7 @@ def _make_point(
     return Point(tuple(paths), module, insertions, feature)
 
 
-def norms_behind(
+def norms_behind_heads(
     model: nn.Module, points: list[Point], batch_norm: BatchNormMode, example: Example | None
 ) -> list[SeparateNorm]:
     """What keeps the streams apart in each BatchNorm behind the places: those in the heads; and where some are
@@ -210,7 +210,7 @@ def plan_after(
         ]
     if not padded:
         check_read(model, plan, [submodule.path for submodule in submodules if seen[submodule.name].gives_several])
-    behind = [name for probe in probes for name in _norms_behind(model, plan, opener, probe, batch_norm)]
+    behind = [name for probe in probes for name in _names_behind(model, plan, opener, probe, batch_norm)]
     plan.supports += separate_norms(model, first, dict.fromkeys(behind), batch_norm)
     if first.streams == "duplicate" and batch_norm == "separate" and not padded:
         check_apart(model, plan)
@@ -240,7 +240,7 @@ def _feature(
     return feature
 
 
-def _norms_behind(
+def _names_behind(
     model: nn.Module, plan: InsertionPlan, opener: str, probe: Probe, batch_norm: BatchNormMode
 ) -> list[str]:
     """The submodules behind the insertion that both streams reach, BatchNorms among them.
