@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from batchformer.attach.plan_after import block_paths
+from batchformer.attach.locate import block_paths
 from batchformer.errors import UserError
 from batchformer.nn.encoder import Norm
 from batchformer.training.options import ModuleOptions

@@ -1,4 +1,6 @@
-"""attach(after=...) on models that a look at names, or at eval mode alone, would misjudge."""
+"""Models that noted the batch size get every image twice, and what stands before the insertion computes each once."""
+
+from __future__ import annotations
 
 import copy
 
@@ -8,9 +10,35 @@ import torch
 from torch import Tensor, nn
 
 import batchformer as bf
+from batchformer.attach.doubled_input import PlainHalfOnly
 from batchformer.errors import UserError
 
+from .small_models import Blocks, tokens
+
 QUIET = {"heads": 2, "dropout": 0.0}
+
+
+def test_a_model_that_noted_the_batch_size_gets_its_input_twice_and_computes_nothing_twice() -> None:
+    model, x = Blocks(captures=True).train(), tokens()
+    expected = model(x)
+    rows: dict[str, int] = {}
+    inner = {"embed": model.embed, "0": model.blocks[0][0], "1": model.blocks[1][0], "2": model.blocks[2][0]}
+    attachment = bf.attach(model, blocks=[1], heads=2, dropout=0.0)
+    kept = nn.functional.linear
+
+    def counting(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        rows.update({name: len(x) for name, layer in inner.items() if layer.weight is weight})
+        return kept(x, weight, bias)
+
+    nn.functional.linear = counting
+    try:
+        outputs = model(x)
+    finally:
+        nn.functional.linear = kept
+    torch.testing.assert_close(outputs[:4], expected)
+    assert rows == {"embed": 4, "0": 4, "1": 4, "2": 8}
+    assert any(isinstance(piece, PlainHalfOnly) for piece in attachment._pieces)
+    assert model.eval()(x).shape == (4, 3)
 
 
 class Block(nn.Module):
@@ -74,56 +102,6 @@ def test_a_model_whose_plain_rows_would_be_wrong_is_refused() -> None:
     split = bf.attach(model, after=["blocks.1"], streams="split", **QUIET)
     assert model.train()(torch.randn(4, 3, 8, 8)).shape == (4, 5)
     split.detach()
-
-
-class Windows(nn.Module):
-    """Four windows of each image attend with one query, which `repeat` gives to those of others (timm's GCViT)."""
-
-    def __init__(self, interleave: bool) -> None:
-        super().__init__()
-        self.patch, self.query, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8), nn.Linear(8, 5)
-        self.interleave = interleave
-        self.default_cfg = {"input_size": (3, 16, 16)}
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.patch(images).flatten(2).transpose(1, 2)
-        query = self.query(tokens.mean(1, keepdim=True))
-        windows = tokens.reshape(-1, 4, 8)
-        query = query.repeat_interleave(4, 0) if self.interleave else query.repeat(4, 1, 1)
-        seen = ((query @ windows.mT).softmax(-1) @ windows).reshape(-1, 4, 8)
-        return self.head(seen.mean(1))
-
-
-def test_a_model_whose_images_see_each_other_is_refused() -> None:
-    torch.manual_seed(0)
-    with pytest.raises(UserError, match=r"Windows lets the images of a batch see each other behind 'patch'"):
-        bf.attach(Windows(interleave=False), after=["patch"], **QUIET)
-    bf.attach(Windows(interleave=False), after=["patch"], streams="split", **QUIET)
-    model = Windows(interleave=True).train()
-    plain, images = copy.deepcopy(model), torch.randn(3, 3, 16, 16)
-    attachment = bf.attach(model, after=["patch"], **QUIET)
-    torch.testing.assert_close(attachment.plain(model(images)), plain(images))
-
-
-def test_a_batch_norm_without_running_statistics_keeps_the_streams_apart() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8, track_running_stats=False), nn.Flatten(), nn.Linear(8 * 16, 5)
-    ).train()
-    model.default_cfg = {"input_size": (3, 4, 4)}
-    plain, images = copy.deepcopy(model), torch.randn(3, 3, 4, 4)
-    attachment = bf.attach(model, after=["0"], **QUIET)
-    torch.testing.assert_close(attachment.plain(model(images)), plain(images))
-
-
-@pytest.mark.parametrize(("size", "channels"), [(28, 1), (96, 3), (256, 3)])
-def test_a_network_of_one_own_size_is_run_dry(size: int, channels: int) -> None:
-    side = size // 4
-    model = nn.Sequential(nn.Conv2d(channels, 8, 4, 4), nn.Flatten(), nn.Linear(8 * side * side, 5)).train()
-    attachment = bf.attach(model, after=["0"], **QUIET)
-    images = torch.randn(3, channels, size, size)
-    assert model(images).shape == (6, 5)
-    attachment.detach()
 
 
 class NormAct(nn.BatchNorm1d):
@@ -203,60 +181,3 @@ def test_positions_follow_the_patches_that_training_leaves_to_an_image(name: str
     torch.testing.assert_close(attachment.plain(outputs[0]), outputs[1])
     outputs[0].sum().backward()
     assert all(p.grad is not None for p in attachment.parameters())
-
-
-class Auxiliary(nn.Module):
-    """A second head for training alone, as GoogLeNet's; it counts what it has seen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch, self.block = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 1)
-        self.auxiliary = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 5))
-        self.head = nn.Linear(8, 5)
-        self.register_buffer("seen", torch.zeros(()))
-        self.calls = 0
-        self.default_cfg = {"input_size": (3, 8, 8)}
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        x = self.block(self.patch(images)).mean((2, 3))
-        if not self.training:
-            return (self.head(x),)
-        self.seen += len(images)
-        self.calls += 1
-        return self.head(x), self.auxiliary(x)
-
-
-def test_a_batch_norm_of_training_alone_keeps_the_streams_apart() -> None:
-    torch.manual_seed(0)
-    model = Auxiliary().train()
-    plain, images = copy.deepcopy(model), torch.randn(4, 3, 8, 8)
-    attachment = bf.attach(model, after=["block"], **QUIET)
-    for found, wanted in zip(attachment.plain(model(images)), plain(images), strict=True):
-        torch.testing.assert_close(found, wanted)
-    for name in ("running_mean", "running_var"):
-        torch.testing.assert_close(getattr(model.auxiliary[0], name), getattr(plain.auxiliary[0], name))
-    attachment.detach()
-    joint = bf.attach(model, after=["block"], batch_norm="joint", **QUIET)
-    assert not torch.allclose(joint.plain(model(images))[1], plain(images)[1])
-
-
-class OwnLoss(Auxiliary):
-    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
-        out = super().forward(images)
-        return torch.stack([each.logsumexp(1).mean() for each in out]).sum() if self.training else out
-
-
-def test_a_model_that_gives_a_loss_in_training_is_judged_by_eval_mode() -> None:
-    bf.attach(model := OwnLoss().train(), after=["block"], **QUIET)
-    assert model(torch.randn(4, 3, 8, 8)).ndim == 0
-
-
-def test_a_look_as_in_training_leaves_nothing_behind() -> None:
-    model = Auxiliary().eval()
-    state = copy.deepcopy(model.state_dict())
-    seen = model.seen
-    bf.attach(model, after=["block"], **QUIET)
-    torch.testing.assert_close({name: model.state_dict()[name] for name in state}, state, rtol=0, atol=0)
-    assert model.seen is seen
-    assert model.calls == 0
-    assert not any(part.training for part in model.modules())

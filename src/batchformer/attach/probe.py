@@ -1,4 +1,8 @@
-"""What submodules are seen doing in dry runs: what enters them, the order of their calls, who has the batch first."""
+"""What forward hooks see of a model's submodules in dry runs: their arguments, the order of their calls, their rows.
+
+A tensor among the arguments of a submodule is named by its path: args[0] is (0,), kwargs["mask"] is ("mask",), and what
+a list holds goes on from there: args[0][2] is (0, 2) (a dense block hands on the outputs of all its layers so far).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,23 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchformer.attach.arguments import Place, given_tensors
 from batchformer.attach.dry_run import Example, call_blank
 from batchformer.errors import UserError
+
+ArgumentPath = tuple[int | str, ...]
+
+
+def given_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[ArgumentPath, Tensor]]:
+    """The tensors among the arguments that have a first axis."""
+    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    return [found for key, value in given for found in _tensors_in(value, (key,))]
+
+
+def _tensors_in(value: Any, path: ArgumentPath) -> list[tuple[ArgumentPath, Tensor]]:
+    if isinstance(value, Tensor):
+        return [(path, value)] if value.ndim else []
+    items = value if isinstance(value, tuple | list) else ()
+    return [found for number, item in enumerate(items) for found in _tensors_in(item, (*path, number))]
 
 
 def tensors_entering(model: nn.Module, paths: list[str], example: Example | None = None) -> dict[str, Tensor]:
@@ -42,17 +60,19 @@ def tensors_entering(model: nn.Module, paths: list[str], example: Example | None
 
 @dataclass
 class Calls:
-    """What one submodule was seen doing: when its calls began and ended, and with how many rows its arguments came."""
+    """The calls of one submodule: when they began and ended, with how many rows its arguments came, what it gave."""
 
     begins: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    rows: dict[Place, int] = field(default_factory=dict)
+    rows: dict[ArgumentPath, int] = field(default_factory=dict)
     output: Tensor | None = None  # the first tensor of what it gives, which is the one that is related
     gives_several: bool = False
 
 
-def watch(model: nn.Module, images: int, example: Example | None = None, training: bool = False) -> dict[str, Calls]:
-    """One dry run with so many images, every submodule watched."""
+def record_calls(
+    model: nn.Module, images: int, example: Example | None = None, training: bool = False
+) -> dict[str, Calls]:
+    """The calls of every submodule, by its name, in one dry run with so many images."""
     seen: dict[str, Calls] = {}
     clock = iter(range(10**9))
     handles = []
@@ -61,7 +81,7 @@ def watch(model: nn.Module, images: int, example: Example | None = None, trainin
         def begin(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
             calls = seen.setdefault(name, Calls())
             calls.begins.append(next(clock))
-            calls.rows.update({place: x.shape[0] for place, x in given_tensors(args, kwargs)})
+            calls.rows.update({argument: x.shape[0] for argument, x in given_tensors(args, kwargs)})
 
         def end(_: nn.Module, args: Any, out: Any, name: str = name) -> None:
             seen[name].ends.append(next(clock))
@@ -95,37 +115,38 @@ def _first_tensor(out: Any) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class View:
-    """What dry runs with two and with three images showed: in eval mode, or as in training."""
+class Probe:
+    """The calls in dry runs with two and with three images: in eval mode, or as in training."""
 
     two: dict[str, Calls]
     three: dict[str, Calls]
     training: bool = False
 
-    def batch_arguments(self, name: str) -> frozenset[Place]:
+    def batch_arguments(self, name: str) -> frozenset[ArgumentPath]:
         """The arguments of a submodule whose rows grow with the images."""
         if name not in self.two or name not in self.three:
             return frozenset()
         three = self.three[name].rows
-        return frozenset(place for place, rows in self.two[name].rows.items() if rows == 2 and three.get(place) == 3)
+        two = self.two[name].rows
+        return frozenset(argument for argument, rows in two.items() if rows == 2 and three.get(argument) == 3)
 
     def gives_rows(self) -> bool:
         """Whether what leaves the model has a row for each image (a loss that is computed inside has none)."""
         left = [seen[""].output for seen in (self.two, self.three)]
         return [0 if one is None else one.shape[0] for one in left] == [2, 3]
 
-    def called_after(self, place: str) -> list[str]:
-        """The submodules whose last call begins after the one of `place` has ended."""
-        end = self.two[place].ends[-1]
+    def called_after(self, submodule: str) -> list[str]:
+        """The submodules whose last call begins after the one of `submodule` has ended."""
+        end = self.two[submodule].ends[-1]
         return [name for name, calls in self.two.items() if max(calls.begins, default=-1) > end]
 
-    def before(self, place: str) -> list[str]:
-        """The largest submodules whose every call ends before that of `place` begins.
+    def called_before(self, submodule: str) -> list[str]:
+        """The largest submodules whose every call ends before that of `submodule` begins.
 
         Which lies inside which is told by the times of the calls: one submodule may have several parents (CoaT's
         blocks share some). One that is called by itself as well is left out, as it cannot know what it is given.
         """
-        start = self.two[place].begins[0]
+        start = self.two[submodule].begins[0]
         early = {name: calls for name, calls in self.two.items() if name and calls.ends and max(calls.ends) < start}
         spans = ((*span, name) for name, calls in early.items() for span in zip(calls.begins, calls.ends, strict=True))
         largest, inner, last = set(), set(), -1
@@ -138,14 +159,15 @@ class View:
         return sorted(largest - inner)
 
 
-def views(model: nn.Module, example: Example | None) -> list[View]:
-    """In eval mode, where nothing is random; and as in training where that calls or hands on what eval mode does not: a
-    BatchNorm was not called (GoogLeNet's auxiliary heads), or patches are left out (timm's `patch_drop_rate`)."""
-    found = [View(watch(model, 2, example), watch(model, 3, example))]
+def probe_model(model: nn.Module, example: Example | None) -> list[Probe]:
+    """A probe in eval mode, where nothing is random; and one as in training where that calls or hands on what eval mode
+    does not: a BatchNorm was not called (GoogLeNet's auxiliary heads), or patches are left out (`patch_drop_rate`)."""
+    found = [Probe(record_calls(model, 2, example), record_calls(model, 3, example))]
     drops = any(type(part).__name__.startswith("PatchDropout") for part in model.modules())
     if drops or any(isinstance(part, _BatchNorm) and name not in found[0].two for name, part in model.named_modules()):
         with suppress(UserError):  # it may want targets then
-            in_training = View(watch(model, 2, example, True), watch(model, 3, example, True), training=True)
+            two, three = (record_calls(model, images, example, training=True) for images in (2, 3))
+            in_training = Probe(two, three, training=True)
             found += [in_training] if in_training.gives_rows() else []
     return found
 
@@ -161,15 +183,16 @@ def check_batch_first(path: str, two: Calls, three: Calls) -> None:
         )
 
 
-def grown(plain: dict[str, Calls], both: dict[str, Calls]) -> set[str]:
+def names_with_doubled_rows(plain: dict[str, Calls], both: dict[str, Calls]) -> set[str]:
     """The submodules that were given twice the rows in the second of two dry runs."""
     return {
         name
         for name, calls in plain.items()
-        if name in both and any(both[name].rows.get(place) == 2 * rows for place, rows in calls.rows.items())
+        if name in both and any(both[name].rows.get(argument) == 2 * rows for argument, rows in calls.rows.items())
     }
 
 
-def parents(name: str) -> list[str]:
+def parent_paths(name: str) -> list[str]:
+    """The paths of the submodules that a submodule is a part of, outermost first."""
     parts = name.split(".")
     return [".".join(parts[:k]) for k in range(1, len(parts))]

@@ -1,14 +1,15 @@
-"""The door of an attached model: what enters it in training, what leaves it, and which side doors stay shut."""
+"""Model-level hooks: repeat inputs, check rows, forbid partial forwards."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from batchformer.attach.insertion import InstanceForward
-from batchformer.attach.padding import argument_names
-from batchformer.attach.separate_norm import SeparateNorm
+from batchformer.attach.dry_run import argument_names
+from batchformer.attach.insertion import After, InstanceForward, SharedFeature
+from batchformer.attach.per_stream import SeparateNorm, follow_replaced
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 from batchformer.nn.streams import count_rows, repeat_rows, twice
@@ -28,8 +29,8 @@ class _Hook:
         )
 
 
-class Entry(_Hook):
-    """A forward pre-hook of the whole model: in training, labels for both streams; to a wide model every image twice.
+class InputHook(_Hook):
+    """A forward pre-hook of the whole model: in training, labels for both streams; where needed, every input twice.
 
     A model that computes its loss inside `forward` sees each label twice, so its mean over rows is the mean over both
     streams. transformers' `Trainer` hands over the number of labels to divide a sum by: that is doubled as well.
@@ -37,10 +38,10 @@ class Entry(_Hook):
 
     def __init__(self, model: nn.Module, module: BatchFormer) -> None:
         self.module = module
-        self.wide = False  # see `wide.make_wide`
+        self.doubles_input = False  # see `doubled_input.double_input`
         self.norms: list[SeparateNorm] = []
         self.canvas: tuple[int, int] | None = None  # height and width of the images, where processes compare them
-        self.inside = False  # between the model's entry and its end
+        self.inside = False  # while the forward of the whole model runs
         arguments = argument_names(type(model).forward)
         self.labels_at = arguments.index(_LABELS) if _LABELS in arguments else None
 
@@ -54,9 +55,9 @@ class Entry(_Hook):
             return None
         for norm in self.norms:  # a plain loop, which is easy to compile
             if norm.replaced:
-                from batchformer.attach.follow import follow_replaced
-
-                follow_replaced(self.norms)
+                # Not traced: compiled code breaks here, the first time after a BatchNorm was replaced. And not as a
+                # decorator, because `torch.compiler.disable` imports all of torch's compiler.
+                torch.compiler.disable(follow_replaced)(self.norms)
                 break
         if self.module.scope == "global":
             given = [*args, *kwargs.values()]
@@ -71,7 +72,7 @@ class Entry(_Hook):
         if rows is None:
             return None
         labels = self._labels(args, kwargs)
-        if self.wide:
+        if self.doubles_input:
             # Never inside a list of labels: the boxes of an image may be as many as the images.
             args = tuple(a if a is labels else repeat_rows(a, rows) for a in args)
             kwargs = {name: a if a is labels else repeat_rows(a, rows) for name, a in kwargs.items()}
@@ -95,19 +96,19 @@ class Entry(_Hook):
         return args, {**kwargs, _LABELS: labels}
 
 
-class WholeOnly(InstanceForward):
+class ForbidPartialForward(InstanceForward):
     """In the place of a method of the model that gives wrong rows when it is called by itself in training.
 
-    timm's `forward_intermediates` notes the batch size and would fold both streams into the channels; of a wide model,
-    `forward_features` called from outside would take half of the images for the second stream.
+    timm's `forward_intermediates` notes the batch size and would fold both streams into the channels; of a model
+    whose input is doubled, `forward_features` called from outside would take half of the images for the second stream.
     """
 
-    def __init__(self, model: nn.Module, name: str, entry: Entry) -> None:
+    def __init__(self, model: nn.Module, name: str, input_hook: InputHook) -> None:
         super().__init__(model, name)
-        self.entry = entry
+        self.input_hook = input_hook
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.removed and self.entry.module.active and not self.entry.inside:
+        if not self.removed and self.input_hook.module.active and not self.input_hook.inside:
             raise UserError(
                 f"{type(self.layer).__name__}.{self.name} cannot be called by itself in training while a BatchFormerV2 "
                 f"is attached inside: call the whole model, or do it in eval mode or in `with attachment.disabled():`."
@@ -121,20 +122,20 @@ class RowCheck(_Hook):
     After a forward that failed it is called without outputs, and only forgets what was noted so far.
     """
 
-    def __init__(self, features: list[Any], entry: Entry) -> None:  # features: each with a module and its rows
-        self.features, self.entry = features, entry
+    def __init__(self, sites: list[SharedFeature | After], input_hook: InputHook) -> None:
+        self.sites, self.input_hook = sites, input_hook
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        self.entry.inside = False
+        self.input_hook.inside = False
         if outputs is None:
-            for feature in self.features:
-                feature.forget()
+            for site in self.sites:
+                site.forget()
             return
-        if not any(feature.module.active for feature in self.features):
+        if not any(site.module.active for site in self.sites):
             return
-        expected = [feature.rows for feature in self.features if feature.rows is not None]
-        for feature in self.features:
-            feature.rows = None
+        expected = [site.rows for site in self.sites if site.rows is not None]
+        for site in self.sites:
+            site.rows = None
         left = count_rows(outputs)
         if not expected:
             raise UserError(
@@ -151,3 +152,21 @@ class RowCheck(_Hook):
             raise UserError(
                 f"{expected[0]} rows left the module in training and {left} left {type(model).__name__}; {cure}."
             )
+
+
+def register_hooks(model: nn.Module, input_hook: InputHook, sites: list[SharedFeature | After]) -> None:
+    model.register_forward_pre_hook(input_hook, with_kwargs=True)
+    model.register_forward_hook(RowCheck(sites, input_hook), with_kwargs=True, always_call=True)
+
+
+def remove_hooks(model: nn.Module) -> None:
+    """By kind, not by handle: the handle of a copied model's hook points to the original."""
+    for key, hook in list(model._forward_hooks.items()):
+        if isinstance(hook, RowCheck):
+            del model._forward_hooks[key]
+            model._forward_hooks_with_kwargs.pop(key, None)
+            model._forward_hooks_always_called.pop(key, None)
+    for key, pre_hook in list(model._forward_pre_hooks.items()):
+        if isinstance(pre_hook, InputHook):
+            del model._forward_pre_hooks[key]
+            model._forward_pre_hooks_with_kwargs.pop(key, None)

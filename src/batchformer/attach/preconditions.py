@@ -1,4 +1,4 @@
-"""What attach refuses before it looks at a place: things that are no model, models it cannot serve, unknown options."""
+"""Preconditions of attach: what is no model, models it cannot serve, and options that are wrong are refused first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any, get_args
 
 from torch import nn
 
-from batchformer.attach.feature import Channels
+from batchformer.attach.dry_run import takes_padded_images
+from batchformer.attach.locate import Channels
+from batchformer.attach.per_stream import BatchNormMode
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 
@@ -55,3 +57,26 @@ def refuse_unknown_options(keywords: Mapping[str, Any]) -> None:
 def check_channels(channels: Any) -> None:
     if channels is not None and channels not in get_args(Channels):
         raise UserError(f'channels={channels!r} must be "first" or "last".')
+
+
+def check_batch_norm(batch_norm: Any) -> None:
+    if batch_norm not in get_args(BatchNormMode):
+        raise UserError(f'batch_norm={batch_norm!r} must be "separate" or "joint" (as published).')
+
+
+def check_one_place(**places: Any) -> None:
+    """At most one of before=, after=, blocks= and encoder_layers= says where the module goes."""
+    if sum(place is not None for place in places.values()) > 1:
+        raise UserError("attach takes one of before=, after=, blocks= and encoder_layers=: choose one.")
+
+
+def check_before(model: nn.Module, **only_after: bool) -> None:
+    """Options that go with after= and its like are refused where the module goes before a layer; so are detectors."""
+    for name, given in only_after.items():
+        if given:
+            raise UserError(f"{name}=True goes with after=, blocks= or encoder_layers=: leave it out.")
+    if takes_padded_images(model):
+        raise UserError(
+            f"{type(model).__name__} is a detector, which the second stream enters inside the encoder: say "
+            f"encoder_layers=[0], as the paper does, or after=[paths]."
+        )
