@@ -11,8 +11,8 @@ import batchformer as bf
 from batchformer.analysis import attention_over_batch, features_with_and_without
 from batchformer.analysis.attention_weights import attention_weights
 from batchformer.analysis.features import principal_components
-from batchformer.analysis.token_layout import layout_of
 from batchformer.errors import UserError
+from batchformer.nn.token_layout import layout_of
 
 BATCH, WIDTH = 6, 32
 

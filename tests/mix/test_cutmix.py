@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import batchformer as bf
-from batchformer.mix.base import Draw
-from batchformer.mix.box import box_around, box_mask, box_share
-from batchformer.mix.mixed import soft_labels
+from batchformer.mix.base import Draw, soft_labels
+from batchformer.mix.mixup_cutmix import box_around, box_mask, box_share
 
 
 @pytest.mark.parametrize("per_sample", [False, True])

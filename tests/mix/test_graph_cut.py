@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_sample_image
 
 from batchformer.errors import UserError
-from batchformer.mix import grid_cut
-from batchformer.mix.graph_cut import GridEnergy, least_energy
-from batchformer.mix.grid_cut import cut_grid
+from batchformer.mix import graph_cut
+from batchformer.mix.graph_cut import GridEnergy, cut_grid, least_energy
 from batchformer.mix.puzzle_energy import puzzle_energy
 from batchformer.mix.puzzle_mix import PuzzleMix
 
@@ -224,7 +223,7 @@ def test_the_gpu_finds_the_same_labels(blocks):
 def test_with_the_kernel_nothing_waits_and_without_it_the_labels_are_the_same(blocks, monkeypatch):
     energy = published_energy(64, blocks, seed=blocks)
     there = GridEnergy(energy.unary.cuda(), energy.right.cuda(), energy.down.cuda())
-    assert grid_cut._kernel(there.unary.device, blocks**2) is not None
+    assert graph_cut._kernel(there.unary.device, blocks**2) is not None
     least_energy(there)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -232,5 +231,5 @@ def test_with_the_kernel_nothing_waits_and_without_it_the_labels_are_the_same(bl
         found = least_energy(there)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    monkeypatch.setattr(grid_cut, "_kernel", lambda device, cells: None)
+    monkeypatch.setattr(graph_cut, "_kernel", lambda device, cells: None)
     assert least_energy(there).equal(found)

@@ -8,8 +8,7 @@ import timm.data
 import torch
 
 import batchformer as bf
-from batchformer.mix.base import Draw
-from batchformer.mix.mixed import soft_labels
+from batchformer.mix.base import Draw, soft_labels
 
 
 @pytest.mark.parametrize("per_sample", [False, True])

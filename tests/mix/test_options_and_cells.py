@@ -18,14 +18,12 @@ from batchformer.mix import (
     feature_map,
     fine_grained_saliency,
 )
-from batchformer.mix.graph_cut import least_energy
-from batchformer.mix.grid_cut import cut_grid
-from batchformer.mix.mixed import soft_labels
+from batchformer.mix.base import soft_labels
+from batchformer.mix.graph_cut import cut_grid, least_energy
 from batchformer.mix.normalisation import unit_range
-from batchformer.mix.puzzle_energy import cell_saliency, puzzle_energy
-from batchformer.mix.saliency import most_salient
-from batchformer.mix.token_grid import patch_size, token_grid
-from batchformer.mix.transport import transport_plan
+from batchformer.mix.puzzle_energy import cell_saliency, puzzle_energy, transport_plan
+from batchformer.mix.saliency_mix import most_salient
+from batchformer.nn.token_layout import patch_size, token_grid
 
 
 class Means(nn.Module):
@@ -202,7 +200,7 @@ def test_a_switch_applies_what_it_chooses(monkeypatch):
     assert switch.apply(images, torch.eye(4), switch.draw(images)).mask is not None
     monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.ones((), dtype=torch.float64))
     never = MixSwitch([Mixup(4), CutMix(4), SaliencyMix(4)], [1, 1, 0])
-    assert isinstance(never.choose(), CutMix)  # what rounding leaves over goes to none of weight 0
+    assert isinstance(never.draw_method(), CutMix)  # what rounding leaves over goes to none of weight 0
 
 
 def test_a_way_may_be_as_long_as_the_grid_has_cells():

@@ -42,7 +42,7 @@ def test_so_do_those_of_a_switch_inside_a_switch():
 def test_a_method_with_weight_zero_is_never_taken():
     only, never = bf.mix.Mixup(4), bf.mix.CutMix(4)
     mix = bf.mix.MixSwitch([only, never], [1, 0])
-    assert all(mix.choose() is only for _ in range(100))
+    assert all(mix.draw_method() is only for _ in range(100))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.errors import UserError
-from batchformer.mix.token_grid import token_grid
+from batchformer.nn.token_layout import token_grid
 
 from .tiny_models import CASES, SMALL, Case, class_row, opinionated, vit, whole_attention
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from batchformer.analysis.attention_weights import attention_in_pieces, group_sizes
 from batchformer.analysis.mini_batch import infer_watched, whole_number
-from batchformer.analysis.token_layout import Layout
 from batchformer.errors import UserError
+from batchformer.nn.token_layout import TokenLayout
 
 
 @dataclass
@@ -20,7 +20,7 @@ class AttentionOverBatch:
 
     path: str
     weights: Float[Tensor, "position batch batch"]
-    layout: Layout
+    layout: TokenLayout
     group_size: int | None = None
     side: str = "after"
 

@@ -15,10 +15,10 @@ from batchformer.analysis.attention_weights import attention_in_pieces
 from batchformer.analysis.batch_attention import AttentionOverBatch
 from batchformer.analysis.mini_batch import attention_at, place_number, whole_number
 from batchformer.analysis.stream_gradients import handle_of
-from batchformer.analysis.token_layout import Layout
 from batchformer.analysis.untouched import untouched
 from batchformer.attach import Attachment
 from batchformer.errors import UserError
+from batchformer.nn.token_layout import TokenLayout
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def attention_over_scenes(
     count = grids[level][0] * grids[level][1]
     cells = slice(start, start + count)
     weights = attention_in_pieces(attention, x[:, cells], None if valid is None else valid[:, cells])
-    return AttentionOverBatch(point.paths[0], weights, Layout(count, 0, grids[level]), attention.group_size)
+    return AttentionOverBatch(point.paths[0], weights, TokenLayout(count, 0, grids[level]), attention.group_size)
 
 
 class _MapShapes:

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.analysis.mini_batch import infer_watched
-from batchformer.analysis.token_layout import Layout
 from batchformer.errors import UserError
+from batchformer.nn.token_layout import TokenLayout
 
 
 @dataclass
@@ -23,7 +23,7 @@ class FeaturePair:
     path: str
     without: Float[Tensor, "batch position dim"]
     related: Float[Tensor, "batch position dim"]
-    layout: Layout
+    layout: TokenLayout
     side: str = "after"
 
     def colours(self) -> tuple[Float[Tensor, "batch row column 3"], Float[Tensor, "batch row column 3"]]:

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from batchformer.analysis.mini_batch import first_tensor
-from batchformer.analysis.token_layout import layout_of, side_of_channels
 from batchformer.analysis.untouched import untouched
 from batchformer.errors import UserError
+from batchformer.nn.token_layout import layout_of, side_of_channels
 
 Channels = Literal["auto", "first", "last"]
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.analysis.stream_gradients import handle_of
-from batchformer.analysis.token_layout import Layout, layout_of
 from batchformer.analysis.untouched import untouched
 from batchformer.analysis.watch import as_tokens, channels_of
 from batchformer.attach import Attachment
 from batchformer.attach.point import Point
 from batchformer.errors import UserError
 from batchformer.nn import BatchAttention
+from batchformer.nn.token_layout import TokenLayout, layout_of
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Inference:
     entered: Tensor
     without: Tensor
     related: Tensor
-    layout: Layout
+    layout: TokenLayout
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ from batchformer.analysis.drawing import (
 )
 from batchformer.analysis.picture_files import write_index
 from batchformer.errors import UserError
-from batchformer.mix.mixed import Mixed
+from batchformer.mix.base import Mixed
 from batchformer.mix.transmix import TransMixed
 
 FILE = "mixed.png"

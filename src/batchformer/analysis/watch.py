@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchformer.analysis.token_layout import side_of_channels
 from batchformer.attach import Attachment
 from batchformer.nn import BatchAttention, BatchFormer
 from batchformer.nn.streams import count_rows, plain_count
+from batchformer.nn.token_layout import side_of_channels
 
 
 @dataclass

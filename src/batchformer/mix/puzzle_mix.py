@@ -14,14 +14,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from batchformer.errors import UserError
-from batchformer.mix._evaluating import evaluating
-from batchformer.mix.base import Draw, Mix, Partner, need_module
+from batchformer.mix.base import Draw, Mix, Mixed, Partner, evaluating, need_module, refuse_in_worker
 from batchformer.mix.graph_cut import least_energy
-from batchformer.mix.mixed import Mixed
 from batchformer.mix.normalisation import both_or_none, unit_range
-from batchformer.mix.puzzle_energy import cell_saliency, puzzle_energy
-from batchformer.mix.transport import move_cells, transport_plan
-from batchformer.mix.workers import refuse_in_worker
+from batchformer.mix.puzzle_energy import cell_saliency, move_cells, puzzle_energy, transport_plan
 from batchformer.nn.inputs import as_number, is_whole
 
 
