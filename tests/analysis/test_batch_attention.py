@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA
 
 import batchformer as bf
 from batchformer.analysis import attention_over_batch, features_with_and_without
-from batchformer.analysis.attention_weights import attention_weights
+from batchformer.analysis.batch_attention import attention_weights
 from batchformer.analysis.features import principal_components
 from batchformer.errors import UserError
 from batchformer.nn.token_layout import layout_of

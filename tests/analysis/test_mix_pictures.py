@@ -44,7 +44,7 @@ def test_bars_are_as_long_as_the_shares(vit):
     black = torch.zeros(2, 3, 32, 32)
     seen = []
     for share in (0.25, 0.75):
-        mixed = bf.mix.mixed.Mixed(black, torch.eye(2), torch.tensor([1, 0]), torch.full((2,), share))
+        mixed = bf.mix.Mixed(black, torch.eye(2), torch.tensor([1, 0]), torch.full((2,), share))
         picture = draw_mixed(mixed, black, mean=(0.0,) * 3, std=(1.0,) * 3)
         seen.append(coloured(picture, MORE) / (coloured(picture, MORE) + coloured(picture, LESS)))
     assert seen == pytest.approx([0.25, 0.75], abs=0.03)

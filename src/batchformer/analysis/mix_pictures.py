@@ -27,8 +27,8 @@ from batchformer.analysis.drawing import (
     text,
     tile,
     to_pictures,
+    write_index,
 )
-from batchformer.analysis.picture_files import write_index
 from batchformer.errors import UserError
 from batchformer.mix.base import Mixed
 from batchformer.mix.transmix import TransMixed

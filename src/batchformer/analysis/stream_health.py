@@ -18,24 +18,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchformer.analysis.attention_weights import attention_weights, on_itself, relative_entropy
-from batchformer.analysis.stream_gradients import (
-    BlockGradients,
+from batchformer.analysis.batch_attention import attention_weights, on_itself, relative_entropy
+from batchformer.analysis.contexts import restored, set_mode
+from batchformer.analysis.features import TokenStats, mean_cosine, relative_change, sample_signal, token_stats
+from batchformer.analysis.gradient_influence import (
     GradientOnOthers,
     RowLosses,
     cross_entropy_rows,
     gradient_on_others,
-    gradients_by_stream,
-    handle_of,
+    loss_scale,
 )
-from batchformer.analysis.tokens import TokenStats, mean_cosine, relative_change, sample_signal, token_stats
-from batchformer.analysis.untouched import set_mode, untouched
-from batchformer.analysis.watch import Call, Forward, sibling_blocks, watched_forward
+from batchformer.analysis.recorded_forward import (
+    InsertionCall,
+    RecordedForward,
+    attachment_or_error,
+    record_forward,
+    sibling_blocks,
+)
 from batchformer.attach import Attachment
 from batchformer.attach.temporarily import temporarily
 from batchformer.errors import UserError
-from batchformer.nn import BatchFormer, repeat_targets
-from batchformer.nn.streams import plain_count
+from batchformer.nn import BatchFormer
+from batchformer.nn.streams import plain_count, repeat_targets
 
 
 @dataclass
@@ -73,6 +77,15 @@ class PointHealth:
     signal_plain: float | None
     attention: list[LayerAttention]
     gradient: float | None
+
+
+@dataclass
+class BlockGradients:
+    """Norm of the gradient of the mean loss of each stream at some parameters, and the cosine between both."""
+
+    plain: float | None
+    related: float | None
+    cosine: float | None
 
 
 @dataclass
@@ -132,15 +145,14 @@ def stream_health(
         positions: token positions that are looked at, evenly spread from the first; None: all of them.
         samples: for the gradient on other samples: one backward each, in training mode and quiet; 0 leaves it out.
     """
-    attachment = handle_of(model)
+    attachment = attachment_or_error(model)
     row_losses = row_losses or cross_entropy_rows
     _check(attachment, len(inputs), positions, samples)
     paths = _known(attachment, blocks) if blocks is not None else sibling_blocks(attachment)
-    with untouched(attachment.model, seed):
-        set_mode(attachment.model, "train")
-        seen = watched_forward(attachment, inputs, paths, positions)
+    with restored(attachment.model, "train", seed):
+        seen = record_forward(attachment, inputs, paths, positions)
         with torch.no_grad():
-            again = watched_forward(attachment, inputs, paths, positions)
+            again = record_forward(attachment, inputs, paths, positions)
         losses = row_losses(seen.outputs, repeat_targets(targets, seen.outputs))
         plain = plain_count(len(losses), attachment.points[0].module.streams)
         plain_loss = losses[:plain].mean() if plain else None
@@ -201,7 +213,7 @@ def _gradients(
     return found[: len(attachment.points)], found[len(attachment.points) :]
 
 
-def _point(call: Call, again: Call, gradient: float | None) -> PointHealth:
+def _point(call: InsertionCall, again: InsertionCall, gradient: float | None) -> PointHealth:
     quiet = call.module.relate(call.related_in)
     alone = _each_alone(call.module, call.related_in)
     return PointHealth(
@@ -233,7 +245,7 @@ def _each_alone(module: BatchFormer, x: Tensor) -> Tensor:
         return module.relate(x)
 
 
-def _block(path: str, seen: Forward, again: Forward, gradient: BlockGradients) -> BlockHealth:
+def _block(path: str, seen: RecordedForward, again: RecordedForward, gradient: BlockGradients) -> BlockHealth:
     plain, related = seen.leaving.get(path, (None, None))
     stats = [None if tokens is None else token_stats(tokens) for tokens in (plain, related)]
     signal = _between(sample_signal, related, again.leaving.get(path, (None, None))[1])
@@ -256,3 +268,37 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def gradients_by_stream(
+    plain_loss: Tensor | None, related_loss: Tensor | None, parameters: Sequence[Sequence[nn.Parameter]]
+) -> list[BlockGradients]:
+    """For each group of parameters. `.grad` is not touched; None where a loss does not reach the group."""
+    flat = [p for group in parameters for p in group]
+    scale = loss_scale(flat[0].device) if flat else 1.0
+    by_stream = []
+    for loss in (plain_loss, related_loss):
+        if loss is None or not flat:
+            by_stream.append([None] * len(flat))
+        else:
+            grads = torch.autograd.grad(loss * scale, flat, retain_graph=True, allow_unused=True)
+            by_stream.append([None if g is None else g / scale for g in grads])
+    found, start = [], 0
+    for group in parameters:
+        part = slice(start, start + len(group))
+        found.append(_compare(by_stream[0][part], by_stream[1][part]))
+        start += len(group)
+    return found
+
+
+def _compare(plain: Sequence[Tensor | None], related: Sequence[Tensor | None]) -> BlockGradients:
+    norms = [_norm(grads) for grads in (plain, related)]
+    pairs = [(a, b) for a, b in zip(plain, related, strict=True) if a is not None and b is not None]
+    dot = sum((a.double() * b.double()).sum().item() for a, b in pairs)
+    both = None not in norms and norms[0] > 0 and norms[1] > 0  # type: ignore[operator]
+    return BlockGradients(norms[0], norms[1], dot / (norms[0] * norms[1]) if both else None)  # type: ignore[operator]
+
+
+def _norm(gradients: Sequence[Tensor | None]) -> float | None:
+    found = [g.double().square().sum() for g in gradients if g is not None]
+    return torch.stack(found).sum().sqrt().item() if found else None

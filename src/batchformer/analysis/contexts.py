@@ -1,4 +1,4 @@
-"""Measuring must not change what is measured: a context that leaves a model as it found it."""
+"""A context that restores a model after a measurement."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch import nn
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 
-Mode = Literal["train", "quiet"]
+Mode = Literal["train", "quiet", "eval"]
 
 
 @contextmanager
-def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
-    """Random state, buffers (BatchNorm's statistics) and modes are afterwards what they were; `seed` holds inside.
+def restored(model: nn.Module, mode: Mode, seed: int = 0) -> Iterator[None]:
+    """The model in a mode, with gradients enabled; random state, buffers and modes are restored afterwards.
 
-    A compiled model runs eagerly meanwhile: hooks on its submodules would not be seen otherwise.
+    `seed` is that of all random numbers inside. A compiled model runs eagerly meanwhile: hooks on its submodules would
+    not be called otherwise.
     """
     devices = {p.device.index for p in model.parameters() if p.is_cuda}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -27,9 +28,11 @@ def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
     compiled = any(
         getattr(module, "_compiled_call_impl", None) or hasattr(module, "_orig_mod") for module in model.modules()
     )
-    with torch.random.fork_rng(sorted(d for d in devices if d is not None)), _gradients_on():
+    forked = torch.random.fork_rng(sorted(d for d in devices if d is not None))
+    with forked, torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(seed)
         try:
+            set_mode(model, mode)
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 yield
         finally:
@@ -40,25 +43,20 @@ def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-@contextmanager
-def _gradients_on() -> Iterator[None]:
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
-
-
 def set_mode(model: nn.Module, mode: Mode) -> None:
-    """`"train"`: as in training. `"quiet"`: eval mode all over, with the insertions still relating rows.
+    """`"train"`: as in training. `"eval"`: eval mode. `"quiet"`: eval mode, with the insertions still relating rows.
 
     Quiet, there is no dropout, no drop-path, and BatchNorm uses its running statistics: rows then meet in the
     insertions and nowhere else.
     """
-    if mode not in ("train", "quiet"):
-        raise UserError(f"mode={mode!r} is not known: say 'train' or 'quiet'.")
     if mode == "train":
         if not model.training:
             model.train()
         return
     model.eval()
-    for module in model.modules():
-        if isinstance(module, BatchFormer):
-            module.training = True  # the flag alone: its layers stay in eval mode
+    if mode == "quiet":
+        for module in model.modules():
+            if isinstance(module, BatchFormer):
+                module.training = True  # the flag alone: its layers stay in eval mode
+    elif mode != "eval":
+        raise UserError(f"mode={mode!r} is not known: say 'train' or 'quiet'.")
