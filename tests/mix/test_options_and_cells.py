@@ -23,7 +23,6 @@ from batchformer.mix.graph_cut import cut_grid, least_energy
 from batchformer.mix.normalisation import unit_range
 from batchformer.mix.puzzle_energy import cell_saliency, puzzle_energy, transport_plan
 from batchformer.mix.saliency_mix import most_salient
-from batchformer.nn.token_layout import patch_size, token_grid
 
 
 class Means(nn.Module):
@@ -184,14 +183,6 @@ def test_a_cell_that_shows_both_images_counts_as_shown_for_both():
     _, other = mix._moved(images, images, torch.tensor([[[0.5, 0], [0, 0]]] * 2), saliency, drawn)
     assert own[:, :, :2, :2].eq(1).all()
     assert other[:, :, :2, :2].eq(1).all()
-
-
-def test_the_largest_patch_counts_in_whatever_order_they_come_and_padded_ones_in_both_directions():
-    outer, inner = nn.Identity(), nn.Identity()
-    outer.patch_size, inner.patch_size = (16, 8), 4
-    assert patch_size(nn.Sequential(outer, inner)) == patch_size(nn.Sequential(inner, outer)) == (16, 8)
-    assert token_grid(16, 32, 30, (16, 4)) == (2, 8)
-    assert token_grid(16, 30, 32, (4, 16)) == (8, 2)
 
 
 def test_a_switch_applies_what_it_chooses(monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -186,7 +186,7 @@ class PuzzleMix(Mix):
         rows, columns = self._transport_grid(height, width, draw.blocks)
         salient = cell_saliency(saliency, rows, columns)
         shown = _enlarge(mask, rows, columns)
-        plan = transport_plan(salient, shown < 1, eps=self.transport_eps)
+        plan: Int[Tensor, "batch cells"] = transport_plan(salient, shown < 1, eps=self.transport_eps)
         other_plan = transport_plan(salient[draw.partner], shown > 0, eps=self.transport_eps)
         return move_cells(own, plan, rows, columns), move_cells(other, other_plan, rows, columns)
 
