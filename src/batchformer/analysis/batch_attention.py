@@ -256,7 +256,7 @@ def relative_entropy(
 
 
 def on_itself(weights: Float[Tensor, "position head batch batch"]) -> Float[Tensor, " head"]:
-    """Mass that a sample leaves on itself, averaged. A module without any use for the others would have 1."""
+    """Mass that a sample leaves on itself, averaged. A module that ignores the others has 1."""
     return weights.diagonal(dim1=-2, dim2=-1).mean(dim=(0, 2))
 
 

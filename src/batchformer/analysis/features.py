@@ -70,7 +70,7 @@ def principal_components(rows: Float[Tensor, "row dim"], count: int) -> Float[Te
 
 @dataclass
 class TokenStats:
-    """Of the tokens of one stream at one depth: norm, effective rank and share between samples, over positions."""
+    """Norm, effective rank and share between samples of the tokens of one stream at one depth, mean over positions."""
 
     norm: float
     effective_rank: float

@@ -1,4 +1,4 @@
-"""Grad-CAM (BatchFormer, Fig. 5): which places of an image speak for a class, in any layer whose output has places."""
+"""Grad-CAM (BatchFormer, Fig. 5): the evidence for a class at each place of a layer's feature map or tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How strongly the loss of a sample pulls on the *other* samples of its batch (paper, eq. 3 and Fig. 6).
+"""The gradient of a sample's loss at the *other* samples of its batch (paper, eq. 3 and Fig. 6).
 
 Eq. 3 splits the gradient of one sample's loss into its own part and a part on the others,
 
@@ -9,6 +9,8 @@ finds: the rarer the class, the larger. The paper does not say which norm, loss 
 released. Here: influence of i = sum over j != i of the Euclidean norm of dL_i / dX_j, with L_i the loss of the
 *related* row of i behind the shared classifier (the plain row never touches another sample), averaged over the samples
 of a class. The network and the module are in eval mode, so neither dropout nor batch statistics take part.
+
+`gradient_on_others` is the same part as a share of the whole gradient, for modules at any depth.
 """
 
 from __future__ import annotations
@@ -213,7 +215,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass
 class GradientOnOthers:
-    """The mean over the samples looked at of: the share of the gradient of a related row's loss on other samples.
+    """Share of the gradient of a related row's loss that is on other samples, as a mean over the measured samples.
 
     `norm_share`: sum over j != i of |g_ij| / sum over all j of |g_ij|. `squared_share`: the same of |g_ij|^2, the part
     of the gradient's energy. g_ij is the gradient of the loss of sample i's related row at sample j's tokens (or

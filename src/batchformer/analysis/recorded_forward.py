@@ -186,6 +186,7 @@ def whole_number(name: str, value: Any) -> int:
 def _record_insertion(
     module: BatchFormer, attachment: Attachment, record: RecordedForward, positions: int | None
 ) -> list[RemovableHandle]:
+    """Hooks that append every call of the module to the record."""
     entered: list[AttentionInput] = []
 
     def on_attention(attention: nn.Module, args: tuple[Any, ...]) -> None:
@@ -215,6 +216,7 @@ def _record_insertion(
 def _record_block(
     attachment: Attachment, path: str, record: RecordedForward, positions: int | None, inputs: Any
 ) -> RemovableHandle:
+    """A hook that stores the tokens of both streams that leave the block."""
     module, images = attachment.points[0].module, count_rows(inputs)
 
     def on_leaving(block: nn.Module, args: Any, out: Any) -> None:
@@ -234,7 +236,7 @@ def _record_block(
 
 
 def _record_side(block: nn.Module, side: str, passed: list[Tensor]) -> RemovableHandle:
-    """What leaves the block, or what enters it, whatever it is called with."""
+    """A hook that stores what leaves the block, or what enters it by position or by name."""
     if side == "after":
         return block.register_forward_hook(lambda _, args, out: passed.append(first_tensor(out)))
     return block.register_forward_pre_hook(
@@ -255,6 +257,7 @@ def _channels_of(module: BatchFormer) -> str:
 
 @contextmanager
 def _removed_afterwards() -> Iterator[list[RemovableHandle]]:
+    """A list for the handles of hooks, which are removed at the end."""
     handles: list[RemovableHandle] = []
     try:
         yield handles

@@ -1,4 +1,4 @@
-"""Is the related stream alive? Measured at every insertion and every block, on one batch.
+"""Health of the related stream: statistics at every insertion and every block, on one batch.
 
 V2 reports that training with insertions at many depths can collapse and leaves the reason open. These are the numbers
 that tell: whether related tokens keep their norm and still differ between samples, whether they are the same under
@@ -203,7 +203,7 @@ def _known(attachment: Attachment, blocks: Sequence[str]) -> list[str]:
 def _gradients(
     attachment: Attachment, paths: list[str], plain: Tensor | None, related: Tensor
 ) -> tuple[list[BlockGradients], list[BlockGradients]]:
-    """At the parameters of each insertion, and of each block without those of the insertions."""
+    """Gradients at the parameters of each insertion, and of each block without those of the insertions."""
     own = {id(p) for p in attachment.parameters()}
     groups = [[p for p in point.module.parameters() if p.requires_grad] for point in attachment.points]
     for path in paths:
@@ -240,7 +240,7 @@ def _attention(attention: Any, x: Tensor, valid: Tensor | None) -> LayerAttentio
 
 
 def _each_alone(module: BatchFormer, x: Tensor) -> Tensor:
-    """The same module with nobody else to look at."""
+    """The output of the module with the attention of each sample restricted to itself."""
     with temporarily({layer.self_attn: {"group_size": 1} for layer in module.layers}):
         return module.relate(x)
 
@@ -273,7 +273,10 @@ def _finite(value: Any) -> Any:
 def gradients_by_stream(
     plain_loss: Tensor | None, related_loss: Tensor | None, parameters: Sequence[Sequence[nn.Parameter]]
 ) -> list[BlockGradients]:
-    """For each group of parameters. `.grad` is not touched; None where a loss does not reach the group."""
+    """Gradient norms of both losses for each group of parameters; `.grad` stays as it is.
+
+    None where a loss does not reach the group.
+    """
     flat = [p for group in parameters for p in group]
     scale = loss_scale(flat[0].device) if flat else 1.0
     by_stream = []

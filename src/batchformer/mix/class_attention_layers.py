@@ -50,7 +50,7 @@ _WEIGHTS = frozenset(("q_bias", "k_bias", "v_bias", "relative_position_bias_tabl
 # These keep a class token or a pooling head, and classify the mean of the tokens of the image.
 _MEAN_POOLED = frozenset(f"{name}ForImageClassification" for name in ("CLIP", "MetaClip2", "Siglip", "Siglip2"))
 # Where a layer cannot be run alone (weights sharded or quantised), those of these files are known to be right.
-_KNOWN = (
+_KNOWN_MODULES = (
     "torch.nn.modules.activation",
     "timm.layers.attention",
     "timm.models.vision_transformer",
@@ -172,7 +172,7 @@ def attending_tokens(layer: nn.Module) -> Attending | None:
         tokens = _random_tokens(twin)
         given = tokens if getattr(twin, "batch_first", True) else tokens.transpose(0, 1)
         with torch.device("cpu"):  # whatever torch's default is
-            own = type(twin).forward(twin, given, **_beside(twin, given))
+            own = type(twin).forward(twin, given, **_neutral_arguments(twin, given))
         own = own[0] if isinstance(own, tuple) else own
         own = own if given is tokens else own.transpose(0, 1)
         expected = _attend(twin, tokens)[:, : own.shape[1]]
@@ -180,7 +180,7 @@ def attending_tokens(layer: nn.Module) -> Attending | None:
             return None
         return "class" if own.shape[1] == 1 else "all"
     except Exception:  # another person's layer, given what it may not take
-        return named if type(layer).__module__.startswith(_KNOWN) else None
+        return named if type(layer).__module__.startswith(_KNOWN_MODULES) else None
 
 
 def _random_tokens(layer: Any) -> Tensor:
@@ -193,8 +193,8 @@ def _random_tokens(layer: Any) -> Tensor:
     return 10 * torch.randn(1, count, width, generator=generator, dtype=torch.float64, device="cpu")
 
 
-def _beside(layer: nn.Module, tokens: Tensor) -> dict[str, Any]:
-    """What the layer asks for beside its tokens, made so that it changes nothing."""
+def _neutral_arguments(layer: nn.Module, tokens: Tensor) -> dict[str, Any]:
+    """Further arguments that the layer requires, with values that do not change its output."""
     names = names_by_position(layer)[1:]
     if rotates_halves(layer):
         turn = torch.ones_like(tokens[0, :, : layer.head_dim])  # type: ignore[misc]

@@ -96,7 +96,7 @@ class LatentReader(Reader):
 
 
 def names_by_position(layer: nn.Module) -> tuple[str, ...]:
-    """What the layer's `forward` calls its arguments, whatever stands in its place now."""
+    """The names of the positional arguments of the `forward` of the layer's class, not of an instance `forward`."""
     parameters = list(inspect.signature(type(layer).forward).parameters.values())[1:]
     return tuple(one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD))
 
@@ -243,7 +243,7 @@ class ClassAttentionRecorder(InstanceForward):
 
 
 def close(model: nn.Module) -> None:
-    """Take all that TransMix put into a model out of it: for a copy of a model (an EMA), whose mix is elsewhere."""
+    """Remove the recorders of TransMix from a copy of a model (an EMA), which `mix.close()` does not reach."""
     if not isinstance(model, nn.Module):
         raise UserError(
             f"batchformer.mix.close takes a model, and got a {type(model).__name__}: a mix is closed by mix.close()."

@@ -185,7 +185,7 @@ class MixSwitch(Mix):
         return self.draw_method()(images, targets)
 
     def draw(self, images: Float[Tensor, "batch channels height width"]) -> ChosenDraw:
-        """The method of the batch, and what that draws; labels are smoothed by whoever calls `apply`."""
+        """Draw the method of the batch and its numbers; the caller of `apply` smooths the labels."""
         mix = self.draw_method()
         drawn = mix.draw(images)
         return ChosenDraw(drawn.partner, drawn.share, drawn.centre, mix, drawn)

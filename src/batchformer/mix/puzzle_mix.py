@@ -23,7 +23,7 @@ from batchformer.nn.inputs import as_number, is_whole
 
 @dataclass(frozen=True)
 class PuzzleDraw(Draw):
-    """Also how many blocks a side of the mask has: a number the host knows, since shapes depend on it."""
+    """With the number of blocks per side of the mask: a Python number, since shapes depend on it."""
 
     blocks: int
 
@@ -204,7 +204,7 @@ class PuzzleMix(Mix):
 
 
 def cross_entropy(outputs: Any, targets: Float[Tensor, "batch classes"]) -> Tensor:
-    """Of logits, or of a transformers output that has some."""
+    """Mean cross entropy of logits, or of a transformers output that has logits."""
     logits = getattr(outputs, "logits", outputs)
     if not isinstance(logits, Tensor) or logits.shape != targets.shape:
         got = f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"

@@ -144,7 +144,7 @@ class TransMix(Mix):
         return roll_out([row[:least] for row in rows], self.recorders[-1].reader)  # type: ignore[index]
 
     def has_two_streams(self) -> bool:
-        """Whether the model may double its rows; of a copied mix, which does not know its model, that is believed."""
+        """Whether the model may double its rows; True for a copied mix, which has no reference to its model."""
         model = None if self._model is None else self._model()
         return model is None or any(
             isinstance(module, BatchFormer)
