@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from batchformer.analysis.contexts import restored
+from batchformer.analysis.contexts import untouched
 from batchformer.analysis.recorded_forward import (
     attachment_or_error,
     attention_of_layer,
@@ -125,7 +125,8 @@ def attention_over_scenes(
         lambda _, args: entered.append((args[0].detach(), args[1] if len(args) > 1 else None))
     )
     shapes = _MapShapes(attachment, point.paths[0])
-    with restored(attachment.model, "eval"):
+    with untouched(attachment.model):
+        attachment.model.eval()
         try:
             with attachment.infer_with_batch():
                 attachment.model(pixel_values=pixel_values, pixel_mask=pixel_mask)

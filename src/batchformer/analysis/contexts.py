@@ -12,12 +12,12 @@ from torch import nn
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 
-Mode = Literal["train", "quiet", "eval"]
+Mode = Literal["train", "quiet"]
 
 
 @contextmanager
-def restored(model: nn.Module, mode: Mode, seed: int = 0) -> Iterator[None]:
-    """The model in a mode, with gradients enabled; random state, buffers and modes are restored afterwards.
+def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
+    """Random state, buffers and modes of the model are restored afterwards; gradients are enabled inside.
 
     `seed` is that of all random numbers inside. A compiled model runs eagerly meanwhile: hooks on its submodules would
     not be called otherwise.
@@ -32,7 +32,6 @@ def restored(model: nn.Module, mode: Mode, seed: int = 0) -> Iterator[None]:
     with forked, torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(seed)
         try:
-            set_mode(model, mode)
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 yield
         finally:
@@ -44,19 +43,18 @@ def restored(model: nn.Module, mode: Mode, seed: int = 0) -> Iterator[None]:
 
 
 def set_mode(model: nn.Module, mode: Mode) -> None:
-    """`"train"`: as in training. `"eval"`: eval mode. `"quiet"`: eval mode, with the insertions still relating rows.
+    """`"train"`: as in training. `"quiet"`: eval mode, with the insertions still relating rows.
 
     Quiet, there is no dropout, no drop-path, and BatchNorm uses its running statistics: rows then meet in the
     insertions and nowhere else.
     """
+    if mode not in ("train", "quiet"):
+        raise UserError(f"mode={mode!r} is not known: say 'train' or 'quiet'.")
     if mode == "train":
         if not model.training:
             model.train()
         return
     model.eval()
-    if mode == "quiet":
-        for module in model.modules():
-            if isinstance(module, BatchFormer):
-                module.training = True  # the flag alone: its layers stay in eval mode
-    elif mode != "eval":
-        raise UserError(f"mode={mode!r} is not known: say 'train' or 'quiet'.")
+    for module in model.modules():
+        if isinstance(module, BatchFormer):
+            module.training = True  # the flag alone: its layers stay in eval mode

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from batchformer.analysis.contexts import restored
+from batchformer.analysis.contexts import untouched
 from batchformer.analysis.recorded_forward import first_tensor
 from batchformer.errors import UserError
 from batchformer.nn.token_layout import as_tokens, layout_of, side_of_channels
@@ -48,7 +48,8 @@ def grad_cam(
     except AttributeError as problem:
         raise UserError(f"there is no submodule {layer!r}: model.named_modules() lists all.") from problem
     seen: list[Tensor] = []
-    with restored(model, "eval"):
+    with untouched(model):
+        model.eval()
         handle = submodule.register_forward_hook(lambda _, args, out: seen.append(first_tensor(out)))
         try:
             scores = _scores(model(images.clone().requires_grad_()))

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from batchformer.analysis.contexts import restored
+from batchformer.analysis.contexts import Mode, set_mode, untouched
 from batchformer.analysis.recorded_forward import attachment_or_error
 from batchformer.errors import UserError
 from batchformer.mix.base import evaluating
@@ -233,7 +233,7 @@ def gradient_on_others(
     targets: Any,
     *,
     wrt: Literal["tokens", "images"] = "tokens",
-    mode: Literal["train", "quiet"] = "train",
+    mode: Mode = "train",
     samples: int = 8,
     row_losses: RowLosses | None = None,
     seed: int = 0,
@@ -253,8 +253,6 @@ def gradient_on_others(
         raise UserError("the gradient on other samples needs a batch of two images or more.")
     if wrt not in ("tokens", "images"):
         raise UserError(f"wrt={wrt!r} is not known: say 'tokens' or 'images'.")
-    if mode not in ("train", "quiet"):
-        raise UserError(f"mode={mode!r} is not known: say 'train' or 'quiet'.")
     if samples < 1:
         raise UserError(f"samples={samples}: the gradient is that of one sample or more.")
     entered: list[Tensor] = []
@@ -265,7 +263,8 @@ def gradient_on_others(
         entered.append(args[0].detach().requires_grad_())
         return (entered[0], *args[1:])
 
-    with restored(attachment.model, mode, seed):
+    with untouched(attachment.model, seed):
+        set_mode(attachment.model, mode)
         if wrt == "images":
             entered.append(inputs.detach().clone().requires_grad_())
         handle = attachment.points[0].module.register_forward_pre_hook(as_leaf)

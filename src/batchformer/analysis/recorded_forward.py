@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from batchformer.analysis.contexts import restored
+from batchformer.analysis.contexts import untouched
 from batchformer.attach import Attachment, attachment_of
 from batchformer.attach.point import Point
 from batchformer.errors import UserError
@@ -98,7 +98,8 @@ def record_inference(model: nn.Module, images: Tensor, place: int | str = 0, lay
     entered: list[Tensor] = []
     passed: list[Tensor] = []
     related: list[Tensor] = []
-    with restored(attachment.model, "eval"), _removed_afterwards() as hooks:
+    with untouched(attachment.model), _removed_afterwards() as hooks:
+        attachment.model.eval()
         hooks.append(_record_side(attachment.model.get_submodule(path), point.side, passed))
         hooks.append(attention.register_forward_pre_hook(lambda _, args: entered.append(args[0])))
         hooks.append(module.layers[-1].register_forward_hook(lambda _, args, out: related.append(out)))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.analysis.batch_attention import attention_weights, on_itself, relative_entropy
-from batchformer.analysis.contexts import restored, set_mode
+from batchformer.analysis.contexts import set_mode, untouched
 from batchformer.analysis.features import TokenStats, mean_cosine, relative_change, sample_signal, token_stats
 from batchformer.analysis.gradient_influence import (
     GradientOnOthers,
@@ -149,7 +149,8 @@ def stream_health(
     row_losses = row_losses or cross_entropy_rows
     _check(attachment, len(inputs), positions, samples)
     paths = _known(attachment, blocks) if blocks is not None else sibling_blocks(attachment)
-    with restored(attachment.model, "train", seed):
+    with untouched(attachment.model, seed):
+        set_mode(attachment.model, "train")
         seen = record_forward(attachment, inputs, paths, positions)
         with torch.no_grad():
             again = record_forward(attachment, inputs, paths, positions)
