@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchformer._cli.arguments import Option, read_arguments
-from batchformer._cli.nearest import did_you_mean
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 
 HELP = """
 batchformer bench [SHAPE ...]          time and memory of the layer on this GPU, beside the papers' own layer

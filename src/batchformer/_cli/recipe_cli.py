@@ -11,11 +11,10 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from batchformer._cli.mistakes import in_one_line
-from batchformer._cli.nearest import did_you_mean
 from batchformer._cli.recipe_file import read_recipe
 from batchformer.data import ClassificationData
 from batchformer.data.module import DataModule
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 from batchformer.running.options import RunOptions
 from batchformer.tasks import TASKS, ImageTask
 

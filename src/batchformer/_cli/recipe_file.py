@@ -12,9 +12,8 @@ from typing import Any
 
 import yaml
 
-from batchformer._cli.nearest import did_you_mean
 from batchformer._cli.shelf import find_recipe, recipe_names
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 
 EXTENDS = "extends"
 SECTIONS = (EXTENDS, "task", "seed_everything", "trainer", "model", "data", "run")

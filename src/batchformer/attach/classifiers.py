@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from torch import nn
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, nearest
 
 # The names torchvision (and much code written after it) gives to the classifier or to a container that ends in it.
 _USUAL_NAMES = ("fc", "classifier", "heads", "head")
@@ -39,7 +38,7 @@ def get_submodule(model: nn.Module, path: str) -> nn.Module:
     """`model.get_submodule(path)`; an unknown path is answered with the nearest names."""
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     if path not in names:
-        near = difflib.get_close_matches(path, names, n=3, cutoff=0.3) or names[-3:]
+        near = nearest(path, names, count=3) or names[-3:]
         raise UserError(
             f"{type(model).__name__} has no submodule {path!r}; the nearest names are {', '.join(map(repr, near))}."
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -10,7 +9,7 @@ from typing import Any, get_args
 from torch import nn
 
 from batchformer.attach.feature import Channels
-from batchformer.errors import UserError
+from batchformer.errors import UserError, nearest
 from batchformer.nn import BatchFormer
 
 # By name: importing FSDP takes longer than attaching.
@@ -47,7 +46,7 @@ def refuse_unknown_options(keywords: Mapping[str, Any]) -> None:
     known = [name for name in inspect.signature(BatchFormer.__init__).parameters if name not in ("self", "dim")]
     for name in keywords:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            near = nearest(name, known)
             hint = f"did you mean {near[0]!r}" if near else f"there are {', '.join(known)}"
             raise UserError(f"attach has no option {name!r}: {hint}.")
 

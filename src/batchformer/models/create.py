@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 from batchformer.models.resnet10 import resnet10
 from batchformer.models.resnet_cifar import resnet20, resnet32, resnet44, resnet56
 
@@ -27,9 +26,8 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
     import timm
 
     if name not in OWN and not timm.is_model(name):
-        near = difflib.get_close_matches(name, [*OWN, *timm.list_models()], n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()."
-        raise UserError(f"backbone {name!r} is neither a CIFAR ResNet nor a timm model: {hint}")
+        hint = did_you_mean(name, [*OWN, *timm.list_models()], count=3) or " See timm.list_models()."
+        raise UserError(f"backbone {name!r} is neither a CIFAR ResNet nor a timm model.{hint}")
     try:
         if name in OWN:
             return OWN[name](num_classes=num_classes, **arguments)
