@@ -14,7 +14,7 @@ from batchformer.errors import UserError
 from batchformer.losses import DistillationLoss
 from batchformer.metrics import TopAccuracy
 from batchformer.models import create_backbone
-from batchformer.models.teacher import load_teacher
+from batchformer.models.create import load_teacher
 from batchformer.tasks.backbone_heads import heads_at
 from batchformer.tasks.classification_options import (
     AdamWOptions,

@@ -12,11 +12,11 @@ from batchformer.errors import UserError
 from batchformer.models.panoptic_head import (
     freeze_detector,
     load_detector,
+    only_matched_masks,
     quiet_detector,
     read_detector,
     with_mask_head,
 )
-from batchformer.models.panoptic_matched import only_matched_masks
 from batchformer.models.panoptic_merge import panoptic_segments
 from batchformer.tasks.detection import Batch, Detection
 from batchformer.tasks.detection_options import DetectorModuleOptions, DetectorOptimizerOptions, detector_schedule
