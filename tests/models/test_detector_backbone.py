@@ -1,4 +1,4 @@
-"""Frozen BatchNorm that remembers its scale: timm's numbers, and never those of other buffers."""
+"""Frozen BatchNorm that keeps its scale and shift: timm's numbers, and never those of other buffers."""
 
 import copy
 

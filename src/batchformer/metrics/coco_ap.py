@@ -63,7 +63,7 @@ class AveragePrecision(ABC):
     def _overlaps(self, found: Detections, objects: Objects) -> Overlaps:
         """The overlap of any detection with any object of the same image."""
 
-    def compute(self) -> dict[str, Float[Tensor, ...]]:
+    def compute(self) -> dict[str, Float[Tensor, "*shape"]]:
         """The numbers `names` lists, and `per_class`: the AP of each class, nan where it has no object."""
         ids, matches, all_totals = zip(*gathered(self._matched()), strict=True)
         starts = np.cumsum([0, *map(len, ids)])[:-1]

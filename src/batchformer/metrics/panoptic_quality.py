@@ -58,7 +58,7 @@ class PanopticQuality:
                     raise UserError(f"label {wrong} of a segment is not one of the {len(self.is_thing)} classes.")
             count_segments(both, self._counts)
 
-    def compute(self) -> dict[str, Float[Tensor, ...]]:
+    def compute(self) -> dict[str, Float[Tensor, "*shape"]]:
         """The numbers `names` lists, and `per_class` with PQ, SQ and RQ of each class, nan where it does not occur."""
         iou, right, wrong, missed = np.sum(gathered(self._counts), axis=0)
         weight = right + wrong / 2 + missed / 2

@@ -74,8 +74,11 @@ def restore_activations(backbone: nn.Module, name: str) -> None:
 
 
 class CachedFrozenBatchNormAct2d(FrozenBatchNormAct2d):
-    """The same numbers to the bit. Scale and shift of a channel follow from four buffers; computing them takes five
-    small kernels in every forward of every layer, which for a small detector is much of what a step starts."""
+    """timm's frozen BatchNorm with activation, which does not compute anew what does not change.
+
+    The same numbers to the bit. Scale and shift of a channel follow from four buffers; computing them takes five small
+    kernels in every forward of every layer, which for a small detector is much of what a step starts.
+    """
 
     # what it is of, the buffers (kept, so that no other tensor can be taken for one of them), scale and shift
     _cached: tuple[Any, Any, Tensor, Tensor] | None = None
