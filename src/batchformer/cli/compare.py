@@ -143,37 +143,22 @@ def _kept(folder: RunFolder, config: dict[str, Any], line: Any) -> dict[str, Any
 
 
 def _conclude(name: str, out: Path, seeds: list[int], results: list[dict[str, Any]], again: str) -> None:
-    from batchformer.report import comparison_table, format_table, verdict, write_report
-    from batchformer.report.measures import measure_of
+    from batchformer.report import compare_runs, format_table, verdict, write_report
 
-    rows = comparison_table(results)
-    write_json(
-        out / "compare.json",
-        {"recipe": name, "seeds": seeds, "table": [as_plain(row) for row in rows], "verdict": verdict(rows).sentence},
-    )
+    table = compare_runs(results)
+    judged = verdict(table)
+    write_json(out / "compare.json", {**table.as_plain(), "recipe": name, "seeds": seeds, "verdict": judged.sentence})
     page = write_report([out], out / "report.html")
-    objects = measure_of(result["metrics"] for result in results).objects
-    what, shown = (
-        ("", "curves, every class") if objects else ("test accuracy ", "curves, accuracy per class, gradient influence")
+    print(
+        f"\n{name}: {table.primary.words} after the last epoch, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}\n"
     )
-    print(f"\n{name}: {what}after the last epoch, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}\n")
-    print(format_table(rows))
-    print(f"\n{verdict(rows).sentence}\n")
-    print(f"Look at:  {page}   (open it in a browser: {shown})")
+    print(format_table(table))
+    print(f"\n{judged.sentence}\n")
+    print(f"Look at:  {page}   (open it in a browser: curves, every run, every class)")
     trained = shlex.quote(f"{out}/batchformer-seed{seeds[0]}")
     print(f"Next:     {program()} export {trained}     the plain weights, without BatchFormer")
     print(f"          {program()} compare {again} --seeds 5 --out DIR   more seeds, a narrower interval")
     print(f"          {program()} recipes   the other data sets, and folder-lt for your own images")
-
-
-def as_plain(row: Any) -> dict[str, Any]:
-    from dataclasses import asdict, is_dataclass
-
-    def plain(value: Any) -> Any:
-        return value._asdict() if hasattr(value, "_asdict") else value
-
-    fields = asdict(row) if is_dataclass(row) and not isinstance(row, type) else dict(row)
-    return {key: plain(value) for key, value in fields.items()}
 
 
 def _free_memory() -> None:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from batchformer.report.charts import Chart, Point
+from batchformer.report.charts import Chart, Point, lines_svg
 from batchformer.report.scales import decade_axis
-from batchformer.report.svg_file import lines_svg
 
 Row = Mapping[str, Any]
 

@@ -1,0 +1,1 @@
+"""Speed and memory, side by side with others, and studies: `python -m benchmarks.NAME` from the repository root."""
