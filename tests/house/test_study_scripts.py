@@ -11,7 +11,7 @@ from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.recipe_cli import RecipeCLI
 from batchformer.cli.shelf import find_recipe
 from batchformer.cli.training_options import COMMON, method_override, recipe_overrides
-from batchformer.report.paper import STUDIES
+from benchmarks.paper import STUDIES
 
 EVERY_STUDY = pytest.mark.parametrize(
     ("module", "name"),

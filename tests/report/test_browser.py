@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from made_up import classification, comparison, health, result, write
+from made_up import classification, comparison, health, pose, result, write
 from PIL import Image
 
 from batchformer.report import write_report
@@ -43,6 +43,7 @@ def pages(tmp_path_factory):
         "bare": [{key: result(recipe=long_name)[key] for key in ("recipe", "method", "seed", "metrics")}],
         "long": comparison(seeds=2, recipe=long_name, device="x" * 200) + comparison(seeds=2),
         "wide": far_apart(comparison(seeds=2)),
+        "pose": pose(seeds=3) + comparison(seeds=2, recipe="digits-lt", classes=10),
     }
     for name, results in contents.items():
         write(folder / name, results)
@@ -98,7 +99,7 @@ def visit(browser, pages):
         context.close()
 
 
-@pytest.mark.parametrize("name", ["full", "bare", "long", "wide", "streams"])
+@pytest.mark.parametrize("name", ["full", "bare", "long", "wide", "streams", "pose"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_is_quiet_offline_and_no_wider_than_the_screen(visit, name, size, scheme):
@@ -130,7 +131,7 @@ def test_content_is_visible(visit):
     boxes = [picture.bounding_box() for picture in page.locator("figure > svg").all()]
     assert len(boxes) == 12
     assert all(box["width"] > 300 and box["height"] > 100 for box in boxes)
-    page.get_by_text("Every seed").first.click()
+    page.get_by_text("Every run").first.click()
     assert page.get_by_text("baseline, seed 2").first.is_visible()
 
 
@@ -149,10 +150,11 @@ def test_dark_is_dark_and_light_is_light(visit):
     assert grounds[1] < 150
 
 
+@pytest.mark.parametrize("name", ["full", "pose"])
 @pytest.mark.parametrize("size", SIZES)
-def test_words_in_pictures_stay_inside_and_legible(visit, size):
+def test_words_in_pictures_stay_inside_and_legible(visit, size, name):
     """No label leaves its picture, neighbours on an axis do not touch, and letters are at least 9 px on a phone."""
-    page = visit("full", size)
+    page = visit(name, size)
     problems = page.evaluate(
         """() => {
             const found = [];
