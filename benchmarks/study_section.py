@@ -9,10 +9,10 @@ from statistics import fmean, median
 from batchformer.metrics.measures import Measure
 from batchformer.report.charts import Chart, chart_svg
 from batchformer.report.comparison import compare_runs, format_difference
+from batchformer.report.figures import seeds_chart
 from batchformer.report.health import number, series
 from batchformer.report.provenance import caveats, facts
 from batchformer.report.runs import Run
-from batchformer.report.scales import Axis, linear_axis
 from batchformer.report.statistics import summarise
 from benchmarks._markdown import markdown, one_digit
 from benchmarks.paper import MAIN, STUDIES
@@ -167,21 +167,10 @@ def study_chart(study: Study) -> tuple[Chart, str] | None:
     if len(found) < 2:
         return None
     names = [variant.name or variant.method for variant, _ in found]
-    rows = len(found)
-    label = f"{measure.words}, {measure.unit}" if measure.unit else measure.words
-    x = linear_axis([value for _, seeds in found for value in seeds.values()], label)
-    y = Axis(0, rows, [(rows - k - 0.5, each) for k, each in enumerate(names)])
-    chart = Chart("seeds", x, y, left=max(64, 7 * max(map(len, names)) + 16), height=80 + 24 * rows)
-    words = []
-    for k, (variant, seeds) in enumerate(found):
-        level, mean = rows - k - 0.5, summarise(list(seeds.values())).mean
-        if variant is study.reference:
-            chart.divider(mean)
-        tips = [f"{names[k]}, seed {seed}: {value:.2f} {measure.unit}".rstrip() for seed, value in seeds.items()]
-        chart.dots([(value, level) for value in seeds.values()], "others", tips, radius=4)
-        chart.segment((mean, level - 0.34), (mean, level + 0.34), "whisker")
-        words.append(f"{names[k]} {mean:.2f} {measure.unit}".rstrip())
-    return chart, "; ".join(words)
+    rows = {name: seeds for name, (_, seeds) in zip(names, found, strict=True)}
+    reference = next((name for name, (v, _) in zip(names, found, strict=True) if v is study.reference), None)
+    words = [f"{name} {summarise(list(of.values())).mean:.2f} {measure.unit}".rstrip() for name, of in rows.items()]
+    return seeds_chart("seeds", rows, measure, reference), "; ".join(words)
 
 
 def study_picture(study: Study) -> str | None:

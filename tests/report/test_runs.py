@@ -114,3 +114,17 @@ def test_runs_of_several_targets_are_runs_of_their_own(tmp_path):
     assert len(runs) == 12
     assert runs[0].name == "mixstyle, glove, seed 0"
     assert (runs[0].primary.key, runs[0].primary.better) == ("mpjpe", "lower")
+
+
+def test_a_comparison_folder_says_in_which_order_its_variants_and_targets_stand(tmp_path):
+    folder = write(tmp_path, pose(seeds=1))
+    order = {
+        "variants": ["scratch", "mixstyle+batchformer", "mixstyle"],
+        "targets": ["sun", "night", "indoor", "glove"],
+    }
+    (folder / "compare.json").write_text(json.dumps(order))
+    runs = load_runs([folder])
+    assert list(dict.fromkeys(run.variant for run in runs)) == order["variants"]
+    assert list(dict.fromkeys(run.target for run in runs)) == order["targets"]
+    (folder / "compare.json").write_text("{")
+    assert load_runs([folder])[0].variant == "mixstyle"

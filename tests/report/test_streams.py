@@ -113,8 +113,8 @@ def test_a_run_with_a_picture_of_its_mixing_shows_it(tmp_path):
 
 
 def test_each_variant_with_streams_has_losses_of_its_own(tmp_path):
-    made = [{**classification(BASE, method, 0), "variant": name, "reference": "plain"}
-            for name, method in (("plain", "baseline"), ("published", "batchformer"), ("stable", "batchformer"))]  # fmt: skip
+    methods = {"plain": "baseline", "published": "batchformer", "stable": "batchformer"}
+    made = [{**classification(BASE, m, 0), "variant": name, "reference": "plain"} for name, m in methods.items()]
     made[2]["streams"]["related_loss"] = [9.0 for _ in made[2]["streams"]["related_loss"]]
     text = write_report([write(tmp_path, made)], tmp_path / "page.html").read_text()
     assert text.count("<h3>The two streams</h3>") == 1

@@ -74,6 +74,23 @@ def difference_chart(name: str, table: Comparison) -> DrawnDifference | None:
     )
 
 
+def seeds_chart(name: str, rows: Mapping[str, Mapping[int, float]], measure: Measure, reference: str | None) -> Chart:
+    """A row of rings for each variant, one ring a seed, and a bar at their mean; dotted: the mean of the reference."""
+    label = with_unit(measure.words, measure.unit)
+    x = linear_axis([value for seeds in rows.values() for value in seeds.values()], label)
+    y = Axis(0, len(rows), [(len(rows) - k - 0.5, _short(each)) for k, each in enumerate(rows)])
+    left = max(64, 7 * max(len(_short(each)) for each in rows) + 16)
+    chart = Chart(name, x, y, left=left, height=80 + 24 * len(rows))
+    for k, (variant, seeds) in enumerate(rows.items()):
+        level, mean = len(rows) - k - 0.5, math.fsum(seeds.values()) / len(seeds)
+        if variant == reference:
+            chart.divider(mean)
+        tips = [f"{variant}, seed {seed}: {value:.2f} {measure.unit}".rstrip() for seed, value in seeds.items()]
+        chart.dots([(value, level) for value in seeds.values()], "others", tips, radius=4)
+        chart.segment((mean, level - 0.34), (mean, level + 0.34), "whisker mean")
+    return chart
+
+
 def _rows(table: Comparison) -> dict[str, dict[str, PairedDifference]]:
     """Label of a row -> variant -> difference, where there is one."""
     measure = table.primary

@@ -22,7 +22,7 @@ _MOST_BYTES = 4 * 2**20
 def figure(title: str, picture: str, caption: str, legend: Mapping[str, str] | None = None) -> str:
     """A picture with its heading; `legend` maps a style of the marks to its name."""
     below = f"<figcaption>{escape(caption)}</figcaption>"
-    return f"<figure><h4>{escape(title)}</h4>{_legend(legend or {})}{picture}{below}</figure>"
+    return f"<figure><h4>{escape(title)}</h4>{legend_of(legend or {})}{picture}{below}</figure>"
 
 
 def missing(what: str, remedy: str) -> str:
@@ -36,7 +36,8 @@ def marked(text: str) -> str:
     return "".join(f"<code>{piece}</code>" if k % 2 else piece for k, piece in enumerate(pieces))
 
 
-def _legend(names: Mapping[str, str]) -> str:
+def legend_of(names: Mapping[str, str]) -> str:
+    """Class name of the marks -> what they stand for."""
     if not names:
         return ""
     items = "".join(

@@ -82,7 +82,9 @@ def _title(runs: Sequence[Run], recipes: Sequence[str]) -> str:
 def _lede(runs: Sequence[Run], recipes: int) -> str:
     recipe_words = "one recipe" if recipes == 1 else f"{recipes} recipes"
     run_words = "One run" if len(runs) == 1 else f"{len(runs)} runs"
-    variants = list(dict.fromkeys(run.variant for run in runs))
+    tables = [compare_runs([run.raw for run in group]) for group in by_recipe(runs).values()]
+    trained = {run.variant for run in runs}
+    variants = list(dict.fromkeys(v for table in tables for v in table.variants if v in trained))
     if not _only_the_default_pair(runs):
         targets = list(dict.fromkeys(run.target for run in runs if run.target is not None))
         told = f"{run_words} of {recipe_words}. Variants: {', '.join(map(shown_name, variants))}."
@@ -105,13 +107,15 @@ def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) ->
     pairs = all(table.is_default_pair for table in tables.values())
     judged = dict.fromkeys(with_unit(table.primary.words, table.primary.unit) for table in tables.values())
     caption = "; ".join(judged)
-    heads = ["Recipe", *([] if len(judged) == 1 else ["Measure"])]
-    heads += ["baseline", "BatchFormer", "difference"] if pairs else ["held to", "variant", "difference"]
+    heads = ["Recipe", *(["baseline", "BatchFormer"] if pairs else ["held to", "variant"]), "difference"]
     lines = []
     for recipe, table in tables.items():
         for variant in table.others or (table.reference,):
-            link = f'<th scope="row"><a href="#{names[recipe]}">{escape(recipe)}</a></th>'
-            lines.append(f"<tr>{link}{_overview_cells(table, variant, len(judged) > 1, not pairs)}</tr>")
+            link = f'<a href="#{names[recipe]}">{escape(recipe)}</a>'
+            if len(judged) > 1:
+                measure = with_unit(measure_word(table.primary), table.primary.unit)
+                link += f'<span class="interval">{escape(measure)}</span>'
+            lines.append(f'<tr><th scope="row">{link}</th>{_overview_cells(table, variant, not pairs)}</tr>')
     header = "".join(f'<th scope="col">{head}</th>' for head in heads)
     return (
         f'<div class="card overview"><table><caption>{escape(caption[:1].upper() + caption[1:])}</caption><thead><tr>'
@@ -119,9 +123,9 @@ def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) ->
     )
 
 
-def _overview_cells(table: Comparison, variant: str, name_measure: bool, name_variants: bool) -> str:
+def _overview_cells(table: Comparison, variant: str, name_variants: bool) -> str:
     measure, digits = table.primary, table.digits(table.primary)
-    cells = [f"<td>{escape(with_unit(measure_word(measure), measure.unit))}</td>"] if name_measure else []
+    cells = []
     for each in (table.reference, variant):
         cell = html_cell(table.cell(measure, each), digits)
         small = f'<span class="interval">{escape(shown_name(each))}</span>' if name_variants else ""

@@ -186,7 +186,8 @@ def command(runs: Sequence[Run]) -> str:
         return "\n".join(dict.fromkeys(str(run.text("command")) for run in runs))
     recipe, seeds = runs[0].recipe, sorted({run.seed for run in runs})
     counted = seeds == list(range(len(seeds)))
-    if {run.variant for run in runs} == set(DEFAULT_PAIR) and (counted or len(seeds) > 1):
+    variants = {run.variant for run in runs}
+    if (variants == set(DEFAULT_PAIR) and (counted or len(seeds) > 1)) or not variants <= set(DEFAULT_PAIR):
         return f"batchformer compare {recipe} --seeds {len(seeds) if counted else ' '.join(map(str, seeds))}"
     return "\n".join(f"batchformer fit {recipe} --method {run.variant} --seed {run.seed}" for run in runs)
 

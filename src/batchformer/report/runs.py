@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,23 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
                 )
         where = ", ".join(str(path) for path in places) or "nothing"
         raise UserError(f"no result.json found in {where}: give a run folder, a folder of `compare`, or a result file")
-    return [runs[key] for key in sorted(runs)]
+    declared = {folder: _declared_order(folder) for folder in {run.source.parent.parent for run in runs.values()}}
+    return sorted(runs.values(), key=lambda run: _place(run, declared[run.source.parent.parent]))
+
+
+def _place(run: Run, order: Sequence[str]) -> tuple[Any, ...]:
+    """By recipe, variant, target and seed; names in the order of their comparison where that has one, else sorted."""
+    names = [(order.index(name) if name in order else len(order), name) for name in (run.variant, run.target or "")]
+    return (run.recipe, *names, run.seed)
+
+
+def _declared_order(folder: Path) -> list[str]:
+    """Variants and targets as the `compare.json` in the folder has them; empty where there is none that can be read."""
+    try:
+        declared = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+        return [*declared["variants"], *declared["targets"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
 
 
 def by_recipe(runs: Iterable[Run]) -> dict[str, list[Run]]:

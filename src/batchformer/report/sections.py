@@ -25,14 +25,15 @@ from batchformer.report.comparison import (
     signed,
     with_unit,
 )
-from batchformer.report.figures import curve_chart, difference_chart, lines_chart
-from batchformer.report.html_parts import figure, marked, missing, pictures_of, plain_table
+from batchformer.report.figures import curve_chart, difference_chart, lines_chart, seeds_chart
+from batchformer.report.html_parts import figure, legend_of, marked, missing, pictures_of, plain_table
 from batchformer.report.provenance import caveats, command, facts, knows_its_command, shown_run
 from batchformer.report.runs import Run
 from batchformer.report.statistics import PairedDifference
 from batchformer.report.streams import streams_section
 from batchformer.report.tables import Cell, comparison_table, verdicts
 
+_MOST_RUNS_OPEN = 4  # of a section that a family has for each run; the others are folded away
 _SPLITS = ("many", "medium", "few")
 _VERDICT_WORDS = {"helped": "It helped", "hurt": "It hurt", "unclear": "Undecided", "incomplete": "Incomplete"}
 
@@ -94,11 +95,15 @@ def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
         caption += " The mean is that over the targets, seed by seed, and so is its interval."
     if len(table.others) > 1:
         caption += " The intervals are not widened for the number of variants."
-    wide = " wide" if len(made.header) > 4 else ""
-    whole = (
-        f'<div class="card{wide}"><div class="scroll"><table class="comparison"><caption>{escape(caption)}'
-        f"</caption><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>{_per_run(runs, table)}</div>"
-    )
+    content = f"<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+    if len(made.header) > 4:  # scrolls on a phone, and its caption does not
+        numbers = (
+            f'<p class="caption">{escape(caption)}</p><div class="scroll"><table class="comparison">{content}</div>'
+        )
+        whole = f'<div class="card wide">{numbers}{_per_run(runs, table)}</div>'
+    else:
+        numbers = f'<table class="comparison"><caption>{escape(caption)}</caption>{content}'
+        whole = f'<div class="card">{numbers}{_per_run(runs, table)}</div>'
     drawn = difference_chart(f"{name}-difference", table)
     if drawn is None:
         return whole
@@ -115,7 +120,20 @@ def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
     picture = figure(
         f"Difference, {minus}" if len(table.others) == 1 else f"Difference {minus}", drawn.svg, told, legend
     )
-    return f'<div class="grid">{whole}{picture}</div>'
+    seeds = _every_seed(name, table) if len(made.header) > 4 else ""
+    return f'<div class="grid">{whole}{picture}{seeds}</div>'
+
+
+def _every_seed(name: str, table: Comparison) -> str:
+    measure = table.primary
+    rows = {v: seeds for v in table.variants if (seeds := table.by_seed(measure, v))}
+    words = "; ".join(f"{v} {format_summary(table.cell(measure, v), table.digits(measure))}" for v in rows)
+    told = (
+        f"A ring is a seed{', its mean over the targets' if table.targets else ''}; the bar is their mean; dotted: the "
+    )
+    told += f"mean of {table.reference}.{' Lower is better.' if measure.better == 'lower' else ''}"
+    drawn = seeds_chart(f"{name}-seeds", rows, measure, table.reference)
+    return figure("Every seed", drawn.svg("Every seed of every variant", words), told)
 
 
 def _column(head: str) -> str:
@@ -188,23 +206,25 @@ def _own_sections(name: str, runs: Sequence[Run]) -> str:
         for run in runs:
             for section in (section for section in run.sections if section["title"] == title):
                 parts.append(_own_section(f"{name}-own{k}-{len(parts)}", run, section))
-        shown.append(f'<h3>{escape(title)}</h3><div class="grid">{"".join(parts)}</div>')
+        first, rest = "".join(parts[:_MOST_RUNS_OPEN]), "".join(parts[_MOST_RUNS_OPEN:])
+        shown.append(f'<h3>{escape(title)}</h3><div class="grid">{first}</div>')
+        if rest:
+            more = f"{len(parts) - _MOST_RUNS_OPEN} more runs"
+            shown.append(f'<details><summary>{more}</summary><div class="grid">{rest}</div></details>')
     return "".join(shown)
 
 
 def _own_section(name: str, run: Run, section: dict[str, Any]) -> str:
     text = "".join(f"<p>{marked(part)}</p>" for part in str(section.get("text") or "").split("\n\n") if part.strip())
     table, series = section.get("table") or {}, section.get("series") or {}
-    rows = [[str(cell) for cell in row] for row in table.get("rows", [])]
-    text += plain_table([str(head) for head in table.get("header", [])], rows) if rows else ""
+    rows = [["–" if cell is None else str(cell) for cell in row] for row in table.get("rows") or []]
+    text += plain_table([str(head) for head in table.get("header") or []], rows) if rows else ""
     lines = {str(line): values for line, values in (series.get("lines") or {}).items()}
     labels = [str(series.get(axis) or "") for axis in ("xlabel", "ylabel")]
     drawn = lines_chart(name, section["title"], series.get("x") or [], lines, *labels) if lines else None
-    card = f'<div class="card own"><h4>{escape(run.name)}</h4>{text}</div>' if text else ""
-    if drawn is None:
-        return card
-    legend = {style: line for line, style in variant_styles(list(lines)).items()} if len(lines) > 1 else {}
-    return card + figure(run.name, drawn, "", legend)
+    styles = variant_styles(list(lines)) if drawn and len(lines) > 1 else {}
+    legend = legend_of({style: line for line, style in styles.items()})
+    return f'<figure class="own"><h4>{escape(run.name)}</h4>{text}{legend}{drawn or ""}</figure>'
 
 
 def _classes(name: str, runs: Sequence[Run], table: Comparison) -> str:
