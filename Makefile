@@ -29,10 +29,10 @@ lint: install
 
 # What is written from results/*.json: the numbers in the docs, the page, the table of the README.
 results: install
-	$(BIN)/python -m batchformer.report.results_page results docs/results.md
+	$(BIN)/python -m benchmarks.results_page results docs/results.md
 	$(BIN)/batchformer report results/cifar100-lt-100 results/cifar100-lt-200 --out docs/report.html
-	$(BIN)/python -m batchformer.report.readme_table results README.md
-	$(BIN)/python -m batchformer.report.stability_page .
+	$(BIN)/python -m benchmarks.readme_table results README.md
+	$(BIN)/python -m benchmarks.stability_page .
 
 # The lock names versions only: no index addresses.
 lock: install

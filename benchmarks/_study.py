@@ -24,6 +24,7 @@ from typing import Any
 
 from batchformer.cli.recipe_file import read_recipe
 from batchformer.cli.shelf import find_recipe
+from batchformer.metrics.measures import measures_of, primary_of, with_current_names
 from batchformer.report.statistics import paired_difference, summarise
 
 
@@ -119,7 +120,8 @@ class Study:
             shutil.copyfile(file, kept)
         elif not (args.missing and kept.is_file()):
             return None
-        return float(json.loads(kept.read_text())["metrics"]["all"])
+        result = with_current_names(json.loads(kept.read_text()))
+        return float(result["metrics"][primary_of(measures_of(result)).key])
 
     def _kept(self, variant: str, seed: int, args: argparse.Namespace) -> Path:
         """Where the result of a run is kept among the results; its name begins with the method."""

@@ -21,7 +21,7 @@ import yaml
 
 from batchformer.cli import COMMANDS, main
 from batchformer.cli.shelf import recipe_names, recipe_text
-from batchformer.report.readme_table import readme_table, with_table
+from benchmarks.readme_table import readme_table, with_table
 
 from .pages import PAGES, REPOSITORY, blocks, python_blocks
 from .recipe_rows import HEADER, recipe_row
@@ -139,7 +139,7 @@ def test_the_readme_shows_what_the_result_files_hold():
     readme = REPOSITORY / "README.md"
     text = readme.read_text(encoding="utf-8")
     assert text == with_table(text, readme_table(REPOSITORY / "results")), (
-        "README.md is stale: python -m batchformer.report.readme_table results README.md"
+        "README.md is stale: python -m benchmarks.readme_table results README.md"
     )
 
 

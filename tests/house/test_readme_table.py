@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from batchformer.errors import UserError
-from batchformer.report.paper import STUDIES
-from batchformer.report.readme_table import BEGIN, END, main, readme_table, with_table
+from benchmarks.paper import STUDIES
+from benchmarks.readme_table import BEGIN, END, main, readme_table, with_table
 
 ROOT = Path(__file__).parents[2]
 

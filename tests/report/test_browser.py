@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from made_up import classification, comparison, health, result, write
+from made_up import classification, comparison, health, pose, result, write
 from PIL import Image
 
 from batchformer.report import write_report
@@ -43,6 +43,7 @@ def pages(tmp_path_factory):
         "bare": [{key: result(recipe=long_name)[key] for key in ("recipe", "method", "seed", "metrics")}],
         "long": comparison(seeds=2, recipe=long_name, device="x" * 200) + comparison(seeds=2),
         "wide": far_apart(comparison(seeds=2)),
+        "pose": pose(seeds=3) + comparison(seeds=2, recipe="digits-lt", classes=10),
     }
     for name, results in contents.items():
         write(folder / name, results)
@@ -61,12 +62,12 @@ def far_apart(results):
 
 
 def put_streams(folder):
-    """A study in which one variant's related stream is dead, with its measurement and two pictures."""
-    base = "vit-cifar100-32"
-    runs = [classification(f"{base}-baseline", "baseline", s, 54) for s in range(2)]
-    runs += [classification(f"{base}-published", seed=s, dead=True) for s in range(2)]
+    """A comparison in which the related stream is dead, with its measurement and two pictures."""
+    recipe = "vit-cifar100-32"
+    runs = [classification(recipe, "baseline", s, 54) for s in range(2)]
+    runs += [classification(recipe, seed=s, dead=True) for s in range(2)]
     write(folder, runs)
-    run = folder / f"{base}-published-batchformer-seed0"
+    run = folder / f"{recipe}-batchformer-seed0"
     (run / "stream_health.json").write_text(json.dumps(health(dead=True)))
     (run / "pictures").mkdir()
     index = []
@@ -98,7 +99,7 @@ def visit(browser, pages):
         context.close()
 
 
-@pytest.mark.parametrize("name", ["full", "bare", "long", "wide", "streams"])
+@pytest.mark.parametrize("name", ["full", "bare", "long", "wide", "streams", "pose"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_is_quiet_offline_and_no_wider_than_the_screen(visit, name, size, scheme):
@@ -130,7 +131,7 @@ def test_content_is_visible(visit):
     boxes = [picture.bounding_box() for picture in page.locator("figure > svg").all()]
     assert len(boxes) == 12
     assert all(box["width"] > 300 and box["height"] > 100 for box in boxes)
-    page.get_by_text("Every seed").first.click()
+    page.get_by_text("Every run").first.click()
     assert page.get_by_text("baseline, seed 2").first.is_visible()
 
 
@@ -149,10 +150,11 @@ def test_dark_is_dark_and_light_is_light(visit):
     assert grounds[1] < 150
 
 
+@pytest.mark.parametrize("name", ["full", "pose"])
 @pytest.mark.parametrize("size", SIZES)
-def test_words_in_pictures_stay_inside_and_legible(visit, size):
+def test_words_in_pictures_stay_inside_and_legible(visit, size, name):
     """No label leaves its picture, neighbours on an axis do not touch, and letters are at least 9 px on a phone."""
-    page = visit("full", size)
+    page = visit(name, size)
     problems = page.evaluate(
         """() => {
             const found = [];
@@ -180,7 +182,7 @@ def test_words_in_pictures_stay_inside_and_legible(visit, size):
 @pytest.mark.parametrize("size", SIZES)
 def test_the_two_streams_are_seen(visit, size):
     page = visit("streams", size)
-    section = page.locator("#recipe-2")
+    section = page.locator("#recipe-1")
     for words in ("The two streams", "sits at chance (4.60)", "What survives of the related tokens", "A tall picture"):
         assert section.get_by_text(words).first.is_visible()
     assert section.locator("figure > svg").count() == 10

@@ -4,8 +4,14 @@ import pytest
 from made_up import result, write
 
 from batchformer.report import load_runs
-from batchformer.report.classes import class_ranks, difference_per_group, mean_per_group, sorted_groups, split_borders
-from batchformer.report.figures import influence_chart
+from batchformer.report.classes import (
+    class_ranks,
+    difference_per_group,
+    influence_chart,
+    mean_per_group,
+    sorted_groups,
+    split_borders,
+)
 
 
 @pytest.fixture
@@ -40,13 +46,13 @@ def test_splits_follow_the_papers_borders(runs):
 
 
 def test_means_leave_out_what_is_not_known(runs):
-    baseline = [run for run in runs if run.method == "baseline"]
+    baseline = [run for run in runs if run.variant == "baseline"]
     means = mean_per_group(baseline, sorted_groups(runs), lambda run: run.per_class)
     assert means == [81.0, 60.0, 40.0, 11.0]
 
 
 def test_differences_match_seeds(runs):
-    differences = difference_per_group(runs, sorted_groups(runs))
+    differences = difference_per_group(runs, "baseline", "batchformer", sorted_groups(runs))
     assert [d.mean for d in differences] == [1.5, 0.0, 2.0, 12.0]
     assert differences[2].low is None  # seed 1 of the baseline is not known there: one pair is left
 

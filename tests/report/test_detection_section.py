@@ -6,7 +6,7 @@ import pytest
 from made_up import classification, write
 from PIL import Image
 
-from batchformer.report import comparison_table, format_table, verdict
+from batchformer.report import compare_runs, format_table, verdict
 from batchformer.report.page import write_report
 
 
@@ -50,16 +50,16 @@ def of_objects(kind, recipe, method, seed):
 )
 def test_runs_of_detectors_are_judged_by_the_numbers_of_coco(tmp_path, kind, label, name, other):
     results = [of_objects(kind, f"coco128-{kind}", m, s) for m in ("baseline", "batchformer") for s in range(3)]
-    rows = comparison_table(results)
-    assert rows[0].label == label
-    assert not {"AP large", "PQ, module on"} & {row.label for row in rows}  # not known in any run
-    assert f"+2.00 points of {name}" in verdict(rows).sentence
-    assert format_table(rows).startswith(f"{label}, %")
+    table = compare_runs(results)
+    assert table.primary.label == label
+    assert not {"AP large", "PQ, module on"} & {measure.label for measure in table.measures}  # not known in any run
+    assert f"+2.00 points of {name}" in verdict(table).sentence
+    assert format_table(table).startswith(f"{label}, %")
     write(tmp_path, results)
     page = write_report([tmp_path], tmp_path / "page.html").read_text()
     shown = re.sub(r"<style>.*?</style>|<pre>.*?</pre>", "", page, flags=re.DOTALL)
     assert f'<th scope="row">{other}</th>' in shown
-    assert f"difference in {label}, percentage points" in shown
+    assert f"difference in {label}, points" in shown
     seen = re.sub(r"<[^>]+>", " ", shown)
     assert "numbers of the last epoch" in seen
     assert "accuracy" not in seen.lower()
@@ -70,7 +70,7 @@ def test_runs_of_detectors_are_judged_by_the_numbers_of_coco(tmp_path, kind, lab
 def test_a_page_of_several_kinds_names_them_all(tmp_path):
     results = [of_objects(kind, f"coco128-{kind}", "baseline", 0) for kind in ("ap", "pq")]
     page = write_report([write(tmp_path, results)], tmp_path / "page.html").read_text()
-    assert "Average precision of boxes, Panoptic quality, percent" in page
+    assert "Average precision of boxes, %; panoptic quality, %" in page
 
 
 def test_numbers_on_the_images_trained_on_are_told(tmp_path):

@@ -7,14 +7,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from made_up import comparison, result, write
+from made_up import comparison, pose, result, write
 
 import batchformer.report
 from batchformer.errors import UserError
-from batchformer.report import comparison_table, format_table, load_runs, verdict, write_report
-from batchformer.report.figures import influence_correlation
+from batchformer.report import compare_runs, format_table, load_runs, verdict, write_report
+from batchformer.report.charts import STYLES
+from batchformer.report.classes import influence_correlation
 
 SOURCES = Path(batchformer.report.__file__).parent
+VARIANTS = [f"v{k}" for k in range(STYLES)]
 
 
 def page_of(tmp_path, results, **keywords):
@@ -25,10 +27,10 @@ def page_of(tmp_path, results, **keywords):
 def test_page_shows_the_table_that_the_terminal_shows(tmp_path):
     results = comparison(seeds=3)
     page = page_of(tmp_path, results)
-    rows = comparison_table(results)
-    assert verdict(rows).sentence in page
+    table = compare_runs(results)
+    assert verdict(table).sentence in page
     plain = re.sub(r"<[^>]+>", " ", page)
-    for number in re.findall(r"[+−]?\d+\.\d+", format_table(rows)):
+    for number in re.findall(r"[+−]?\d+\.\d+", format_table(table)):
         assert number in plain
 
 
@@ -41,7 +43,7 @@ def test_report_needs_no_package_beyond_python():
                 names = [node.module]
             for name in names:
                 assert name.split(".")[0] in allowed, f"{source.name} imports {name}"
-                own = ("batchformer.report", "batchformer.errors", "batchformer.metrics.shots")
+                own = ("batchformer.report", "batchformer.errors", "batchformer.metrics")
                 assert not name.startswith("batchformer.") or name.startswith(own)
 
 
@@ -120,9 +122,7 @@ def test_missing_pieces_are_named_with_the_way_to_get_them(tmp_path):
     bare = {key: result()[key] for key in ("recipe", "method", "seed", "metrics")}
     page = page_of(tmp_path, [bare])
     assert "no history of their epochs" in page
-    assert "no accuracy per class" in page
-    assert "No run with BatchFormer carries its gradient influence" in page
-    assert "without <code>--no-analysis</code>" in page
+    assert "no number per class" in page
     assert "add runs of the baseline" in page
     assert "batchformer fit cifar100-lt-100 --method batchformer --seed 0" in page
 
@@ -218,9 +218,9 @@ def test_text_has_enough_contrast_in_light_and_dark():
     style = (SOURCES / "page.css").read_text()
     schemes = re.findall(r":root \{(.*?)\}", style, flags=re.S)[:2]
     for scheme in schemes:
-        colours = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", scheme))
+        colours = dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]{6})", scheme))
         for ground in ("paper", "card"):
-            for text in ("ink", "muted", "batchformer", "baseline", "helped", "hurt", "unclear", "incomplete"):
+            for text in ("ink", "muted", "accent", "helped", "hurt", "unclear", "incomplete", *VARIANTS):
                 bright, dim = sorted((luminance(colours[text]), luminance(colours[ground])), reverse=True)
                 assert (bright + 0.05) / (dim + 0.05) >= 4.5, (text, ground)
 
@@ -230,3 +230,65 @@ def test_one_epoch_and_one_step_are_said_as_one(tmp_path):
     write(tmp_path / "runs", [once])
     page = write_report([tmp_path / "runs"], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "1 epoch, 1 step<" in page
+
+
+def test_measures_of_another_unit_and_direction_read_right_everywhere(tmp_path):
+    page = page_of(tmp_path, pose(seeds=3))
+    seen = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*?</style>", "", page, flags=re.S)))
+    for sentence in verdict(compare_runs(pose(seeds=3))).sentence.splitlines():
+        assert sentence in seen
+    assert "Mean joint error, mm: mean ± standard deviation over seeds" in seen
+    assert "MPJPE, mm (lower is better)" in seen
+    assert "difference in MPJPE, mm" in seen
+    assert "← better" in seen
+    assert "Left of zero a variant is better than scratch." in seen
+    assert "Lower is better." in seen
+    own = re.sub(r"<pre>.*?</pre>", "", seen)
+    for wrong in ("percent", "points", "accuracy", "Right of zero", "Many"):
+        assert wrong not in own, wrong
+
+
+def test_variants_and_targets_are_one_table_with_every_run_below(tmp_path):
+    page = page_of(tmp_path, pose(seeds=2))
+    header = re.search(r'<table class="comparison">.*?<thead>(.*?)</thead>', page).group(1)
+    assert re.findall(r">([^<]+)</th>", header)[1:] == ["glove", "indoor", "night", "sun", "mean", "difference"]
+    assert page.count("mixstyle+batchformer, night, seed 1</th>") == 1
+    assert page.count('class="card verdict') == 2
+    for style in ("v0", "v1", "v2"):
+        assert f'<polyline class="line {style}"' in page
+
+
+def test_sections_of_a_family_are_shown_for_each_run_and_escaped(tmp_path):
+    results = pose(seeds=1)
+    evil = {"title": "<i>Own</i>", "text": "<script>x</script>", "table": {"header": ["<u>"], "rows": [["<s>"]]},
+            "series": {"x": [0, 1], "lines": {"<em>": [1.0, None]}, "xlabel": "<a>", "ylabel": "<b2>"}}  # fmt: skip
+    results[0]["sections"].append(evil)
+    page = page_of(tmp_path, results)
+    assert page.count("<h3>Joints within a threshold</h3>") == 1
+    assert page.count("<h4>scratch, sun, seed 0</h4>") == 1
+    assert "<summary>8 more runs</summary>" in page
+    assert "Left out: sun. See <code>pck</code>." in page
+    assert ">threshold, mm</text>" in page
+    assert "<h3>&lt;i&gt;Own&lt;/i&gt;</h3>" in page
+    assert not re.search("<script|<i>|<u>|<s>|<em>1|<a>|<b2>", page)
+    Balance().feed(page)
+
+
+def test_an_interval_wider_than_is_possible_is_cut_in_the_chart(tmp_path):
+    results = comparison(seeds=2)
+    for made in results:
+        share = 1.0 if (made["method"] == "batchformer") == (made["seed"] == 0) else 99.0
+        made["metrics"] = {"all": share}
+    page = page_of(tmp_path, results)
+    chart = re.search(r"<title[^>]*>Difference BatchFormer minus baseline.*?</svg>", page).group(0)
+    ticks = [float(text.replace("−", "-")) for text in re.findall(r'class="tick x"[^>]*>([^<]+)<', chart)]
+    assert (min(ticks), max(ticks)) == (-100, 100)
+    assert "cut at the largest difference that is possible" in page
+
+
+def test_recipes_with_different_measures_share_an_overview(tmp_path):
+    page = page_of(tmp_path, pose(seeds=2) + comparison(seeds=2))
+    overview = re.search(r'<div class="card overview">.*?</div>', page, flags=re.S).group(0)
+    assert "Accuracy over all classes, %; mean joint error, mm" in overview
+    assert overview.count('<span class="interval">MPJPE, mm</span>') == 2
+    assert '<span class="interval">mixstyle+batchformer</span>' in overview

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from made_up import comparison, result, write
+from made_up import comparison, pose, result, write
 
 from batchformer.errors import UserError
 from batchformer.report import load_runs
@@ -18,7 +18,7 @@ def test_finds_runs_in_run_folders_compare_folders_and_result_files(tmp_path):
     (results / "notes.json").write_text('{"unrelated": true}')
     one = write(tmp_path / "one", [result(recipe="other", seed=9)])
     runs = load_runs([compare, tmp_path / "results", one])
-    assert [(run.recipe, run.method, run.seed) for run in runs] == [
+    assert [(run.recipe, run.variant, run.seed) for run in runs] == [
         ("cifar100-lt-100", "baseline", 0),
         ("cifar100-lt-100", "baseline", 1),
         ("cifar100-lt-100", "batchformer", 0),
@@ -43,7 +43,7 @@ def test_two_different_runs_of_one_seed_are_refused_with_both_names(tmp_path):
 
 def test_numbers_that_are_not_finite_become_unknown(tmp_path):
     folder = write(tmp_path, [result(metrics={"all": 50.0, "few": float("nan")})])
-    assert load_runs([folder])[0].metrics == {"all": 50.0, "few": None}
+    assert load_runs([folder])[0].metrics == {"accuracy": 50.0, "few": None}
 
 
 def broken(**changes):
@@ -56,11 +56,20 @@ def broken(**changes):
         ('{"recipe": "digits-lt", "met', "is damaged"),
         ("\x00\x01", "is damaged"),
         ("[1, 2]", "not a JSON object"),
-        ('{"recipe": "x", "seed": 1}', "has no 'method', 'metrics'"),
-        (broken(method="mixup"), "method 'mixup'"),
+        ('{"recipe": "x", "seed": 1}', "has no 'variant', 'metrics'"),
+        (broken(variant=3), "variant 3, expected a name"),
+        (broken(target=["a"]), "target ['a'], expected a name"),
+        (broken(metrics=[1.0]), "'metrics' that are not an object"),
+        (broken(measures=[{"name": "x"}]), "'measures' that cannot be read"),
+        (broken(measures=[3]), "'measures' that cannot be read"),
+        (broken(measures=[]), "no 'measures'"),
+        (broken(sections=[{"text": "x"}]), "without 'title' in its 'sections'"),
+        (broken(sections=[{"title": "x", "table": {"header": ["a"], "rows": [[1, 2]]}}]), "not as long as its header"),
+        (broken(sections=[{"title": "x", "series": {"x": [1], "lines": {"a": [1, 2]}}}]), "not as long as its 'x'"),
+        (broken(sections=[{"title": "x", "series": {"x": ["a"], "lines": {"a": [1]}}}]), "'a' in \"section 'x': x\""),
         (broken(seed="zero"), "seed 'zero'"),
-        (broken(metrics={"few": 1.0}), "no 'all'"),
-        (broken(metrics={"all": "high"}), "'high' in 'metrics.all'"),
+        (broken(metrics={"few": 1.0}), "no 'accuracy'"),
+        (broken(metrics={"all": "high"}), "'high' in 'metrics.accuracy'"),
         (broken(per_class=[1.0, 2.0]), "2 entries in 'per_class' but 4"),
         (broken(history=[{"all": 3.0}]), "without 'epoch'"),
         (broken(history="long"), "'history' that is not a list"),
@@ -98,3 +107,24 @@ def test_nobody_is_told_to_delete_a_file_that_is_no_result(tmp_path):
         with pytest.raises(UserError, match="is damaged or no result file") as caught:
             load_runs([place])
         assert "delete it" not in str(caught.value)
+
+
+def test_runs_of_several_targets_are_runs_of_their_own(tmp_path):
+    runs = load_runs([write(tmp_path, pose(seeds=1))])
+    assert len(runs) == 12
+    assert runs[0].name == "mixstyle, glove, seed 0"
+    assert (runs[0].primary.key, runs[0].primary.better) == ("mpjpe", "lower")
+
+
+def test_a_comparison_folder_says_in_which_order_its_variants_and_targets_stand(tmp_path):
+    folder = write(tmp_path, pose(seeds=1))
+    order = {
+        "variants": ["scratch", "mixstyle+batchformer", "mixstyle"],
+        "targets": ["sun", "night", "indoor", "glove"],
+    }
+    (folder / "compare.json").write_text(json.dumps(order))
+    runs = load_runs([folder])
+    assert list(dict.fromkeys(run.variant for run in runs)) == order["variants"]
+    assert list(dict.fromkeys(run.target for run in runs)) == order["targets"]
+    (folder / "compare.json").write_text("{")
+    assert load_runs([folder])[0].variant == "mixstyle"

@@ -1,22 +1,23 @@
-"""From result files to a table, a page and docs/results.md; needs neither torch nor numpy."""
+"""From result files to a table, a sentence and a page; needs neither torch nor numpy."""
 
-from batchformer.report.comparison import ComparisonRow, comparison_table, format_table
+from batchformer.report.comparison import Comparison, compare_runs
 from batchformer.report.page import write_report
 from batchformer.report.runs import Run, load_runs
 from batchformer.report.statistics import PairedDifference, Summary, paired_difference, summarise
-from batchformer.report.verdict import Verdict, verdict
+from batchformer.report.tables import Verdict, format_table, verdict, verdicts
 
 __all__ = [
-    "ComparisonRow",
+    "Comparison",
     "PairedDifference",
     "Run",
     "Summary",
     "Verdict",
-    "comparison_table",
+    "compare_runs",
     "format_table",
     "load_runs",
     "paired_difference",
     "summarise",
     "verdict",
+    "verdicts",
     "write_report",
 ]

@@ -1,4 +1,4 @@
-"""Classes sorted by training frequency, and what the runs of a method say about each."""
+"""Classes sorted by training frequency, what the runs say about each, and the charts of that."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from batchformer.metrics.measures import Measure
 from batchformer.metrics.shots import FEW_BELOW, MANY_ABOVE
+from batchformer.report.charts import Chart, variant_styles
+from batchformer.report.comparison import measure_word, shown_name, signed, with_unit
+from batchformer.report.figures import cut_to_bounds
 from batchformer.report.runs import Run
-from batchformer.report.statistics import PairedDifference, paired_difference
+from batchformer.report.scales import Axis, count_axis, frequency_axis, linear_axis, smooth
+from batchformer.report.statistics import PairedDifference, RankCorrelation, paired_difference, spearman
 
 MOST_POINTS = 400
 
@@ -63,18 +68,20 @@ def mean_per_group(
     return [_mean([part(run)[k] for run in runs if part(run) for k in group.members]) for group in groups]
 
 
-def difference_per_group(runs: Sequence[Run], groups: Sequence[ClassGroup]) -> list[PairedDifference | None]:
-    """Accuracy with the method minus without, seeds matched, per group of classes."""
-    sides = [{r.seed: r for r in runs if r.method == method and r.per_class} for method in ("baseline", "batchformer")]
-    seeds = [seed for seed in sides[0] if seed in sides[1]]
+def difference_per_group(
+    runs: Sequence[Run], reference: str, variant: str, groups: Sequence[ClassGroup]
+) -> list[PairedDifference | None]:
+    """Per-class values of the variant minus those of the reference, target and seed matched, per group of classes."""
+    sides = [{(r.target, r.seed): r for r in runs if r.variant == v and r.per_class} for v in (reference, variant)]
+    matched = [key for key in sides[0] if key in sides[1]]
     differences: list[PairedDifference | None] = []
     for group in groups:
         pairs = [
             (
-                _mean([sides[0][s].per_class[k] for k in group.members]),
-                _mean([sides[1][s].per_class[k] for k in group.members]),
+                _mean([sides[0][key].per_class[k] for k in group.members]),
+                _mean([sides[1][key].per_class[k] for k in group.members]),
             )
-            for s in seeds
+            for key in matched
         ]
         whole = [(a, b) for a, b in pairs if a is not None and b is not None]
         differences.append(paired_difference([a for a, _ in whole], [b for _, b in whole]) if whole else None)
@@ -84,3 +91,122 @@ def difference_per_group(runs: Sequence[Run], groups: Sequence[ClassGroup]) -> l
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
+
+
+def class_chart(name: str, runs: Sequence[Run], variants: Sequence[str], measure: Measure) -> str | None:
+    """The measure of each class against how often it was seen in training, for each variant."""
+    groups = sorted_groups([run for run in runs if run.per_class])
+    if not groups:
+        return None
+    found = {
+        variant: mean_per_group([run for run in runs if run.variant == variant], groups, lambda run: run.per_class)
+        for variant in variants
+    }
+    bounds = [bound for bound in measure.bounds if bound is not None]
+    values = bounds if len(bounds) == 2 else [v for means in found.values() for v in means if v is not None]
+    word = measure_word(measure)
+    chart = Chart(
+        name,
+        frequency_axis([group.count for group in groups], "training images of the class (log)"),
+        linear_axis(values, with_unit(word, measure.unit)),
+    )
+    _draw_frequency_borders(chart)
+    for variant, style in variant_styles(variants).items():
+        known = [(group, mean) for group, mean in zip(groups, found[variant], strict=True) if mean is not None]
+        tips = [
+            f"{group.name}: {mean:.1f} {measure.unit} ({shown_name(variant)}), {group.count:.0f} images"
+            for group, mean in known
+        ]
+        chart.dots([(max(1.0, g.count), mean) for g, mean in known], style, tips, radius=2.6)
+        if len(known) > 20:
+            trend = smooth([mean for _, mean in known], len(known) / 16)
+            chart.line([(max(1.0, g.count), v) for (g, _), v in zip(known, trend, strict=True)], f"{style} trend")
+    return chart.svg(
+        f"{word} per class against training frequency",
+        f"{len(groups)} points per variant, frequent classes on the left, mean over the seeds.",
+    )
+
+
+def class_difference_chart(
+    name: str, runs: Sequence[Run], reference: str, variant: str, measure: Measure
+) -> str | None:
+    """Difference to the reference in about ten bins of classes, from frequent to rare."""
+    groups = sorted_groups([run for run in runs if run.per_class], most=10)
+    found = difference_per_group(runs, reference, variant, groups)
+    bins = [(g, cut_to_bounds(d, measure)) for g, d in zip(groups, found, strict=True) if d is not None]
+    if not bins:
+        return None
+    values = [v for _, difference in bins for v in difference if v is not None]
+    x = Axis(
+        0,
+        len(bins),
+        [(k + 0.5, f"{group.count:.0f}") for k, (group, _) in enumerate(bins)],
+        "training images per class",
+    )
+    chart = Chart(name, x, linear_axis(values, with_unit("difference", measure.points), include_zero=True))
+    for k, (group, difference) in enumerate(bins):
+        amount = f"{signed(difference.mean, 1)} {measure.points}".rstrip()
+        tip = f"{group.name}, about {group.count:.0f} training images: {amount}"
+        chart.bar(k + 0.14, k + 0.86, difference.mean, "up" if measure.gain(difference.mean) >= 0 else "down", tip)
+        if difference.low is not None and difference.high is not None:
+            chart.segment((k + 0.5, difference.low), (k + 0.5, difference.high), "whisker")
+    many, medium = split_borders([group for group, _ in bins])
+    _draw_rank_borders(chart, many, medium, len(bins), 0)
+    spoken = ", ".join(f"{signed(difference.mean, 1)}" for _, difference in bins)
+    title = f"Difference in {measure_word(measure)} by class frequency"
+    return chart.svg(title, f"From frequent to rare classes: {spoken}.")
+
+
+def influence_chart(name: str, runs: Sequence[Run]) -> str | None:
+    """The paper's Fig. 6: gradient norm of each class's loss on the other images, classes by descending frequency."""
+    related = [run for run in runs if run.influence and run.class_counts]
+    groups = sorted_groups(related)
+    norms = mean_per_group(related, groups, lambda run: run.influence)
+    known = [(rank, g, v) for rank, g, v in zip(class_ranks(groups), groups, norms, strict=True) if v is not None]
+    if not known:
+        return None
+    classes = sum(len(group.members) for group in groups)
+    ranks = [rank for rank, _, _ in known]
+    y = linear_axis([v for _, _, v in known], "gradient norm on the others", include_zero=True)
+    chart = Chart(name, count_axis([1.0, float(classes)], "class, from frequent to rare"), y)
+    many, medium = (sum(len(group.members) for group in groups[:border]) for border in split_borders(groups))
+    _draw_rank_borders(chart, many, medium, classes, 1)
+    tips = [f"{group.name}: {value:.4g}, {group.count:.0f} training images" for _, group, value in known]
+    chart.dots([(rank, value) for rank, _, value in known], "related", tips, radius=2.8)
+    if len(known) > 4:
+        trend = smooth([value for _, _, value in known], max(1.0, len(known) / 14))
+        chart.line(list(zip(ranks, trend, strict=True)), "related trend")
+    return chart.svg(
+        "Gradient norm of each class's loss on the other images of the batch (Fig. 6 of the paper)",
+        f"{len(known)} points, classes sorted by descending training frequency, with a smoothed trend.",
+    )
+
+
+def influence_correlation(runs: Sequence[Run]) -> RankCorrelation | None:
+    """Spearman correlation between how rare a class is and its gradient norm; the paper's claim is a positive one."""
+    related = [run for run in runs if run.influence and run.class_counts]
+    groups = sorted_groups(related, most=10**9)
+    norms = mean_per_group(related, groups, lambda run: run.influence)
+    known = [(-group.count, value) for group, value in zip(groups, norms, strict=True) if value is not None]
+    return spearman([rarity for rarity, _ in known], [value for _, value in known])
+
+
+def _draw_frequency_borders(chart: Chart) -> None:
+    low, high = chart.x.low, chart.x.high
+    borders = [border for border in (MANY_ABOVE, FEW_BELOW) if low < border < high]
+    for border in borders:
+        chart.divider(border)
+    edges = [high, *borders, low]
+    for left, right in itertools.pairwise(edges):
+        middle = math.sqrt(left * right)
+        chart.heading(middle, "Many" if middle > MANY_ABOVE else "Few" if middle < FEW_BELOW else "Medium")
+
+
+def _draw_rank_borders(chart: Chart, many: int, medium: int, total: int, first: int) -> None:
+    """Borders between the splits where the axis counts classes or bins; `first` is the number of the first one."""
+    shift = first - 0.5 if first else 0.0
+    for border in {many, medium} - {0, total}:
+        chart.divider(border + shift)
+    for start, end, word in ((0, many, "Many"), (many, medium, "Medium"), (medium, total, "Few")):
+        if end > start:
+            chart.heading((start + end) / 2 + shift, word)

@@ -1,140 +1,208 @@
-"""The table of `compare`: with and without the method, seeds matched, difference with its interval."""
+"""A comparison: any number of variants of one recipe, held to one of them, over seeds and targets."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from batchformer.errors import UserError
-from batchformer.report.measures import ALL_CLASSES, TOP, measure_of, named_by
+from batchformer.metrics.measures import Measure, known, measures_of, primary_of, with_current_names
 from batchformer.report.statistics import PairedDifference, Summary, paired_difference, summarise
 
-METRICS = ALL_CLASSES.metrics
-TOP_METRICS = TOP.metrics
-_WHERE_THERE_ARE = {"top1_ema": "Top-1, EMA", "many": "Many", "medium": "Medium", "few": "Few"}
-METHODS = ("baseline", "batchformer")
+DEFAULT_PAIR = ("baseline", "batchformer")
+_NAMES = {"batchformer": "BatchFormer"}
 
 
 @dataclass(frozen=True)
-class ComparisonRow:
-    """One metric of one recipe. A side without runs is None; `difference` is over `paired_seeds` only."""
+class Comparison:
+    """The numbers of the runs of one recipe. Made by `compare_runs`.
 
-    metric: str
-    label: str
-    baseline: Summary | None
-    batchformer: Summary | None
-    difference: PairedDifference | None
-    baseline_seeds: tuple[int, ...]
-    batchformer_seeds: tuple[int, ...]
-    paired_seeds: tuple[int, ...]
-
-
-def comparison_table(results: Iterable[Mapping[str, Any]]) -> list[ComparisonRow]:
-    """Rows of `metrics_of` from the contents of `result.json` files of one recipe.
-
-    Seeds are matched between the methods; a metric that a run does not have (no class in that split) is left out.
+    `variants`: the one that the others are held to first, whether or not it has runs. `targets` is empty where the
+    recipe has none. `measures`: those that a run has a number for, as declared, and the primary one in any case.
     """
-    results = list(results)
+
+    recipe: str
+    measures: tuple[Measure, ...]
+    variants: tuple[str, ...]
+    targets: tuple[str, ...]
+    seeds: tuple[int, ...]
+    values: Mapping[tuple[str, str, str | None], Mapping[int, float]] = field(repr=False)
+
+    @property
+    def primary(self) -> Measure:
+        return primary_of(self.measures)
+
+    @property
+    def reference(self) -> str:
+        return self.variants[0]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return self.variants[1:]
+
+    @property
+    def is_default_pair(self) -> bool:
+        """With and without the module, the comparison that recipes make unless they say otherwise."""
+        return self.variants == DEFAULT_PAIR
+
+    def by_seed(self, measure: Measure, variant: str, target: str | None = None) -> dict[int, float]:
+        """Seed -> value. Without a target: the mean over the targets, for the seeds that have all of them."""
+        if target is not None or not self.targets:
+            return dict(self.values.get((measure.key, variant, target), {}))
+        columns = [self.values.get((measure.key, variant, each), {}) for each in self.targets]
+        whole = [seed for seed in self.seeds if all(seed in column for column in columns)]
+        return {seed: math.fsum(column[seed] for column in columns) / len(columns) for seed in whole}
+
+    def cell(self, measure: Measure, variant: str, target: str | None = None) -> Summary | None:
+        """Mean and deviation over the seeds; None where there is no run."""
+        values = list(self.by_seed(measure, variant, target).values())
+        return summarise(values) if values else None
+
+    def paired_seeds(self, measure: Measure, variant: str, target: str | None = None) -> tuple[int, ...]:
+        """Seeds that both the variant and the reference have; without a target, have for every target."""
+        before, after = (self.by_seed(measure, each, target) for each in (self.reference, variant))
+        return tuple(seed for seed in before if seed in after)
+
+    def difference(self, measure: Measure, variant: str, target: str | None = None) -> PairedDifference | None:
+        """Variant minus reference over matched seeds, with the interval over the seeds.
+
+        Without a target every (target, seed) is a pair; the differences of a seed are averaged over the targets first,
+        because the runs of one seed share weights and order and are no independent draws.
+        """
+        seeds = self.paired_seeds(measure, variant, target)
+        if variant == self.reference or not seeds:
+            return None
+        before, after = (self.by_seed(measure, each, target) for each in (self.reference, variant))
+        return paired_difference([before[seed] for seed in seeds], [after[seed] for seed in seeds])
+
+    def digits(self, measure: Measure) -> int:
+        """Decimals that numbers of this measure are written with: two, and more where all of them are small."""
+        low, high = measure.bounds
+        if low is not None and high is not None and high - low >= 10:
+            return 2
+        largest = max(
+            (abs(v) for (key, _, _), of in self.values.items() if key == measure.key for v in of.values()),
+            default=100.0,
+        )
+        return 2 if largest >= 10 else 3 if largest >= 1 else 4
+
+    def as_plain(self) -> dict[str, Any]:
+        """For JSON: what was compared, and a row for each measure, variant and target (null: the mean over them)."""
+        rows = []
+        for measure in self.measures:
+            for variant in self.variants:
+                for target in dict.fromkeys([*self.targets, None]):
+                    cell = self.cell(measure, variant, target)
+                    difference = self.difference(measure, variant, target)
+                    rows.append(
+                        {
+                            "measure": measure.key,
+                            "variant": variant,
+                            "target": target,
+                            "seeds": list(self.by_seed(measure, variant, target)),
+                            "mean": cell and cell.mean,
+                            "sd": cell and cell.sd,
+                            "difference": difference and difference._asdict(),
+                        }
+                    )
+        return {
+            "recipe": self.recipe,
+            "variants": list(self.variants),
+            "targets": list(self.targets),
+            "seeds": list(self.seeds),
+            "measures": [measure.as_dict() for measure in self.measures],
+            "table": rows,
+        }
+
+
+def compare_runs(results: Iterable[Mapping[str, Any]]) -> Comparison:
+    """From the contents of result files of one recipe, of this version or of 0.1.
+
+    The reference is the one the files name, else "baseline", else the first by name.
+    """
+    results = [with_current_names(result) for result in results]
     recipes = sorted({str(result.get("recipe")) for result in results})
-    if len(recipes) > 1:
-        raise UserError(f"one table compares runs of one recipe, got {', '.join(recipes)}: compare them one by one")
-    return [_row(metric, label, results) for metric, label in metrics_of(results).items()]
-
-
-def metrics_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Which metrics these results are about: see `measures`.
-
-    Image classification on a long tail has Top-1 and Top-5 and also Many, Medium, Few; its `all` is the top-1 accuracy.
-    """
-    metrics = [result["metrics"] for result in results]
-    measure = measure_of(metrics)
-    if measure.objects:
-        found = {key for each in metrics for key, value in each.items() if _known(value)}
-        return {key: label for key, label in measure.metrics.items() if key == "all" or key in found}
-    if measure is not TOP:
-        return METRICS
-    more = {key: label for key, label in _WHERE_THERE_ARE.items() if any(_known(each.get(key)) for each in metrics)}
-    return {**TOP_METRICS, **more}
-
-
-def _known(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def by_seed(results: Iterable[Mapping[str, Any]], method: str, metric: str) -> dict[int, float]:
-    """Seed -> value of one metric for one method, in the order of the seeds."""
-    values: dict[int, float] = {}
-    for result in results:
-        if result["method"] != method:
-            continue
-        seed, value = result["seed"], result["metrics"].get(metric)
-        if value is None or not math.isfinite(value):
-            continue
-        if seed in values:
+    if len(recipes) != 1:
+        raise UserError(
+            f"one table compares runs of one recipe, got {', '.join(recipes) or 'none'}: compare them one by one"
+        )
+    measures: dict[str, Measure] = {}
+    values: dict[tuple[str, str, str | None], dict[int, float]] = {}
+    runs: set[tuple[str, str | None, int]] = set()
+    for result in sorted(results, key=lambda result: result["seed"]):
+        variant, target, seed = result["variant"], result.get("target"), result["seed"]
+        if (variant, target, seed) in runs:
+            where = "" if target is None else f", target {target}"
             raise UserError(
-                f"two runs of recipe {result.get('recipe')!r} have method {method} and seed {seed}: "
+                f"two runs of recipe {recipes[0]!r} have variant {variant}{where} and seed {seed}: "
                 "pass only one of them"
             )
-        values[seed] = float(value)
-    return dict(sorted(values.items()))
-
-
-def _row(metric: str, label: str, results: Sequence[Mapping[str, Any]]) -> ComparisonRow:
-    baseline, batchformer = (by_seed(results, method, metric) for method in METHODS)
-    paired = tuple(seed for seed in baseline if seed in batchformer)
-    return ComparisonRow(
-        metric=metric,
-        label=label,
-        baseline=summarise(list(baseline.values())) if baseline else None,
-        batchformer=summarise(list(batchformer.values())) if batchformer else None,
-        difference=paired_difference([baseline[s] for s in paired], [batchformer[s] for s in paired])
-        if paired
-        else None,
-        baseline_seeds=tuple(baseline),
-        batchformer_seeds=tuple(batchformer),
-        paired_seeds=paired,
+        runs.add((variant, target, seed))
+        for measure in measures_of(result):
+            measures.setdefault(measure.key, measure)
+            for value in known([result["metrics"].get(measure.key)]):
+                values.setdefault((measure.key, variant, target), {})[seed] = value
+    primary = primary_of(list(measures.values()))
+    found = {key for key, _, _ in values}
+    return Comparison(
+        recipe=recipes[0],
+        measures=tuple(m for m in measures.values() if (m.key in found and not m.detail) or m is primary),
+        variants=_reference_first([result["variant"] for result in results], results),
+        targets=tuple(dict.fromkeys(target for each in results if (target := each.get("target")) is not None)),
+        seeds=tuple(sorted({seed for _, _, seed in runs})),
+        values=values,
     )
 
 
-def format_summary(summary: Summary | None) -> str:
+def _reference_first(found: Sequence[str], results: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The others in the order of the results. Of the default pair both, even if only one of them was run."""
+    named = [result["reference"] for result in results if result.get("reference")]
+    if set(found) <= set(DEFAULT_PAIR) and set(named) <= {DEFAULT_PAIR[0]}:
+        return DEFAULT_PAIR
+    present = [name for name in named if name in found]
+    reference = present[0] if present else DEFAULT_PAIR[0] if DEFAULT_PAIR[0] in found else (named or sorted(found))[0]
+    return tuple(dict.fromkeys([reference, *found]))
+
+
+def shown_name(variant: str) -> str:
+    """A variant in a sentence or a legend."""
+    return _NAMES.get(variant, variant)
+
+
+def measure_word(measure: Measure) -> str:
+    """One word for the axis or the head of a column: the label where that is the key properly written, else the key."""
+    same = measure.label.lower().replace("-", "").replace(" ", "_") == measure.key
+    return measure.label if same else measure.key.replace("_", " ")
+
+
+def with_unit(words: str, unit: str) -> str:
+    return f"{words}, {unit}" if unit else words
+
+
+def format_summary(summary: Summary | None, digits: int = 2) -> str:
     """`49.53 ± 0.34`; without deviation for one seed; a dash for none."""
     if summary is None:
         return "–"
-    return f"{summary.mean:.2f}" if summary.sd is None else f"{summary.mean:.2f} ± {summary.sd:.2f}"
+    mean = f"{summary.mean:.{digits}f}".replace("-", "−")
+    return mean if summary.sd is None else f"{mean} ± {summary.sd:.{digits}f}"
 
 
-def format_difference(difference: PairedDifference | None) -> str:
+def format_difference(difference: PairedDifference | None, digits: int = 2) -> str:
     """`+0.49 [-0.12, +1.10]`; `+0.49 (one seed)` where there is no interval."""
     if difference is None:
         return "–"
-    return f"{signed(difference.mean)} {format_interval(difference)}"
+    return f"{signed(difference.mean, digits)} {format_interval(difference, digits)}"
 
 
-def format_interval(difference: PairedDifference) -> str:
+def format_interval(difference: PairedDifference, digits: int = 2) -> str:
     if difference.low is None or difference.high is None:
         return "(one seed)"
-    return f"[{signed(difference.low)}, {signed(difference.high)}]"
+    return f"[{signed(difference.low, digits)}, {signed(difference.high, digits)}]"
 
 
 def signed(value: float, digits: int = 2) -> str:
     """With its sign, and with a real minus; what rounds to zero has no sign."""
     text = f"{value:+.{digits}f}".replace("-", "−")
     return text[1:] if float(f"{value:.{digits}f}") == 0 else text
-
-
-def format_table(rows: Sequence[ComparisonRow]) -> str:
-    """The same table as plain text for a terminal."""
-    header = (f"{named_by(rows[0].label).short}, %", "baseline", "batchformer", "difference [95 % interval]")
-    body = [
-        (row.label, format_summary(row.baseline), format_summary(row.batchformer), format_difference(row.difference))
-        for row in rows
-    ]
-    widths = [max(len(line[column]) for line in (header, *body)) for column in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        first = cells[0].ljust(widths[0])
-        return "  ".join([first, *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))])
-
-    return "\n".join([line(header), "  ".join("─" * width for width in widths), *(line(cells) for cells in body)])

@@ -1,208 +1,194 @@
-"""The pictures of the report. Each function returns an SVG, or None where the runs lack what it needs."""
+"""Charts of a comparison: differences with their intervals, curves over the epochs, lines of a family's own section."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from batchformer.metrics.shots import FEW_BELOW, MANY_ABOVE
-from batchformer.report.charts import Chart
-from batchformer.report.classes import (
-    ClassGroup,
-    class_ranks,
-    difference_per_group,
-    mean_per_group,
-    sorted_groups,
-    split_borders,
-)
-from batchformer.report.comparison import METHODS, ComparisonRow, signed
-from batchformer.report.measures import named_by
+from batchformer.metrics.measures import Measure
+from batchformer.report.charts import Chart, variant_styles
+from batchformer.report.comparison import Comparison, measure_word, shown_name, signed, with_unit
 from batchformer.report.runs import Run
-from batchformer.report.scales import Axis, count_axis, frequency_axis, linear_axis, smooth, thin
-from batchformer.report.statistics import RankCorrelation, spearman
+from batchformer.report.scales import Axis, count_axis, linear_axis, thin
+from batchformer.report.statistics import PairedDifference
 
-NAMES = {"baseline": "baseline", "batchformer": "BatchFormer"}
 _MOST_EPOCHS = 240
+_LONGEST_NAME = 22  # letters beside the axis; the whole name is in the tip
 
 
-def difference_chart(name: str, rows: Sequence[ComparisonRow]) -> str | None:
-    """Paired difference of each metric as a dot with its interval, against the line of no difference."""
-    drawn = [(row, row.difference) for row in rows if row.difference is not None]
+class DrawnCurve(NamedTuple):
+    """A picture, and whether its axis leaves out a steep start."""
+
+    svg: str
+    start_left_out: bool
+
+
+class DrawnDifference(NamedTuple):
+    """A picture, the side of zero on which a variant is better, and whether intervals were cut at what is possible."""
+
+    svg: str
+    better_side: str
+    cut: bool
+
+
+def difference_chart(name: str, table: Comparison) -> DrawnDifference | None:
+    """Difference of each variant to the reference as a dot with its interval, against the line of no difference.
+
+    A row for each measure that has unit and direction of the primary one; with targets, one for each of them and for
+    their mean.
+    """
+    rows = _rows(table)
+    drawn = [(label, variant, d) for label, found in rows.items() for variant, d in found.items()]
     if not drawn:
         return None
-    values = [v for _, difference in drawn for v in difference if v is not None]
+    measure = table.primary
+    shown = [(label, variant, cut_to_bounds(d, measure)) for label, variant, d in drawn]
+    values = [v for _, _, difference in shown for v in difference if v is not None]
     room = 0.1 * max(map(abs, values))  # the line of no difference is never the frame
-    x = linear_axis([*values, room, -room], f"difference in {named_by(rows[0].label).short}, percentage points")
-    height = len(drawn)
-    y = Axis(0, height, [(height - k - 0.5, row.label) for k, (row, _) in enumerate(drawn)])
-    widest = max(len(row.label) for row, _ in drawn)
-    chart = Chart(name, x, y, left=max(64, 8 * widest + 16), height=90 + 40 * height)
-    for k, (row, difference) in enumerate(drawn):
-        level = height - k - 0.5
+    x = linear_axis([*values, room, -room], with_unit(f"difference in {measure_word(measure)}", measure.points))
+    height = len(rows)
+    y = Axis(0, height, [(height - k - 0.5, _short(label)) for k, label in enumerate(rows)])
+    left = max(64, 7 * max(len(_short(label)) for label in rows) + 16)
+    per_row = max(40, 20 * len(table.others))
+    chart = Chart(name, x, y, left=left, height=90 + per_row * height)
+    styles, digits = variant_styles(table.variants), table.digits(measure)
+    for label, variant, difference in shown:
+        place = (table.others.index(variant) + 0.5) / len(table.others)
+        level = height - list(rows).index(label) - 0.1 - 0.8 * place
+        style = styles[variant]
         if difference.low is not None and difference.high is not None:
-            chart.segment((difference.low, level), (difference.high, level), "whisker batchformer")
-        tip = f"{row.label}: {signed(difference.mean)} points"
-        chart.dots([(difference.mean, level)], "batchformer", [tip], radius=6)
-    spoken = "; ".join(f"{row.label} {signed(difference.mean)}" for row, difference in drawn)
-    return chart.svg("Difference BatchFormer minus baseline with 95 % interval", spoken)
+            chart.segment((difference.low, level), (difference.high, level), f"whisker {style}")
+        tip = f"{label}, {shown_name(variant)}: {signed(difference.mean, digits)} {measure.points}".rstrip()
+        chart.dots([(difference.mean, level)], style, [tip], radius=6 if len(table.others) == 1 else 4.5)
+    right_is_better = measure.gain(1.0) > 0
+    chart.heading(x.high / 2 if right_is_better else x.low / 2, "better →" if right_is_better else "← better")
+    spoken = "; ".join(
+        f"{label} {'' if len(table.others) == 1 else variant + ' '}{signed(difference.mean, digits)}"
+        for label, variant, difference in drawn
+    )
+    minus = f"{shown_name(table.others[0])} minus " if len(table.others) == 1 else "to "
+    svg = chart.svg(f"Difference {minus}{table.reference} with 95 % interval", spoken)
+    return DrawnDifference(
+        svg, "Right" if right_is_better else "Left", [d for *_, d in drawn] != [d for *_, d in shown]
+    )
+
+
+def seeds_chart(name: str, rows: Mapping[str, Mapping[int, float]], measure: Measure, reference: str | None) -> Chart:
+    """A row of rings for each variant, one ring a seed, and a bar at their mean; dotted: the mean of the reference."""
+    label = with_unit(measure.words, measure.unit)
+    x = linear_axis([value for seeds in rows.values() for value in seeds.values()], label)
+    y = Axis(0, len(rows), [(len(rows) - k - 0.5, _short(each)) for k, each in enumerate(rows)])
+    left = max(64, 7 * max(len(_short(each)) for each in rows) + 16)
+    chart = Chart(name, x, y, left=left, height=80 + 24 * len(rows))
+    for k, (variant, seeds) in enumerate(rows.items()):
+        level, mean = len(rows) - k - 0.5, math.fsum(seeds.values()) / len(seeds)
+        if variant == reference:
+            chart.divider(mean)
+        tips = [f"{variant}, seed {seed}: {value:.2f} {measure.unit}".rstrip() for seed, value in seeds.items()]
+        chart.dots([(value, level) for value in seeds.values()], "others", tips, radius=4)
+        chart.segment((mean, level - 0.34), (mean, level + 0.34), "whisker mean")
+    return chart
+
+
+def _rows(table: Comparison) -> dict[str, dict[str, PairedDifference]]:
+    """Label of a row -> variant -> difference, where there is one."""
+    measure = table.primary
+    if table.targets:
+        columns: list[tuple[str, Measure, str | None]] = [(target, measure, target) for target in table.targets]
+        columns.append(("mean", measure, None))
+    else:
+        alike = [m for m in table.measures if (m.unit, m.better) == (measure.unit, measure.better)]
+        columns = [(each.label, each, None) for each in alike]
+    found = {
+        label: {v: d for v in table.others if (d := table.difference(each, v, target)) is not None}
+        for label, each, target in columns
+    }
+    return {label: differences for label, differences in found.items() if differences}
+
+
+def cut_to_bounds(difference: PairedDifference, measure: Measure) -> PairedDifference:
+    """The interval without what no difference of this measure can reach: a few seeds can span more than is possible."""
+    low, high = measure.bounds
+    if low is None or high is None or difference.low is None or difference.high is None:
+        return difference
+    most = high - low
+    return PairedDifference(difference.mean, max(difference.low, -most), min(difference.high, most))
 
 
 def curve_chart(
-    name: str, runs: Sequence[Run], key: str, label: str, skip_start: bool = False
-) -> tuple[str, bool] | None:
+    name: str, runs: Sequence[Run], variants: Sequence[str], key: str, label: str, measure: Measure | None = None
+) -> DrawnCurve | None:
     """One quantity over the epochs: mean of the seeds as a line, smallest to largest seed as a band.
 
-    Beside the picture whether it leaves out a steep start, which only `skip_start` lets it do.
+    A seed with several targets counts as their mean. Of a `measure` a steep start may be left out, which would press
+    the rest together.
     """
-    whole = {method: _curve([run for run in runs if run.method == method], key) for method in METHODS}
+    whole = {variant: _curve([run for run in runs if run.variant == variant], key) for variant in variants}
     values = [v for curve in whole.values() for _, seeds in curve for v in seeds]
     epochs = [epoch for curve in whole.values() for epoch, _ in curve]
     if not values:
         return None
-    floor = _end_of_steep_start(values) if skip_start else min(values)
-    chart = Chart(name, count_axis(epochs, "epoch"), linear_axis([v for v in values if v >= floor], label))
+    chart = Chart(name, count_axis(epochs, "epoch"), linear_axis(_without_start(values, measure), label))
+    low, high = chart.y.low, chart.y.high
     curves = {
-        method: [(epoch, seeds) for epoch, seeds in curve if min(seeds) >= chart.y.low]
-        for method, curve in whole.items()
+        variant: [(epoch, seeds) for epoch, seeds in curve if low <= min(seeds) and max(seeds) <= high]
+        for variant, curve in whole.items()
     }
-    for method, curve in curves.items():
-        chart.band([(e, min(v)) for e, v in curve], [(e, max(v)) for e, v in curve], method)
-    for method, curve in curves.items():
-        chart.line([(e, math.fsum(v) / len(v)) for e, v in curve], method)
-    ends = [f"{NAMES[m]} ends at {math.fsum(c[-1][1]) / len(c[-1][1]):.2f}" for m, c in curves.items() if c]
-    return chart.svg(f"{label} over the epochs", "; ".join(ends)), curves != whole
+    styles = variant_styles(variants)
+    for variant, curve in curves.items():
+        chart.band([(e, min(v)) for e, v in curve], [(e, max(v)) for e, v in curve], styles[variant])
+    for variant, curve in curves.items():
+        chart.line([(e, math.fsum(v) / len(v)) for e, v in curve], styles[variant])
+    ends = [f"{shown_name(v)} ends at {math.fsum(c[-1][1]) / len(c[-1][1]):.4g}" for v, c in curves.items() if c]
+    return DrawnCurve(chart.svg(f"{label} over the epochs", "; ".join(ends)), curves != whole)
 
 
-def class_accuracy_chart(name: str, runs: Sequence[Run]) -> str | None:
-    """Accuracy of each class against how often it was seen in training, with and without the method."""
-    groups = sorted_groups([run for run in runs if run.per_class])
-    if not groups:
+def lines_chart(
+    name: str,
+    title: str,
+    across: Sequence[float | None],
+    lines: Mapping[str, Sequence[float | None]],
+    xlabel: str,
+    ylabel: str,
+) -> str | None:
+    """Lines over a common axis, as a family's own section gives them; None where there is no point."""
+    points = {
+        line: [(x, y) for x, y in zip(across, values, strict=True) if x is not None and y is not None]
+        for line, values in lines.items()
+    }
+    drawn = [point for line in points.values() for point in line]
+    if not drawn:
         return None
-    chart = Chart(
-        name,
-        frequency_axis([group.count for group in groups], "training images of the class (log)"),
-        linear_axis([0, 100], "accuracy, %"),
-    )
-    _draw_frequency_borders(chart)
-    for method in METHODS:
-        means = mean_per_group([run for run in runs if run.method == method], groups, lambda run: run.per_class)
-        known = [(group, mean) for group, mean in zip(groups, means, strict=True) if mean is not None]
-        tips = [f"{group.name}: {mean:.1f} % ({NAMES[method]}), {group.count:.0f} images" for group, mean in known]
-        chart.dots([(max(1.0, g.count), mean) for g, mean in known], method, tips, radius=2.6)
-        if len(known) > 20:
-            trend = smooth([mean for _, mean in known], len(known) / 16)
-            chart.line([(max(1.0, g.count), v) for (g, _), v in zip(known, trend, strict=True)], f"{method} trend")
-    return chart.svg(
-        "Accuracy per class against training frequency",
-        f"{len(groups)} points per method, frequent classes on the left, mean over the seeds.",
-    )
-
-
-def class_difference_chart(name: str, runs: Sequence[Run]) -> str | None:
-    """Difference of the accuracies in about ten bins of classes, from frequent to rare."""
-    groups = sorted_groups([run for run in runs if run.per_class], most=10)
-    bins = [(g, d) for g, d in zip(groups, difference_per_group(runs, groups), strict=True) if d is not None]
-    if not bins:
-        return None
-    values = [v for _, difference in bins for v in difference if v is not None]
-    x = Axis(
-        0,
-        len(bins),
-        [(k + 0.5, f"{group.count:.0f}") for k, (group, _) in enumerate(bins)],
-        "training images per class",
-    )
-    chart = Chart(name, x, linear_axis(values, "difference, points", include_zero=True))
-    for k, (group, difference) in enumerate(bins):
-        tip = f"{group.name}, about {group.count:.0f} training images: {signed(difference.mean, 1)} points"
-        chart.bar(k + 0.14, k + 0.86, difference.mean, "up" if difference.mean >= 0 else "down", tip)
-        if difference.low is not None and difference.high is not None:
-            chart.segment((k + 0.5, difference.low), (k + 0.5, difference.high), "whisker")
-    many, medium = split_borders([group for group, _ in bins])
-    _draw_rank_borders(chart, many, medium, len(bins), 0)
-    spoken = ", ".join(f"{signed(difference.mean, 1)}" for _, difference in bins)
-    return chart.svg("Difference in accuracy by class frequency", f"From frequent to rare classes: {spoken}.")
-
-
-def influence_chart(name: str, runs: Sequence[Run]) -> str | None:
-    """The paper's Fig. 6: gradient norm of each class's loss on the other images, classes by descending frequency."""
-    related = [run for run in runs if run.influence and run.class_counts]
-    groups = sorted_groups(related)
-    norms = mean_per_group(related, groups, lambda run: run.influence)
-    known = [(rank, g, v) for rank, g, v in zip(class_ranks(groups), groups, norms, strict=True) if v is not None]
-    if not known:
-        return None
-    classes = sum(len(group.members) for group in groups)
-    ranks = [rank for rank, _, _ in known]
-    y = linear_axis([v for _, _, v in known], "gradient norm on the others", include_zero=True)
-    chart = Chart(name, count_axis([1.0, float(classes)], "class, from frequent to rare"), y)
-    many, medium = (sum(len(group.members) for group in groups[:border]) for border in split_borders(groups))
-    _draw_rank_borders(chart, many, medium, classes, 1)
-    tips = [f"{group.name}: {value:.4g}, {group.count:.0f} training images" for _, group, value in known]
-    chart.dots([(rank, value) for rank, _, value in known], "batchformer", tips, radius=2.8)
-    if len(known) > 4:
-        trend = smooth([value for _, _, value in known], max(1.0, len(known) / 14))
-        chart.line(list(zip(ranks, trend, strict=True)), "trend batchformer")
-    return chart.svg(
-        "Gradient norm of each class's loss on the other images of the batch (Fig. 6 of the paper)",
-        f"{len(known)} points, classes sorted by descending training frequency, with a smoothed trend.",
-    )
-
-
-def influence_correlation(runs: Sequence[Run]) -> RankCorrelation | None:
-    """Spearman correlation between how rare a class is and its gradient norm; the paper's claim is a positive one."""
-    related = [run for run in runs if run.influence and run.class_counts]
-    groups = sorted_groups(related, most=10**9)
-    norms = mean_per_group(related, groups, lambda run: run.influence)
-    known = [(-group.count, value) for group, value in zip(groups, norms, strict=True) if value is not None]
-    return spearman([rarity for rarity, _ in known], [value for _, value in known])
+    x_axis = linear_axis([x for x, _ in drawn], xlabel)
+    chart = Chart(name, x_axis, linear_axis([y for _, y in drawn], ylabel), left=60)
+    for (line, places), style in zip(points.items(), variant_styles(list(points)).values(), strict=True):
+        chart.line(places, style)
+        chart.dots(places, style, [f"{line}: {y:.4g} at {x:.4g}" for x, y in places])
+    return chart.svg(title, "; ".join(f"{line} ends at {p[-1][1]:.4g}" for line, p in points.items() if p))
 
 
 def _curve(runs: Sequence[Run], key: str) -> list[tuple[float, list[float]]]:
     """(epoch, values of the seeds) where at least one seed has a value, thinned for drawing."""
-    seen: dict[float, list[float]] = {}
+    seen: dict[float, dict[int, list[float]]] = {}
     for run in runs:
         for entry in run.history:
             epoch, value = entry["epoch"], entry.get(key)
             if epoch is not None and value is not None:
-                seen.setdefault(epoch + 1, []).append(value)
-    epochs = sorted(seen)
-    return [(epochs[k], seen[epochs[k]]) for k in thin(range(len(epochs)), _MOST_EPOCHS)]
+                seen.setdefault(epoch + 1, {}).setdefault(run.seed, []).append(value)
+    means = {epoch: [math.fsum(v) / len(v) for v in seeds.values()] for epoch, seeds in seen.items()}
+    epochs = sorted(means)
+    return [(epochs[k], means[epochs[k]]) for k in thin(range(len(epochs)), _MOST_EPOCHS)]
 
 
-def _end_of_steep_start(values: Sequence[float]) -> float:
-    """Where the vertical axis may begin: the lowest fifth of the values would press the rest together."""
-    return sorted(values)[len(values) // 5]
+def _without_start(values: Sequence[float], measure: Measure | None) -> list[float]:
+    """What the vertical axis must hold: not the worst fifth of the values, which are those of the first epochs."""
+    ordered = sorted(values)
+    if measure is None:
+        return ordered
+    fifth = len(ordered) // 5
+    return ordered[fifth:] if measure.better == "higher" else ordered[: len(ordered) - fifth]
 
 
-def _draw_frequency_borders(chart: Chart) -> None:
-    low, high = chart.x.low, chart.x.high
-    borders = [border for border in (MANY_ABOVE, FEW_BELOW) if low < border < high]
-    for border in borders:
-        chart.divider(border)
-    edges = [high, *borders, low]
-    for left, right in itertools.pairwise(edges):
-        middle = math.sqrt(left * right)
-        chart.heading(middle, "Many" if middle > MANY_ABOVE else "Few" if middle < FEW_BELOW else "Medium")
-
-
-def _draw_rank_borders(chart: Chart, many: int, medium: int, total: int, first: int) -> None:
-    """Borders between the splits where the axis counts classes or bins; `first` is the number of the first one."""
-    shift = first - 0.5 if first else 0.0
-    for border in {many, medium} - {0, total}:
-        chart.divider(border + shift)
-    for start, end, word in ((0, many, "Many"), (many, medium, "Medium"), (medium, total, "Few")):
-        if end > start:
-            chart.heading((start + end) / 2 + shift, word)
-
-
-__all__ = [
-    "NAMES",
-    "ClassGroup",
-    "class_accuracy_chart",
-    "class_difference_chart",
-    "curve_chart",
-    "difference_chart",
-    "influence_chart",
-    "influence_correlation",
-]
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

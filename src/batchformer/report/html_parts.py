@@ -1,15 +1,28 @@
-"""Small pieces of the page that several sections use."""
+"""Pieces of the page that several sections use: figures with legends, tables, and pictures of a run folder.
+
+Everything that comes from a file goes through `escape` here or where it is put in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import json
+from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
+
+from batchformer.errors import UserError
+from batchformer.report.runs import Run
+
+PICTURES, INDEX = "pictures", "pictures.json"
+_KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
+_MOST_BYTES = 4 * 2**20
 
 
 def figure(title: str, picture: str, caption: str, legend: Mapping[str, str] | None = None) -> str:
     """A picture with its heading; `legend` maps a style of the marks to its name."""
     below = f"<figcaption>{escape(caption)}</figcaption>"
-    return f"<figure><h4>{escape(title)}</h4>{_legend(legend or {})}{picture}{below}</figure>"
+    return f"<figure><h4>{escape(title)}</h4>{legend_of(legend or {})}{picture}{below}</figure>"
 
 
 def missing(what: str, remedy: str) -> str:
@@ -23,7 +36,8 @@ def marked(text: str) -> str:
     return "".join(f"<code>{piece}</code>" if k % 2 else piece for k, piece in enumerate(pieces))
 
 
-def _legend(names: Mapping[str, str]) -> str:
+def legend_of(names: Mapping[str, str]) -> str:
+    """Class name of the marks -> what they stand for."""
     if not names:
         return ""
     items = "".join(
@@ -32,3 +46,61 @@ def _legend(names: Mapping[str, str]) -> str:
         for style, name in names.items()
     )
     return f'<ul class="legend">{items}</ul>'
+
+
+def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
+    """A table of text in a frame that scrolls; the first column names the row."""
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
+        for row in rows
+        if row
+    )
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def pictures_of(runs: Sequence[Run], folder: str, whole_width: bool = False) -> str:
+    """The pictures that `analysis` left in that folder of the first run that has it, inside the page."""
+    for run in runs:
+        index = run.source.parent / folder / INDEX
+        if run.source.name == "result.json" and index.is_file():
+            drawn = "".join(_picture(index.parent, entry, whole_width) for entry in _pictures_in(index))
+            return f'<div class="grid">{drawn}</div>' if drawn else ""
+    return ""
+
+
+def _pictures_in(file: Path) -> list[dict[str, str]]:
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is damaged ({error}): delete it or draw the pictures again") from None
+    if not isinstance(entries, list) or not all(
+        isinstance(e, dict) and isinstance(e.get("file"), str) for e in entries
+    ):
+        raise UserError(f"{file} is not an index of pictures: it must list objects with 'file', 'title' and 'caption'")
+    return entries
+
+
+def _picture(folder: Path, entry: Mapping[str, str], whole_width: bool) -> str:
+    file = folder / entry["file"]
+    if file.resolve().parent != folder.resolve() or not file.is_file() or file.stat().st_size > _MOST_BYTES:
+        return ""
+    content = file.read_bytes()
+    kind = next((kind for start, kind in _KINDS.items() if content.startswith(start)), None)
+    if kind is None:
+        return ""
+    title, caption = str(entry.get("title", file.stem)), str(entry.get("caption", ""))
+    source = f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+    wide = "seen" if _tall(content) and not whole_width else "seen wide"
+    return (
+        f'<figure class="{wide}"><h4>{escape(title)}</h4><div class="scroll"><img alt="{escape(title)}" src="{source}">'
+        f"</div><figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _tall(content: bytes) -> bool:
+    """Whether half of the page is enough for a PNG: its width and height stand at the same place in every one."""
+    if not content.startswith(b"\x89PNG"):
+        return False
+    return int.from_bytes(content[16:20], "big") < 1.6 * int.from_bytes(content[20:24], "big")

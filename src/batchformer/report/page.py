@@ -11,12 +11,9 @@ from pathlib import Path
 from string import Template
 
 from batchformer.errors import UserError
-from batchformer.report.comparison import comparison_table, format_interval, format_summary, signed
-from batchformer.report.measures import measure_of
+from batchformer.report.comparison import DEFAULT_PAIR, Comparison, compare_runs, measure_word, shown_name, with_unit
 from batchformer.report.runs import Run, by_recipe, load_runs
-from batchformer.report.sections import recipe_section
-from batchformer.report.studies import Study, find_studies, with_references
-from batchformer.report.study_card import study_card
+from batchformer.report.sections import html_cell, recipe_section
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -59,68 +56,81 @@ def write_report(paths: Iterable[Path | str], out: Path | str, title: str | None
 
 def render(runs: Sequence[Run], title: str | None = None) -> str:
     """The page as text."""
-    recipes = with_references(by_recipe(runs))
+    recipes = by_recipe(runs)
     several = len(recipes) > 1
-    title = title or ("BatchFormer, with and without" if several else f"BatchFormer on {next(iter(recipes))}")
     names = {recipe: f"recipe-{number}" for number, recipe in enumerate(recipes, 1)}
-    studies = {f"study-{k}": study for k, study in enumerate(_studies(runs), 1)}
-    told = {variant.recipe for study in studies.values() for variant in study.variants}
-    alone = {recipe: group for recipe, group in recipes.items() if recipe not in told}
     return _PAGE.substitute(
-        title=escape(title),
+        title=escape(title or _title(runs, list(recipes))),
         style=files("batchformer.report").joinpath("page.css").read_text(encoding="utf-8"),
-        lede=_lede(runs, len(recipes)),
-        navigation=_navigation({recipe: names[recipe] for recipe in alone}, studies) if several else "",
-        overview=(_overview(alone, names) if several and alone else "")
-        + "".join(study_card(name, study, names) for name, study in studies.items()),
+        lede=escape(_lede(runs, len(recipes))),
+        navigation=_navigation(names) if several else "",
+        overview=_overview(recipes, names) if several else "",
         sections="".join(recipe_section(names[recipe], group, several) for recipe, group in recipes.items()),
     )
+
+
+def _only_the_default_pair(runs: Sequence[Run]) -> bool:
+    return {run.variant for run in runs} <= set(DEFAULT_PAIR)
+
+
+def _title(runs: Sequence[Run], recipes: Sequence[str]) -> str:
+    if len(recipes) == 1:
+        return f"BatchFormer on {recipes[0]}" if _only_the_default_pair(runs) else recipes[0]
+    return "BatchFormer, with and without" if _only_the_default_pair(runs) else f"{len(recipes)} recipes compared"
 
 
 def _lede(runs: Sequence[Run], recipes: int) -> str:
     recipe_words = "one recipe" if recipes == 1 else f"{recipes} recipes"
     run_words = "One run" if len(runs) == 1 else f"{len(runs)} runs"
+    tables = [compare_runs([run.raw for run in group]) for group in by_recipe(runs).values()]
+    trained = {run.variant for run in runs}
+    variants = list(dict.fromkeys(v for table in tables for v in table.variants if v in trained))
+    if not _only_the_default_pair(runs):
+        targets = list(dict.fromkeys(run.target for run in runs if run.target is not None))
+        told = f"{run_words} of {recipe_words}. Variants: {', '.join(map(shown_name, variants))}."
+        return f"{told} Targets: {', '.join(targets)}." if targets else told
     how = {("baseline", "batchformer"): "with and without", ("batchformer",): "with", ("baseline",): "without"}
-    methods = tuple(sorted({run.method for run in runs}))
-    told = f"{run_words} of {recipe_words}, trained {how[methods]} attention over the batch."
-    if methods == ("baseline",):
+    told = f"{run_words} of {recipe_words}, trained {how[tuple(sorted(variants))]} attention over the batch."
+    if variants == ["baseline"]:
         return told
     return f"{told} The module is gone at test time: what is evaluated is the plain network."
 
 
-def _studies(runs: Sequence[Run]) -> list[Study]:
-    """Those with more to compare than one recipe with and without the method, which its own section does."""
-    return [study for study in find_studies(by_recipe(runs)) if study.reference is not None and len(study.variants) > 2]
-
-
-def _navigation(names: Mapping[str, str], studies: Mapping[str, Study]) -> str:
-    places = {**{f"Study: {study.base}": name for name, study in studies.items()}, **names}
-    items = "".join(f'<li><a href="#{name}">{escape(words)}</a></li>' for words, name in places.items())
+def _navigation(names: Mapping[str, str]) -> str:
+    items = "".join(f'<li><a href="#{name}">{escape(words)}</a></li>' for words, name in names.items())
     return f'<nav aria-label="Recipes"><ul>{items}</ul></nav>\n'
 
 
 def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) -> str:
+    """The primary measure of every recipe and variant, beside that of what it is held to."""
+    tables = {recipe: compare_runs([run.raw for run in runs]) for recipe, runs in recipes.items()}
+    pairs = all(table.is_default_pair for table in tables.values())
+    judged = dict.fromkeys(with_unit(table.primary.words, table.primary.unit) for table in tables.values())
+    caption = "; ".join(judged)
+    heads = ["Recipe", *(["baseline", "BatchFormer"] if pairs else ["held to", "variant"]), "difference"]
     lines = []
-    measures = [measure_of(run.metrics for run in runs) for runs in recipes.values()]
-    judged = "Test accuracy over all classes (top-1)"
-    if any(measure.objects for measure in measures):
-        judged = ", ".join(dict.fromkeys(measure.name.capitalize() for measure in measures))
-    for recipe, runs in recipes.items():
-        row = comparison_table([run.raw for run in runs])[0]
-        difference = "–"
-        if row.difference is not None:
-            difference = f'{signed(row.difference.mean)}<span class="interval">{format_interval(row.difference)}</span>'
-        cells = [format_summary(row.baseline), format_summary(row.batchformer)]
-        sides = "".join("<td>{} <span class='sd'>{}</span></td>".format(*cell.partition(" ")[::2]) for cell in cells)
-        lines.append(
-            f'<tr><th scope="row"><a href="#{names[recipe]}">{escape(recipe)}</a></th>{sides}'
-            f'<td class="strong">{difference}</td></tr>'
-        )
+    for recipe, table in tables.items():
+        for variant in table.others or (table.reference,):
+            link = f'<a href="#{names[recipe]}">{escape(recipe)}</a>'
+            if len(judged) > 1:
+                measure = with_unit(measure_word(table.primary), table.primary.unit)
+                link += f'<span class="interval">{escape(measure)}</span>'
+            lines.append(f'<tr><th scope="row">{link}</th>{_overview_cells(table, variant, not pairs)}</tr>')
+    header = "".join(f'<th scope="col">{head}</th>' for head in heads)
     return (
-        f'<div class="card overview"><table><caption>{judged}, percent'
-        '</caption><thead><tr><th scope="col">Recipe</th><th scope="col">baseline</th><th scope="col">BatchFormer</th>'
-        f'<th scope="col">difference</th></tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+        f'<div class="card overview"><table><caption>{escape(caption[:1].upper() + caption[1:])}</caption><thead><tr>'
+        f"{header}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
+
+
+def _overview_cells(table: Comparison, variant: str, name_variants: bool) -> str:
+    measure, digits = table.primary, table.digits(table.primary)
+    cells = []
+    for each in (table.reference, variant):
+        cell = html_cell(table.cell(measure, each), digits)
+        small = f'<span class="interval">{escape(shown_name(each))}</span>' if name_variants else ""
+        cells.append(cell.removesuffix("</td>") + f"{small}</td>")
+    return "".join([*cells, html_cell(table.difference(measure, variant) or "–", digits)])
 
 
 def _write_whole(out: Path, text: str) -> None:

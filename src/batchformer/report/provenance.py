@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchformer.report.comparison import METHODS
-from batchformer.report.measures import measure_of
-from batchformer.report.paper import STUDIES
+from batchformer.report.comparison import DEFAULT_PAIR, compare_runs
 from batchformer.report.runs import Run
-from batchformer.report.studies import base_of
 
 _SETTINGS = {
     "model.detector": "detector",
@@ -48,15 +45,15 @@ _OF_THE_MODULE = ("model.batchformer.", "model.stream_loss", "model.optimizer.mo
 # options that one way of mixing reads and the others do not, and those that one does not read
 _OF_A_MIX = {"model.mix.block": "transmix", "model.mix.extractor": "attentive-cutmix"}
 _NOT_OF_A_MIX = {"model.mix.mixup": "cutmix", "model.mix.cutmix": "mixup"}
-_MAY_DIFFER = ("seed", "method", "root", "out", "dir", "name", "version", "workers", "seed_everything", "recipe",
-               "detector_from")  # fmt: skip
+_MAY_DIFFER = ("seed", "method", "target", "root", "out", "dir", "name", "version", "workers", "seed_everything",
+               "recipe", "detector_from")  # fmt: skip
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """What to know about the runs, as (question, answer); unknown answers are left out."""
-    run = next((run for run in runs if run.method == "batchformer"), runs[0])
+    run = shown_run(runs)
     settings = flatten(run.raw.get("config"))
-    if run.method == "baseline":
+    if not has_module(run):
         settings = {key: value for key, value in settings.items() if not key.startswith(_OF_THE_MODULE)}
     unread = _unread_of_the_mix(settings)
     settings = {key: value for key, value in settings.items() if not key.startswith(unread)}
@@ -75,8 +72,8 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     found = {
         "Recipe": run.recipe,
         "Settings": ", ".join(chosen),
-        "Seeds": "; ".join(f"{method}: {_seeds(runs, method)}" for method in METHODS if _seeds(runs, method)),
-        "Baseline": _joined(runs, lambda r: r.text("borrowed_from") and f"the runs of {r.text('borrowed_from')}"),
+        "Targets": ", ".join(dict.fromkeys(run.target for run in runs if run.target is not None)),
+        "Seeds": "; ".join(f"{variant}: {seeds}" for variant in _variants(runs) if (seeds := _seeds(runs, variant))),
         "Protocol": _protocol(runs),
         "Length": ", ".join(
             f"{run.raw[key]:,} {key if run.raw[key] != 1 else key[:-1]}"
@@ -93,6 +90,21 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return [(question, answer) for question, answer in found.items() if answer]
 
 
+def shown_run(runs: Sequence[Run]) -> Run:
+    """The run whose settings stand for all: one of a variant that is held to the reference, where there is one."""
+    others = _variants(runs)[1:]
+    return next((run for run in runs if run.variant in others), runs[0])
+
+
+def has_module(run: Run) -> bool:
+    """Whether the run trained with the module: its settings say so, else its name."""
+    return flatten(run.raw.get("config")).get("model.method", run.variant) != DEFAULT_PAIR[0]
+
+
+def _variants(runs: Sequence[Run]) -> tuple[str, ...]:
+    return compare_runs([run.raw for run in runs]).variants
+
+
 def _unread_of_the_mix(settings: Mapping[str, str]) -> tuple[str, ...]:
     """Beginnings of the options that the chosen way of mixing does not read; all of them where nothing is mixed."""
     method = settings.get("model.mix.method")
@@ -105,16 +117,20 @@ def _unread_of_the_mix(settings: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def caveats(runs: Sequence[Run]) -> list[str]:
-    """What makes the comparison less than clean: anything but method and seed that differs between the runs."""
+    """What makes the comparison less than clean: anything that differs between the runs and should not."""
     found = []
-    differing = _differing(runs)
-    if differing:
-        found.append(f"The runs differ in more than method and seed: {', '.join(differing)}.")
+    if {run.variant for run in runs} <= set(DEFAULT_PAIR):
+        if differing := _differing(runs):
+            found.append(f"The runs differ in more than method and seed: {', '.join(differing)}.")
+    else:  # what other variants change is theirs to say: only runs of the same one must be alike
+        for variant in _variants(runs):
+            if differing := _differing([run for run in runs if run.variant == variant]):
+                found.append(f"Runs of {variant} differ in more than target and seed: {', '.join(differing)}.")
     for key, word in (("device", "device"), ("versions", "versions"), ("epochs", "number of epochs")):
         if len({str(run.raw.get(key)) for run in runs}) > 1:
             found.append(f"The {word} is not the same in all runs.".replace("versions is", "versions are"))
-    prints = {str((run.raw.get("data") or {}).get("fingerprint")) for run in runs}
-    if len(prints) > 1 or len({tuple(run.class_counts) for run in runs}) > 1:
+    data = {(run.target, str((run.raw.get("data") or {}).get("fingerprint")), *run.class_counts) for run in runs}
+    if len(data) > len({run.target for run in runs}):
         found.append("The training data are not the same in all runs (their fingerprints or class counts differ).")
     if _loss_scales_differ(runs):
         found.append(
@@ -135,44 +151,23 @@ def caveats(runs: Sequence[Run]) -> list[str]:
 def _differing(runs: Sequence[Run]) -> list[str]:
     """Settings that are not the same in all runs they matter to: a baseline has no module to be set."""
     found = []
-    settings = [(run.method, flatten(run.raw.get("config"))) for run in runs]
+    settings = [(has_module(run), flatten(run.raw.get("config"))) for run in runs]
     for key in sorted({key for _, each in settings for key in each}):
         of_module = key.startswith(_OF_THE_MODULE)
-        values = {each.get(key) for method, each in settings if each and not (of_module and method == "baseline")}
+        values = {each.get(key) for module, each in settings if each and (module or not of_module)}
         if key.rsplit(".", 1)[-1] not in _MAY_DIFFER and len(values) > 1:
             found.append(key)
     return found
 
 
-def differs_from(base: Sequence[Run], runs: Sequence[Run]) -> list[str]:
-    """What an ablation changes besides what it is named for: the scale of the loss, the number of updates."""
-    found = []
-    scales, wanted = ({_loss_scale(flatten(run.raw.get("config"))) for run in part} for part in (runs, base))
-    if wanted and scales != wanted:
-        found.append(
-            f"Its loss is {_listed(scales)} times the mean over the rows, that of {base[0].recipe} {_listed(wanted)} "
-            "times: part of any difference may be that."
-        )
-    steps, usual = ({run.raw.get("steps") for run in part} - {None} for part in (runs, base))
-    if steps and usual and steps != usual:
-        found.append(f"It makes {_listed(steps)} updates, {base[0].recipe} makes {_listed(usual)}.")
-    return found
-
-
-def _listed(numbers: set[Any]) -> str:
-    return " or ".join(f"{number:,.6g}" if number < 1000 else f"{number:,}" for number in sorted(numbers))
-
-
 def _loss_scales_differ(runs: Sequence[Run]) -> bool:
-    scales = {
-        method: {_loss_scale(flatten(run.raw.get("config"))) for run in runs if run.method == method}
-        for method in METHODS
-    }
-    return all(scales.values()) and scales[METHODS[0]] != scales[METHODS[1]]
+    with_it, without = ({loss_scale(run) for run in runs if has_module(run) == module} for module in (True, False))
+    return bool(with_it and without) and with_it != without
 
 
-def _loss_scale(settings: Mapping[str, str]) -> float:
+def loss_scale(run: Run) -> float:
     """By how much the loss of a run exceeds the mean over its rows."""
+    settings = flatten(run.raw.get("config"))
     two_streams = settings.get("model.method") == "batchformer" and (
         settings.get("model.batchformer.streams", "duplicate") == "duplicate"
     )
@@ -182,27 +177,19 @@ def _loss_scale(settings: Mapping[str, str]) -> float:
 
 def knows_its_command(runs: Sequence[Run]) -> bool:
     """Results of earlier versions do not."""
-    return all(run.text("command") is not None for run in _own(runs))
-
-
-def _own(runs: Sequence[Run]) -> list[Run]:
-    return [run for run in runs if run.text("borrowed_from") is None]
+    return all(run.text("command") is not None for run in runs)
 
 
 def command(runs: Sequence[Run]) -> str:
     """The command that trains these runs again; of those that do not know it, without fields that were changed."""
-    own = _own(runs)
     if knows_its_command(runs):
-        return "\n".join(dict.fromkeys(str(run.text("command")) for run in own))
+        return "\n".join(dict.fromkeys(str(run.text("command")) for run in runs))
     recipe, seeds = runs[0].recipe, sorted({run.seed for run in runs})
-    base = base_of(recipe)
-    base = STUDIES[base].recipe if base in STUDIES else base
-    if base not in (None, recipe):  # a variant is the recipe with fields changed, under a name of its own
-        return "\n".join(f"batchformer fit {base} --name {recipe} --method {r.method} --seed {r.seed}" for r in own)
     counted = seeds == list(range(len(seeds)))
-    if {run.method for run in runs} == set(METHODS) and (counted or len(seeds) > 1):
+    variants = {run.variant for run in runs}
+    if (variants == set(DEFAULT_PAIR) and (counted or len(seeds) > 1)) or not variants <= set(DEFAULT_PAIR):
         return f"batchformer compare {recipe} --seeds {len(seeds) if counted else ' '.join(map(str, seeds))}"
-    return "\n".join(f"batchformer fit {recipe} --method {run.method} --seed {run.seed}" for run in runs)
+    return "\n".join(f"batchformer fit {recipe} --method {run.variant} --seed {run.seed}" for run in runs)
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, str]:
@@ -216,14 +203,13 @@ def flatten(config: Any, prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _seeds(runs: Sequence[Run], method: str) -> str:
-    return ", ".join(str(run.seed) for run in runs if run.method == method)
+def _seeds(runs: Sequence[Run], variant: str) -> str:
+    return ", ".join(map(str, sorted({run.seed for run in runs if run.variant == variant})))
 
 
 def _protocol(runs: Sequence[Run]) -> str:
     names = sorted({run.text("protocol") or "unknown" for run in runs})
-    what = "numbers" if measure_of(run.metrics for run in runs).objects else "accuracy"
-    return ", ".join(f"{what} of the last epoch, never the best one" if name == "last" else name for name in names)
+    return ", ".join("numbers of the last epoch, never the best one" if name == "last" else name for name in names)
 
 
 def _joined(runs: Sequence[Run], part: Any) -> str:

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from batchformer.errors import UserError
-from batchformer.report.comparison import METHODS
+from batchformer.metrics.measures import Measure, measures_of, primary_of, with_current_names
 from batchformer.report.health import read_health
 
 _NO_RESULTS = ("compare.json", "pictures.json")
-_REQUIRED = ("recipe", "method", "seed", "metrics")
+_REQUIRED = ("recipe", "variant", "seed", "metrics")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One `result.json`, checked. Numbers that are not finite are None; parts that a run may lack are empty."""
+    """One `result.json`, checked. Numbers that are not finite are None; parts that a run may lack are empty.
+
+    `raw` is the whole file in the names of this version, also where it is of version 0.1.
+    """
 
     source: Path
     recipe: str
-    method: str
+    variant: str
+    target: str | None
     seed: int
+    measures: tuple[Measure, ...]
     metrics: dict[str, float | None]
     per_class: list[float | None] = field(default_factory=list)
     class_counts: list[int] = field(default_factory=list)
@@ -34,7 +39,17 @@ class Run:
     influence_wrt: str = "features"
     streams: dict[str, list[float | None]] = field(default_factory=dict)
     health: dict[str, Any] = field(default_factory=dict, repr=False)
+    sections: list[dict[str, Any]] = field(default_factory=list, repr=False)
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def primary(self) -> Measure:
+        return primary_of(self.measures)
+
+    @property
+    def name(self) -> str:
+        """Which of the runs of its recipe it is."""
+        return ", ".join(filter(None, [self.variant, self.target, f"seed {self.seed}"]))
 
     def text(self, key: str) -> str | None:
         """A top-level entry as text, None when absent."""
@@ -43,20 +58,20 @@ class Run:
 
 
 def load_runs(paths: Iterable[Path | str]) -> list[Run]:
-    """All runs under the given files and folders, sorted by recipe, method and seed. A run found twice counts once."""
+    """All runs under the files and folders, sorted by recipe, variant, target and seed. One found twice counts once."""
     places = [Path(path) for path in paths]
-    runs: dict[tuple[str, str, int], Run] = {}
+    runs: dict[tuple[str, str, str, int], Run] = {}
     for file, named in _result_files(places):
         data = _read(file)
         if not named and not _looks_like_a_result(data):
             continue
         run = _checked(data, file)
-        key = (run.recipe, run.method, run.seed)
+        key = (run.recipe, run.variant, run.target or "", run.seed)
         twin = runs.setdefault(key, run)
         if twin is not run and twin.raw != run.raw:
             raise UserError(
-                f"{twin.source} and {file} are different runs of the same recipe, method and seed "
-                f"({run.recipe}, {run.method}, {run.seed}): pass only one of them"
+                f"{twin.source} and {file} are different runs of the same recipe, variant, target and seed "
+                f"({run.recipe}, {run.name}): pass only one of them"
             )
     if not runs:
         for place in places:
@@ -66,7 +81,23 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
                 )
         where = ", ".join(str(path) for path in places) or "nothing"
         raise UserError(f"no result.json found in {where}: give a run folder, a folder of `compare`, or a result file")
-    return [runs[key] for key in sorted(runs)]
+    declared = {folder: _declared_order(folder) for folder in {run.source.parent.parent for run in runs.values()}}
+    return sorted(runs.values(), key=lambda run: _place(run, declared[run.source.parent.parent]))
+
+
+def _place(run: Run, order: Sequence[str]) -> tuple[Any, ...]:
+    """By recipe, variant, target and seed; names in the order of their comparison where that has one, else sorted."""
+    names = [(order.index(name) if name in order else len(order), name) for name in (run.variant, run.target or "")]
+    return (run.recipe, *names, run.seed)
+
+
+def _declared_order(folder: Path) -> list[str]:
+    """Variants and targets as the `compare.json` in the folder has them; empty where there is none that can be read."""
+    try:
+        declared = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+        return [*declared["variants"], *declared["targets"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
 
 
 def by_recipe(runs: Iterable[Run]) -> dict[str, list[Run]]:
@@ -106,46 +137,89 @@ def _read(file: Path) -> Any:
 
 
 def _looks_like_a_result(data: Any) -> bool:
-    return isinstance(data, dict) and sum(key in data for key in _REQUIRED) >= 2
+    return isinstance(data, dict) and sum(key in data for key in (*_REQUIRED, "method")) >= 2
 
 
 def _checked(data: Any, file: Path) -> Run:
     if not isinstance(data, dict):
         raise UserError(f"{file} is not a result file: its content is not a JSON object")
-    missing = [key for key in _REQUIRED if key not in data]
+    given = {**data, "variant": data.get("variant", data.get("method"))}
+    missing = [key for key in _REQUIRED if given.get(key) is None]
     if missing:
         raise UserError(f"{file} has no {', '.join(repr(key) for key in missing)}: it is not a complete result file")
-    if data["method"] not in METHODS:
-        raise UserError(f"{file} has method {data['method']!r}, expected one of {', '.join(METHODS)}")
+    for key in ("variant", "target", "reference"):
+        if not isinstance(given.get(key, ""), str | None):
+            raise UserError(f"{file} has {key} {given[key]!r}, expected a name")
     if not isinstance(data["seed"], int) or isinstance(data["seed"], bool):
         raise UserError(f"{file} has seed {data['seed']!r}, expected a whole number")
-    if not isinstance(data["metrics"], dict) or "all" not in data["metrics"]:
-        raise UserError(f"{file} has no 'all' in its 'metrics': it is not a complete result file")
-    influence = data.get("gradient_influence") or {}
-    if not isinstance(influence, dict):
-        raise UserError(f"{file} has a 'gradient_influence' that is not an object")
+    if not isinstance(data["metrics"], dict):
+        raise UserError(f"{file} has 'metrics' that are not an object: it is not a complete result file")
     history = _list(data.get("history"), "history", file)
     if not all(isinstance(entry, dict) and "epoch" in entry for entry in history):
         raise UserError(f"{file} has an entry without 'epoch' in its 'history'")
+    measures = _measures(data, file)
+    data = with_current_names({**data, "history": history})
+    primary = primary_of(measures).key
+    if primary not in data["metrics"]:
+        raise UserError(f"{file} has no {primary!r} in its 'metrics': it is not a complete result file")
+    influence = data.get("gradient_influence") or {}
+    if not isinstance(influence, dict):
+        raise UserError(f"{file} has a 'gradient_influence' that is not an object")
     counts = [_whole(value, "class_counts", file) for value in _list(data.get("class_counts"), "class_counts", file)]
     run = Run(
         source=file,
         recipe=str(data["recipe"]),
-        method=data["method"],
+        variant=data["variant"],
+        target=data.get("target"),
         seed=data["seed"],
+        measures=measures,
         metrics={str(k): _number(v, f"metrics.{k}", file) for k, v in data["metrics"].items()},
         per_class=_numbers(data.get("per_class"), "per_class", file),
         class_counts=counts,
         class_names=[str(name) for name in _list(data.get("class_names"), "class_names", file)],
-        history=[{str(k): _number(v, f"history.{k}", file) for k, v in entry.items()} for entry in history],
+        history=[{str(k): _number(v, f"history.{k}", file) for k, v in entry.items()} for entry in data["history"]],
         influence=_numbers(influence.get("per_class"), "gradient_influence.per_class", file),
         influence_wrt=str(influence.get("wrt", "features")),
         streams=_streams(data.get("streams"), file),
         health=read_health(data, file),
+        sections=_sections(data.get("sections"), file),
         raw=data,
     )
     _check_lengths(run)
     return run
+
+
+def _measures(data: Mapping[str, Any], file: Path) -> tuple[Measure, ...]:
+    try:
+        measures = tuple(measures_of(data))
+    except (TypeError, AttributeError, UserError) as error:
+        raise UserError(f"{file} has 'measures' that cannot be read: {error}") from None
+    if not measures:
+        raise UserError(f"{file} has no 'measures': it is not a complete result file")
+    return measures
+
+
+def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
+    """A family's own parts of the page: a title, and any of a text, a table and lines over a common axis."""
+    sections = _list(value, "sections", file)
+    for section in sections:
+        if not isinstance(section, dict) or not isinstance(section.get("title"), str):
+            raise UserError(f"{file} has an entry without 'title' in its 'sections'")
+        where = f"section {section['title']!r}"
+        table, series = section.get("table") or {}, section.get("series") or {}
+        if not isinstance(table, dict) or not isinstance(series, dict):
+            raise UserError(f"{file} has a {where} whose 'table' or 'series' is not an object")
+        for row in _list(table.get("rows"), f"{where}: rows", file):
+            if len(_list(row, f"{where}: rows", file)) != len(_list(table.get("header"), f"{where}: header", file)):
+                raise UserError(f"{file} has a {where} with a row that is not as long as its header")
+        lines = series.get("lines") or {}
+        if not isinstance(lines, dict):
+            raise UserError(f"{file} has a {where} whose 'lines' are not an object")
+        across = _numbers(series.get("x"), f"{where}: x", file)
+        for name, values in lines.items():
+            if len(_numbers(values, f"{where}: {name}", file)) != len(across):
+                raise UserError(f"{file} has a {where} with a line {name!r} that is not as long as its 'x'")
+    return sections
 
 
 def _streams(value: Any, file: Path) -> dict[str, list[float | None]]:

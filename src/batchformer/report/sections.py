@@ -5,85 +5,72 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
-from batchformer.report.classes import MOST_POINTS
-from batchformer.report.comparison import (
-    METHODS,
-    ComparisonRow,
-    by_seed,
-    comparison_table,
-    format_interval,
-    format_summary,
-    metrics_of,
-    signed,
-)
-from batchformer.report.detection_section import detection_section
-from batchformer.report.figures import (
-    NAMES,
-    class_accuracy_chart,
+from batchformer.report.charts import variant_styles
+from batchformer.report.classes import (
+    MOST_POINTS,
+    class_chart,
     class_difference_chart,
-    curve_chart,
-    difference_chart,
     influence_chart,
     influence_correlation,
 )
-from batchformer.report.html_parts import figure, missing
-from batchformer.report.measures import TOP, Measure, measure_of
-from batchformer.report.mix_section import mix_section
-from batchformer.report.provenance import caveats, command, facts, knows_its_command
+from batchformer.report.comparison import (
+    Comparison,
+    compare_runs,
+    format_interval,
+    format_summary,
+    measure_word,
+    shown_name,
+    signed,
+    with_unit,
+)
+from batchformer.report.figures import curve_chart, difference_chart, lines_chart, seeds_chart
+from batchformer.report.html_parts import figure, legend_of, marked, missing, pictures_of, plain_table
+from batchformer.report.provenance import caveats, command, facts, knows_its_command, shown_run
 from batchformer.report.runs import Run
-from batchformer.report.statistics import PairedDifference, Summary
-from batchformer.report.stream_sections import streams_section
-from batchformer.report.studies import base_of
-from batchformer.report.verdict import verdict
+from batchformer.report.statistics import PairedDifference
+from batchformer.report.streams import streams_section
+from batchformer.report.tables import Cell, comparison_table, verdicts
 
-_SPLITS = " Many: more than 100 training images, Medium: 20 to 100, Few: less than 20."
+_MOST_RUNS_OPEN = 4  # of a section that a family has for each run; the others are folded away
+_SPLITS = ("many", "medium", "few")
 _VERDICT_WORDS = {"helped": "It helped", "hurt": "It hurt", "unclear": "Undecided", "incomplete": "Incomplete"}
 
 
 def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
     """Everything about one recipe; `name` is a safe id for links and pictures."""
-    rows = comparison_table([run.raw for run in runs])
-    title = f"<h2>{escape(runs[0].recipe)}</h2>" if heading else ""
+    table = compare_runs([run.raw for run in runs])
+    title = f"<h2>{escape(table.recipe)}</h2>" if heading else ""
+    mixing, found = pictures_of(runs, "mixing"), pictures_of(runs, "detection", whole_width=True)
     parts = [
-        _verdict(runs, rows),
+        _verdicts(table),
         _caveats(runs),
-        _table(name, runs, rows),
-        _curves(name, runs),
+        _table(name, runs, table),
+        _curves(name, runs, table),
+        _own_sections(name, runs),
         streams_section(name, runs),
-        mix_section(runs),
-        detection_section(runs),
-        _classes(name, runs) if _frequencies_differ(runs) else "",
-        _influence(name, runs) if any(run.influence for run in runs) or not _inside(runs) else "",
+        f"<h3>Mixing</h3>{mixing}" if mixing else "",
+        f"<h3>What is found in the images</h3>{found}" if found else "",
+        _classes(name, runs, table) if any(run.metrics.get(key) is not None for run in runs for key in _SPLITS) else "",
+        *(
+            _influence(f"{name}-influence{k}", [run for run in runs if run.variant == variant], table)
+            for k, variant in enumerate(table.variants)
+        ),
         _made(runs),
     ]
     return f'<section class="recipe" id="{name}">{title}{"".join(parts)}</section>'
 
 
-def _measure(runs: Sequence[Run]) -> Measure:
-    return measure_of(run.metrics for run in runs)
-
-
-def _inside(runs: Sequence[Run]) -> bool:
-    """Whether the module stands inside the network: image classification and detectors, not the long tails."""
-    return _measure(runs) is TOP or _measure(runs).objects
-
-
-def _frequencies_differ(runs: Sequence[Run]) -> bool:
-    """Whether there is a frequency to set the classes against; where it is not known, the page says so."""
-    if _measure(runs).objects:
-        return False
-    counts = {count for run in runs for count in run.class_counts}
-    return len(counts) > 1 or not _inside(runs)
-
-
-def _verdict(runs: Sequence[Run], rows: Sequence[ComparisonRow]) -> str:
-    base = base_of(runs[0].recipe)
-    if base not in (None, runs[0].recipe) and all(run.method == "baseline" for run in runs):
-        return f'<p class="card verdict incomplete"><strong>A baseline</strong>of the study {escape(str(base))}.</p>'
-    judged = verdict(rows)
-    word = _VERDICT_WORDS[judged.kind]
-    return f'<p class="card verdict {judged.kind}"><strong>{word}</strong>{escape(judged.sentence)}</p>'
+def _verdicts(table: Comparison) -> str:
+    cards = []
+    for variant, judged in verdicts(table).items():
+        word = _VERDICT_WORDS[judged.kind]
+        word = word if len(table.others) < 2 else f"{shown_name(variant)}: {word.removeprefix('It ')}"
+        cards.append(
+            f'<p class="card verdict {judged.kind}"><strong>{escape(word)}</strong>{escape(judged.sentence)}</p>'
+        )
+    return "".join(cards)
 
 
 def _caveats(runs: Sequence[Run]) -> str:
@@ -91,134 +78,200 @@ def _caveats(runs: Sequence[Run]) -> str:
     return f'<div class="card caveats"><b>Read with care</b><ul>{items}</ul></div>' if items else ""
 
 
-def _table(name: str, runs: Sequence[Run], rows: Sequence[ComparisonRow]) -> str:
+def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
+    made = comparison_table(table)
+    header = "".join(f'<th scope="col">{escape(_column(head))}</th>' for head in made.header)
     body = "".join(
-        f'<tr><th scope="row">{row.label}</th><td>{_summary(row.baseline)}</td><td>{_summary(row.batchformer)}</td>'
-        f'<td class="strong">{_difference(row.difference)}</td></tr>'
-        for row in rows
+        f'<tr><th scope="row">{escape(shown_name(row.head))}</th>'
+        f"{''.join(html_cell(cell, row.digits) for cell in row.cells)}</tr>"
+        for row in made.rows
     )
-    measure = _measure(runs)
-    kind = "Metric" if measure.objects else "Accuracy" if measure is TOP else "Classes"
-    judged = measure.name.capitalize() if measure.objects else "Test accuracy"
-    table = (
-        f'<div class="card"><table><caption>{judged} in percent: mean ± standard deviation over seeds, and the '
-        "difference of matched seeds with its 95 % interval.</caption><thead><tr>"
-        f'<th scope="col">{kind}</th><th scope="col">baseline</th><th scope="col">BatchFormer</th>'
-        f'<th scope="col">difference</th></tr></thead><tbody>{body}</tbody></table>{_per_seed(runs)}</div>'
+    measure = table.primary
+    judged = f"{measure.words[0].upper()}{measure.words[1:]}"
+    caption = f"{with_unit(judged, measure.unit)}: mean ± standard deviation over seeds, and the difference of matched "
+    caption += "seeds with its 95 % interval"
+    caption += f" (in {measure.points})." if measure.points != measure.unit else "."
+    if table.targets:
+        caption += " The mean is that over the targets, seed by seed, and so is its interval."
+    if len(table.others) > 1:
+        caption += " The intervals are not widened for the number of variants."
+    content = f"<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+    if len(made.header) > 4:  # scrolls on a phone, and its caption does not
+        numbers = (
+            f'<p class="caption">{escape(caption)}</p><div class="scroll"><table class="comparison">{content}</div>'
+        )
+        whole = f'<div class="card wide">{numbers}{_per_run(runs, table)}</div>'
+    else:
+        numbers = f'<table class="comparison"><caption>{escape(caption)}</caption>{content}'
+        whole = f'<div class="card">{numbers}{_per_run(runs, table)}</div>'
+    drawn = difference_chart(f"{name}-difference", table)
+    if drawn is None:
+        return whole
+    minus = (
+        f"{shown_name(table.others[0])} minus {table.reference}" if len(table.others) == 1 else f"to {table.reference}"
     )
-    picture = difference_chart(f"{name}-difference", rows)
-    if picture is None:
-        return table
-    figure = _figure(
-        "Difference, BatchFormer minus baseline",
-        picture,
-        "Dot: mean over matched seeds; line: 95 % interval. Right of zero the method helps."
-        + (_SPLITS if any(row.metric == "few" for row in rows) else ""),
+    helps = "the method helps" if table.is_default_pair else f"a variant is better than {table.reference}"
+    told = f"Dot: mean over matched seeds; line: 95 % interval. {drawn.better_side} of zero {helps}."
+    if drawn.cut:
+        told += " Intervals are cut at the largest difference that is possible."
+    notes = ", ".join(f"{each.label}: {each.note}" for each in table.measures if each.note and not table.targets)
+    told += f" {notes}." if notes else ""
+    legend = _legend(table, table.others) if len(table.others) > 1 else {}
+    picture = figure(
+        f"Difference, {minus}" if len(table.others) == 1 else f"Difference {minus}", drawn.svg, told, legend
     )
-    return f'<div class="grid">{table}{figure}</div>'
+    seeds = _every_seed(name, table) if len(made.header) > 4 else ""
+    return f'<div class="grid">{whole}{picture}{seeds}</div>'
 
 
-def _summary(summary: Summary | None) -> str:
-    mean, _, sd = format_summary(summary).partition(" ")
-    return f'{mean} <span class="sd">{sd}</span>' if sd else mean
-
-
-def _difference(difference: PairedDifference | None) -> str:
-    if difference is None:
-        return "–"
-    return f'{signed(difference.mean)}<span class="interval">{format_interval(difference)}</span>'
-
-
-def _per_seed(runs: Sequence[Run]) -> str:
-    raw = [run.raw for run in runs]
-    metrics = metrics_of(raw)
-    lines = []
-    for method in METHODS:
-        values = {metric: by_seed(raw, method, metric) for metric in metrics}
-        for seed in sorted(run.seed for run in runs if run.method == method):
-            cells = "".join(
-                f"<td>{values[metric][seed]:.2f}</td>" if seed in values[metric] else "<td>–</td>" for metric in metrics
-            )
-            lines.append(f'<tr><th scope="row">{NAMES[method]}, seed {seed}</th>{cells}</tr>')
-    head = "".join(f'<th scope="col">{label}</th>' for label in metrics.values())
-    return (
-        '<details><summary>Every seed</summary><div class="scroll"><table><thead><tr><th scope="col">Run</th>'
-        f"{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
+def _every_seed(name: str, table: Comparison) -> str:
+    measure = table.primary
+    rows = {v: seeds for v in table.variants if (seeds := table.by_seed(measure, v))}
+    words = "; ".join(f"{v} {format_summary(table.cell(measure, v), table.digits(measure))}" for v in rows)
+    told = (
+        f"A ring is a seed{', its mean over the targets' if table.targets else ''}; the bar is their mean; dotted: the "
     )
+    told += f"mean of {table.reference}.{' Lower is better.' if measure.better == 'lower' else ''}"
+    drawn = seeds_chart(f"{name}-seeds", rows, measure, table.reference)
+    return figure("Every seed", drawn.svg("Every seed of every variant", words), told)
 
 
-def _curves(name: str, runs: Sequence[Run]) -> str:
+def _column(head: str) -> str:
+    """The head of a column on the page; what an interval is stands in the caption."""
+    return shown_name(head.split(" [95 %")[0])
+
+
+def html_cell(cell: Cell, digits: int) -> str:
+    """A cell of a comparison: the number, and smaller its deviation or interval."""
+    if isinstance(cell, PairedDifference):
+        interval = format_interval(cell, digits)
+        return f'<td class="strong">{signed(cell.mean, digits)}<span class="interval">{interval}</span></td>'
+    if isinstance(cell, str):
+        return f'<td class="muted">{escape(cell)}</td>'
+    mean, _, sd = format_summary(cell, digits).partition(" ")
+    return f'<td>{mean} <span class="sd">{sd}</span></td>' if sd else f"<td>{mean}</td>"
+
+
+def _per_run(runs: Sequence[Run], table: Comparison) -> str:
+    rows = []
+    for variant in table.variants:
+        for run in (run for run in runs if run.variant == variant):
+            values = [(run.metrics.get(measure.key), table.digits(measure)) for measure in table.measures]
+            named = run.name.replace(variant, shown_name(variant), 1)
+            rows.append([named, *("–" if v is None else f"{v:.{digits}f}" for v, digits in values)])
+    header = ["Run", *(measure.title for measure in table.measures)]
+    return f"<details><summary>Every run</summary>{plain_table(header, rows)}</details>"
+
+
+def _legend(table: Comparison, variants: Sequence[str]) -> dict[str, str]:
+    styles = variant_styles(table.variants)
+    return {styles[variant]: shown_name(variant) for variant in variants}
+
+
+def _trained(runs: Sequence[Run], table: Comparison) -> list[str]:
+    return [variant for variant in table.variants if any(run.variant == variant for run in runs)]
+
+
+def _curves(name: str, runs: Sequence[Run], table: Comparison) -> str:
     title = "<h3>Learning curves</h3>"
-    measure = _measure(runs)
-    label = f"{measure.short}, %" if measure.objects else "test accuracy, %"
-    accuracy = curve_chart(f"{name}-accuracy", runs, "all", label, skip_start=True)
-    loss = curve_chart(f"{name}-loss", runs, "train_loss", "training loss")
-    if accuracy is None and loss is None:
+    measure, legend = table.primary, _legend(table, _trained(runs, table))
+    label = with_unit(measure_word(measure), measure.unit)
+    judged = curve_chart(f"{name}-measure", runs, table.variants, measure.key, label, measure)
+    loss = curve_chart(f"{name}-loss", runs, table.variants, "train_loss", "training loss")
+    if judged is None and loss is None:
         return title + missing(
             "These runs carry no history of their epochs", "train with `batchformer fit` or `compare`, which record it"
         )
     figures = ""
-    if accuracy:
-        picture, start_left_out = accuracy
-        figures += _figure(
-            measure.name[0].upper() + measure.name[1:],
-            picture,
-            "Line: mean of the seeds; band: smallest to largest seed."
-            + (" The axis leaves out a steep start." if start_left_out else ""),
-            runs,
-        )
+    if judged:
+        told = "Line: mean of the seeds; band: smallest to largest seed."
+        told += " A seed is the mean over its targets." if table.targets else ""
+        told += " The axis leaves out a steep start." if judged.start_left_out else ""
+        told += " Lower is better." if measure.better == "lower" else ""
+        figures += figure(f"{measure.words[0].upper()}{measure.words[1:]}", judged.svg, told, legend)
     if loss:
-        figures += _figure(
-            "Training loss",
-            loss[0],
+        told = (
             "As it was minimised. With BatchFormer it covers both streams, and some recipes scale it, so compare the "
-            "shapes rather than the levels.",
-            runs,
         )
+        figures += figure("Training loss", loss.svg, f"{told}shapes rather than the levels.", legend)
     return f'{title}<div class="grid">{figures}</div>'
 
 
-def _classes(name: str, runs: Sequence[Run]) -> str:
-    title = "<h3>Accuracy per class against training frequency</h3>"
-    scatter = class_accuracy_chart(f"{name}-classes", runs)
+def _own_sections(name: str, runs: Sequence[Run]) -> str:
+    """What the family of the task has to say about its runs: each title once, and below it a part for each run."""
+    titles = dict.fromkeys(section["title"] for run in runs for section in run.sections)
+    shown = []
+    for k, title in enumerate(titles):
+        parts: list[str] = []
+        for run in runs:
+            for section in (section for section in run.sections if section["title"] == title):
+                parts.append(_own_section(f"{name}-own{k}-{len(parts)}", run, section))
+        first, rest = "".join(parts[:_MOST_RUNS_OPEN]), "".join(parts[_MOST_RUNS_OPEN:])
+        shown.append(f'<h3>{escape(title)}</h3><div class="grid">{first}</div>')
+        if rest:
+            more = f"{len(parts) - _MOST_RUNS_OPEN} more runs"
+            shown.append(f'<details><summary>{more}</summary><div class="grid">{rest}</div></details>')
+    return "".join(shown)
+
+
+def _own_section(name: str, run: Run, section: dict[str, Any]) -> str:
+    text = "".join(f"<p>{marked(part)}</p>" for part in str(section.get("text") or "").split("\n\n") if part.strip())
+    table, series = section.get("table") or {}, section.get("series") or {}
+    rows = [["–" if cell is None else str(cell) for cell in row] for row in table.get("rows") or []]
+    text += plain_table([str(head) for head in table.get("header") or []], rows) if rows else ""
+    lines = {str(line): values for line, values in (series.get("lines") or {}).items()}
+    labels = [str(series.get(axis) or "") for axis in ("xlabel", "ylabel")]
+    drawn = lines_chart(name, section["title"], series.get("x") or [], lines, *labels) if lines else None
+    styles = variant_styles(list(lines)) if drawn and len(lines) > 1 else {}
+    legend = legend_of({style: line for line, style in styles.items()})
+    return f'<figure class="own"><h4>{escape(run.name)}</h4>{text}{legend}{drawn or ""}</figure>'
+
+
+def _classes(name: str, runs: Sequence[Run], table: Comparison) -> str:
+    measure, word = table.primary, measure_word(table.primary)
+    title = f"<h3>{escape(word[0].upper() + word[1:])} per class against training frequency</h3>"
+    scatter = class_chart(f"{name}-classes", runs, table.variants, measure)
     if scatter is None:
         return title + missing(
-            "These runs carry no accuracy per class, or do not say how many training images each class has",
+            "These runs carry no number per class, or do not say how many training images each class has",
             "train with `batchformer fit` or `compare`, which record both",
         )
     many = any(len(run.class_counts) > MOST_POINTS for run in runs)
     point = "some classes of like frequency" if many else "class"
-    figures = _figure(
-        "With and without the method", scatter, f"One point per {point} and method, mean of the seeds.", runs
+    figures = figure(
+        "Every class" if len(table.others) > 1 else "With and without the method",
+        scatter,
+        f"One point per {point} and variant, mean of the seeds.",
+        _legend(table, _trained(runs, table)),
     )
-    bins = class_difference_chart(f"{name}-bins", runs)
-    if bins is None:
-        bins_part = missing("No seed was run with both methods", "run `batchformer compare`")
-    else:
-        bins_part = _figure(
-            "Difference by frequency",
-            bins,
-            "Classes sorted by frequency, in at most ten bins of equal size; line: 95 % interval over matched seeds. "
-            "A bin is a second look at the same data: the table above decides.",
-        )
-    return f'{title}<div class="grid">{figures}{bins_part}</div>'
+    bins = {
+        v: class_difference_chart(f"{name}-bins{k}", runs, table.reference, v, measure)
+        for k, v in enumerate(table.others)
+    }
+    told = "Classes sorted by frequency, in at most ten bins of equal size; line: 95 % interval over matched seeds. "
+    told += "A bin is a second look at the same data: the table above decides."
+    for variant, drawn in bins.items():
+        if drawn is not None:
+            whose = f", {shown_name(variant)}" if len(table.others) > 1 else ""
+            figures += figure(f"Difference by frequency{whose}", drawn, told)
+    if not any(bins.values()):
+        figures += missing("No seed was run with two variants", "run `batchformer compare`")
+    return f'{title}<div class="grid">{figures}</div>'
 
 
-def _influence(name: str, runs: Sequence[Run]) -> str:
-    title = "<h3>Gradients on the other images of the batch (the paper’s Fig. 6)</h3>"
-    picture = influence_chart(f"{name}-influence", runs)
+def _influence(name: str, runs: Sequence[Run], table: Comparison) -> str:
+    picture = influence_chart(name, runs)
     if picture is None:
-        return title + missing(
-            "No run with BatchFormer carries its gradient influence",
-            "run `batchformer compare` or `fit` without `--no-analysis`",
-        )
+        return ""
+    whose = f", {shown_name(runs[0].variant)}" if len(table.others) > 1 else ""
+    title = f"<h3>Gradients on the other images of the batch (the paper’s Fig. 6){escape(whose)}</h3>"
     wrt = "features" if all(run.influence_wrt == "features" for run in runs if run.influence) else "pixels"
-    figure = _figure(
+    drawn = figure(
         "Gradient norm of each class’s loss on the others",
         picture,
         f"Test set, module on, norm at the {wrt} of the other images, mean of the seeds; line: smoothed.",
     )
-    return f'{title}<div class="grid">{figure}<div class="card reading">{_influence_reading(runs)}</div></div>'
+    return f'{title}<div class="grid">{drawn}<div class="card reading">{_influence_reading(runs)}</div></div>'
 
 
 def _influence_reading(runs: Sequence[Run]) -> str:
@@ -250,24 +303,18 @@ def _influence_reading(runs: Sequence[Run]) -> str:
 
 def _made(runs: Sequence[Run]) -> str:
     entries = "".join(f"<dt>{escape(question)}</dt><dd>{escape(answer)}</dd>" for question, answer in facts(runs))
-    run = next((run for run in runs if run.method == "batchformer"), runs[0])
+    run = shown_run(runs)
     config = run.raw.get("config")
     whole = ""
     if config:
         text = escape(json.dumps(config, indent=2, ensure_ascii=False, default=str))
-        which = f"{run.method}, seed {run.seed}"
-        whole = f"<details><summary>The whole configuration ({which})</summary><pre>{text}</pre></details>"
+        whole = f"<details><summary>The whole configuration ({escape(run.name)})</summary><pre>{text}</pre></details>"
     told = (
         "--data-root DIR says where the data are"
         if knows_its_command(runs)
-        else ("fields changed on the command line are in the configuration")
+        else "fields changed on the command line are in the configuration"
     )
     return (
         f'<h3>How it was made</h3><div class="card"><dl>{entries}</dl><p class="muted">Again ({told}):</p>'
         f"<pre><code>{escape(command(runs))}</code></pre>{whole}</div>"
     )
-
-
-def _figure(title: str, svg: str, caption: str, runs: Sequence[Run] = ()) -> str:
-    legend = {method: NAMES[method] for method in METHODS if any(run.method == method for run in runs)}
-    return figure(title, svg, caption, legend)

@@ -1,4 +1,4 @@
-"""The results in README.md: `python -m batchformer.report.readme_table results README.md`."""
+"""The results in README.md: `python -m benchmarks.readme_table results README.md`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from batchformer.errors import UserError
-from batchformer.report.comparison import METHODS, comparison_table, format_difference, format_summary
-from batchformer.report.markdown import one_digit
-from batchformer.report.paper import MAIN, STUDIES
+from batchformer.report.comparison import DEFAULT_PAIR, compare_runs, format_difference, format_summary
 from batchformer.report.provenance import caveats
 from batchformer.report.runs import by_recipe, load_runs
-from batchformer.report.studies import WANTED_SEEDS, Study, Variant, find_studies, held_to, missing_from
-from batchformer.report.study_figure import CAPTION, picture_name
-from batchformer.report.study_section import accuracy
-from batchformer.report.verdict import verdict
+from batchformer.report.tables import verdict
+from benchmarks._markdown import one_digit
+from benchmarks.paper import MAIN, STUDIES
+from benchmarks.studies import WANTED_SEEDS, Study, Variant, find_studies, held_to, missing_from
+from benchmarks.study_section import CAPTION, picture_name
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 HEADER = ("recipe", "accuracy, %", "paper: without", "paper: with", "ours: without", "ours: with", "ours: difference")
@@ -33,14 +32,16 @@ def readme_table(results: Path) -> str:
     warnings: dict[str, list[str]] = {}
     for recipe, paper in MAIN.items():
         runs = recipes.get(recipe, [])
-        if {run.method for run in runs} != set(METHODS):
+        if {run.variant for run in runs} != set(DEFAULT_PAIR):
             continue
-        rows = comparison_table([run.raw for run in runs])
-        for row in rows:
-            theirs = [one_digit((side or {}).get(row.metric)) for side in (paper.baseline, paper.batchformer)]
-            ours = [format_summary(row.baseline), format_summary(row.batchformer), format_difference(row.difference)]
-            lines.append([f"`{recipe}`" if row is rows[0] else "", row.label, *theirs, *ours])
-        sentences.append(f"- `{recipe}` ({paper.setting}). {verdict(rows).sentence}")
+        table = compare_runs([run.raw for run in runs])
+        for measure in table.measures:
+            theirs = [one_digit((side or {}).get(measure.key)) for side in (paper.baseline, paper.batchformer)]
+            ours = [format_summary(table.cell(measure, variant)) for variant in DEFAULT_PAIR]
+            difference = format_difference(table.difference(measure, DEFAULT_PAIR[1]))
+            name = f"`{recipe}`" if measure is table.primary else ""
+            lines.append([name, measure.label, *theirs, *ours, difference])
+        sentences.append(f"- `{recipe}` ({paper.setting}). {verdict(table).sentence}")
         for text in caveats(runs):
             warnings.setdefault(text, []).append(f"`{recipe}`")
     if not lines:
@@ -57,7 +58,7 @@ def _study_part(study: Study) -> str:
         [
             f"`{variant.name or variant.method}`",
             str(len(variant.runs)),
-            accuracy(variant, "all"),
+            variant.summary(study.primary),
             "the baseline" if variant is study.reference else format_difference(study.difference(variant)),
             *(_held(study, variant, others.get(variant.recipe)) if others else ()),
         ]
@@ -94,7 +95,7 @@ def with_table(text: str, table: str, name: str = "README.md") -> str:
 
 def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2:
-        print("usage: python -m batchformer.report.readme_table RESULTS_FOLDER README.md", file=sys.stderr)
+        print("usage: python -m benchmarks.readme_table RESULTS_FOLDER README.md", file=sys.stderr)
         return 2
     results, target = map(Path, arguments)
     try:

@@ -1,45 +1,55 @@
-"""The part of docs/results.md about the variants of one recipe."""
+"""The part of docs/results.md about the variants of one recipe: a table, and every seed in a picture."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, median
 
-from batchformer.report.comparison import by_seed, format_difference, format_summary, metrics_of
+from batchformer.metrics.measures import Measure
+from batchformer.report.charts import Chart, chart_svg
+from batchformer.report.comparison import compare_runs, format_difference
+from batchformer.report.figures import seeds_chart
 from batchformer.report.health import number, series
-from batchformer.report.markdown import markdown, one_digit
-from batchformer.report.paper import MAIN, STUDIES
-from batchformer.report.provenance import caveats, differs_from, facts
+from batchformer.report.provenance import caveats, facts
 from batchformer.report.runs import Run
 from batchformer.report.statistics import summarise
-from batchformer.report.studies import Study, Variant, held_to, missing_from
-from batchformer.report.study_figure import CAPTION, picture_name, study_picture
+from benchmarks._markdown import markdown, one_digit
+from benchmarks.paper import MAIN, STUDIES
+from benchmarks.studies import Study, differs_from, held_to, missing_from
+
+CAPTION = "A ring is a seed, the bar their mean; dotted: the mean of the baseline."
 
 
 def study_section(study: Study) -> str:
     """One table of all variants: accuracy, difference to the baseline, both training losses at the end, cost."""
     lines = [f"## Study: {study.base}", "", _what(study.base), ""]
-    runs = [run.raw for variant in study.variants for run in variant.runs]
-    metrics = metrics_of(runs)
+    measures = measures_of_study(study)
     extra = {name: read for name, read in _EXTRA.items() if any(read(each.runs) != "–" for each in study.variants)}
-    header = ["variant", "method", "seeds", *metrics.values(), "difference to the baseline", *extra]
+    header = [
+        "variant",
+        "method",
+        "seeds",
+        *(measure.label for measure in measures),
+        "difference to the baseline",
+        *extra,
+    ]
     table = [
         [
             f"`{variant.name or variant.recipe}`",
             variant.method,
             str(len(variant.runs)),
-            *(accuracy(variant, metric) for metric in metrics),
+            *(variant.summary(measure) for measure in measures),
             "the baseline" if variant is study.reference else format_difference(study.difference(variant)),
             *(read(variant.runs) for read in extra.values()),
         ]
         for variant in study.variants
     ]
-    lines += [markdown(header, table), "", _reading(study, next(iter(metrics.values())), list(extra)), ""]
+    lines += [markdown(header, table), "", _reading(study, study.primary.label, list(extra)), ""]
     if missing := missing_from(study):
         lines += [f"This study is not finished: {'; '.join(missing)}.", ""]
-    lines += _pairs(study, metrics)
-    if study_picture(study) is not None:
+    lines += _pairs(study, measures)
+    if study_chart(study) is not None:
         lines += [f"![Every seed of every variant]({picture_name(study)})", "", CAPTION, ""]
     for variant in study.variants:
         told = dict(facts(variant.runs))
@@ -55,14 +65,20 @@ def _what(base: str) -> str:
     paper = MAIN.get(base)
     if paper is None:
         return f"{STUDIES[base].setting}. Not in the paper."
-    sides = [one_digit(None if side is None else side.get("all")) for side in (paper.baseline, paper.batchformer)]
+    sides = [
+        one_digit(None if side is None else next(iter(side.values()))) for side in (paper.baseline, paper.batchformer)
+    ]
     return f"{paper.setting}; paper ({paper.table}): {sides[0]} without, {sides[1]} with."
 
 
-def accuracy(variant: Variant, metric: str) -> str:
-    """Mean ± deviation over the seeds."""
-    values = by_seed([run.raw for run in variant.runs], variant.method, metric)
-    return format_summary(summarise(list(values.values())) if values else None)
+def measures_of_study(study: Study) -> tuple[Measure, ...]:
+    """Those that a run of the study has, the primary one first."""
+    found = {
+        measure.key: measure
+        for variant in study.variants
+        for measure in compare_runs([run.raw for run in variant.runs]).measures
+    }
+    return tuple(found.values())
 
 
 def _reading(study: Study, metric: str, columns: Sequence[str]) -> str:
@@ -83,7 +99,7 @@ def _reading(study: Study, metric: str, columns: Sequence[str]) -> str:
     return told
 
 
-def _pairs(study: Study, metrics: Mapping[str, str]) -> list[str]:
+def _pairs(study: Study, measures: Sequence[Measure]) -> list[str]:
     rows = [
         [
             f"`{variant.name}`",
@@ -91,8 +107,8 @@ def _pairs(study: Study, metrics: Mapping[str, str]) -> list[str]:
             _EXTRA["epochs"](other.runs),
             *(
                 cell
-                for metric in metrics
-                for cell in (accuracy(other, metric), format_difference(study.difference(variant, other, metric)))
+                for measure in measures
+                for cell in (other.summary(measure), format_difference(study.difference(variant, other, measure)))
             ),
         ]
         for variant, other in held_to(study)
@@ -100,7 +116,8 @@ def _pairs(study: Study, metrics: Mapping[str, str]) -> list[str]:
     if not rows:
         return []
     header = ["variant", "held to", "its epochs"]
-    header += [words for label in metrics.values() for words in (f"its {label}", f"difference to it, {label}")]
+    header += [words for label in (m.label for m in measures)
+               for words in (f"its {label}", f"difference to it, {label}")]  # fmt: skip
     return [STUDIES[study.base].held_to_words, "", markdown(header, rows), ""]
 
 
@@ -141,3 +158,26 @@ _EXTRA: dict[str, Callable[[Sequence[Run]], str]] = {
     # no waiting for a turn in it; the median, as a run that shared the card says little about the others
     "images/s, median": lambda runs: _told(median, runs, _number("images_per_s"), ",.0f"),
 }
+
+
+def study_chart(study: Study) -> tuple[Chart, str] | None:
+    """A row of rings for each variant, and the means in words; None where there is nothing to compare."""
+    measure = study.primary
+    found = [(variant, seeds) for variant in study.variants if (seeds := variant.by_seed(measure))]
+    if len(found) < 2:
+        return None
+    names = [variant.name or variant.method for variant, _ in found]
+    rows = {name: seeds for name, (_, seeds) in zip(names, found, strict=True)}
+    reference = next((name for name, (v, _) in zip(names, found, strict=True) if v is study.reference), None)
+    words = [f"{name} {summarise(list(of.values())).mean:.2f} {measure.unit}".rstrip() for name, of in rows.items()]
+    return seeds_chart("seeds", rows, measure, reference), "; ".join(words)
+
+
+def study_picture(study: Study) -> str | None:
+    """As a file of its own, for pages that are Markdown."""
+    drawn = study_chart(study)
+    return None if drawn is None else chart_svg(drawn[0], f"Every seed of the study {study.base}", drawn[1])
+
+
+def picture_name(study: Study) -> str:
+    return f"study-{study.base}.svg"

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
-from batchformer.report.comparison import by_seed
-from batchformer.report.paper import ABLATIONS, MAIN, STUDIES, Ablation
+from batchformer.metrics.measures import Measure
+from batchformer.report.comparison import format_summary
+from batchformer.report.provenance import loss_scale
 from batchformer.report.runs import Run
-from batchformer.report.statistics import PairedDifference, paired_difference
+from batchformer.report.statistics import PairedDifference, paired_difference, summarise
+from benchmarks.paper import ABLATIONS, MAIN, STUDIES, Ablation
 
 WANTED_SEEDS = 3  # with fewer no deviation is worth printing, and a study says that it is not finished
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The runs of one recipe name and method; `name` is what follows the name of the study."""
+    """The runs of one recipe name, with or without the module; `name` is what follows the name of the study."""
 
     name: str
     recipe: str
     method: str
     runs: Sequence[Run]
+
+    def by_seed(self, measure: Measure) -> dict[int, float]:
+        """Seed -> value of the measure, where the run has it."""
+        found = {run.seed: run.metrics.get(measure.key) for run in self.runs}
+        return {seed: value for seed, value in sorted(found.items()) if value is not None}
+
+    def summary(self, measure: Measure) -> str:
+        """Mean ± deviation over the seeds."""
+        values = list(self.by_seed(measure).values())
+        return format_summary(summarise(values) if values else None)
 
 
 @dataclass(frozen=True)
@@ -32,14 +45,18 @@ class Study:
     variants: Sequence[Variant]
     reference: Variant | None
 
+    @property
+    def primary(self) -> Measure:
+        return self.variants[0].runs[0].primary
+
     def difference(
-        self, variant: Variant, reference: Variant | None = None, metric: str = "all"
+        self, variant: Variant, reference: Variant | None = None, measure: Measure | None = None
     ) -> PairedDifference | None:
-        """Accuracy minus that of the reference (the study's own, unless another is given), seeds matched."""
+        """The primary measure, or the one given, minus that of the reference (the study's own), seeds matched."""
         reference = reference or self.reference
         if reference is None or variant is reference:
             return None
-        before, after = (by_seed([run.raw for run in each.runs], each.method, metric) for each in (reference, variant))
+        before, after = (each.by_seed(measure or self.primary) for each in (reference, variant))
         seeds = [seed for seed in before if seed in after]
         return paired_difference([before[s] for s in seeds], [after[s] for s in seeds]) if seeds else None
 
@@ -81,8 +98,8 @@ def find_studies(recipes: Mapping[str, Sequence[Run]]) -> list[Study]:
         base = base_of(recipe)
         if base is None or ablation_of(recipe, runs) is not None:
             continue
-        for method in dict.fromkeys(run.method for run in runs):
-            mine = [run for run in runs if run.method == method]
+        for method in dict.fromkeys(run.variant for run in runs):
+            mine = [run for run in runs if run.variant == method]
             groups.setdefault(base, []).append(Variant(recipe.removeprefix(base).lstrip("-"), recipe, method, mine))
     studies = []
     for base, variants in sorted(groups.items()):
@@ -101,34 +118,33 @@ def base_of(recipe: str) -> str | None:
     return max(bases, key=len, default=None)
 
 
-def with_references(recipes: Mapping[str, Sequence[Run]]) -> dict[str, list[Run]]:
-    """The recipes, where a variant without a baseline of its own borrows that of its study."""
-    borrowed = {recipe: list(runs) for recipe, runs in recipes.items()}
-    for study in find_studies(recipes):
-        for variant in study.variants:
-            runs = borrowed[variant.recipe]
-            if study.reference is not None and all(run.method != "baseline" for run in runs):
-                seeds = {run.seed for run in runs}
-                lent = [run for run in study.reference.runs if run.seed in seeds]
-                runs += [
-                    replace(
-                        run,
-                        recipe=variant.recipe,
-                        raw={**run.raw, "recipe": variant.recipe, "borrowed_from": run.recipe},
-                    )
-                    for run in lent
-                ]
-    return borrowed
-
-
 def ablation_of(recipe: str, runs: Sequence[Run]) -> Ablation | None:
     """The table of BatchFormer's paper that varies what the recipe's name says; those are about long tails."""
-    if any({"top1", "ap", "pq"} & run.metrics.keys() for run in runs):
+    if any(run.primary.key != "accuracy" for run in runs):
         return None
     for ablation in ABLATIONS:
         if any(re.fullmatch(rf"{re.escape(main)}-.*\b{ablation.suffix}\d*\b.*", recipe) for main in MAIN):
             return ablation
     return None
+
+
+def differs_from(base: Sequence[Run], runs: Sequence[Run]) -> list[str]:
+    """What an ablation changes besides what it is named for: the scale of the loss, the number of updates."""
+    found = []
+    scales, wanted = ({loss_scale(run) for run in part} for part in (runs, base))
+    if wanted and scales != wanted:
+        found.append(
+            f"Its loss is {_listed(scales)} times the mean over the rows, that of {base[0].recipe} {_listed(wanted)} "
+            "times: part of any difference may be that."
+        )
+    steps, usual = ({run.raw.get("steps") for run in part} - {None} for part in (runs, base))
+    if steps and usual and steps != usual:
+        found.append(f"It makes {_listed(steps)} updates, {base[0].recipe} makes {_listed(usual)}.")
+    return found
+
+
+def _listed(numbers: set[Any]) -> str:
+    return " or ".join(f"{number:,.6g}" if number < 1000 else f"{number:,}" for number in sorted(numbers))
 
 
 def natural(name: str) -> list[tuple[int, str]]:

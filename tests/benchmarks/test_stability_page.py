@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from batchformer.errors import UserError
-from batchformer.report.stability_page import write_stability_page
+from benchmarks.stability_page import write_stability_page
 
 
 def start_rows() -> list[dict]:

@@ -1,21 +1,19 @@
-"""Variants of a recipe are held to one baseline, in docs/results.md and on the page."""
+"""Variants of a recipe are held to one baseline in docs/results.md and README.md."""
 
-import json
+import xml.etree.ElementTree as xml
 
 import pytest
 from made_up import classification, comparison, health, result, write
 
-from batchformer.errors import UserError
-from batchformer.report import load_runs, write_report
-from batchformer.report.comparison import comparison_table, format_difference, metrics_of
-from batchformer.report.paper import MAIN, STUDIES
-from batchformer.report.provenance import command, facts
-from batchformer.report.readme_table import readme_table
-from batchformer.report.results_page import results_page
+from batchformer.report import load_runs
+from batchformer.report.comparison import format_difference
 from batchformer.report.runs import by_recipe
 from batchformer.report.statistics import paired_difference
-from batchformer.report.studies import base_of, find_studies, with_references
-from batchformer.report.verdict import verdict
+from benchmarks.paper import MAIN, STUDIES
+from benchmarks.readme_table import readme_table
+from benchmarks.results_page import results_page
+from benchmarks.studies import base_of, find_studies
+from benchmarks.study_section import study_chart, study_picture
 
 BASE = "vit-cifar100-32"
 EQUAL_COST = STUDIES[BASE].held_to_words
@@ -31,21 +29,6 @@ def study():
 
 def top1(results, name):
     return {r["seed"]: r["metrics"]["top1"] for r in results if r["recipe"] == f"{BASE}-{name}"}
-
-
-def test_classification_is_about_top_1_and_top_5():
-    rows = comparison_table([classification(method=m, seed=s) for m in ("baseline", "batchformer") for s in (0, 1)])
-    assert [(row.metric, row.label) for row in rows] == [("all", "Top-1"), ("top5", "Top-5")]
-    assert "top-1 accuracy" in verdict(rows).sentence
-    assert [row.label for row in comparison_table(comparison(seeds=2))] == ["All", "Many", "Medium", "Few"]
-
-
-def test_averaged_weights_and_long_tails_add_their_rows():
-    metrics = {"top1": 50.0, "top5": 70.0, "all": 50.0, "top1_ema": 51.0, "many": 60.0, "medium": 40.0, "few": 20.0}
-    assert list(metrics_of([classification(metrics=metrics)]).values()) == [
-        "Top-1", "Top-5", "Top-1, EMA", "Many", "Medium", "Few",
-    ]  # fmt: skip
-    assert "Few" not in metrics_of([classification(metrics={**metrics, "few": float("nan")})]).values()
 
 
 @pytest.mark.parametrize(
@@ -217,152 +200,33 @@ def test_one_run_that_shared_the_card_does_not_slow_down_its_row(tmp_path):
     assert row.split(" | ")[column] == "50,500 |"
 
 
-def test_a_variant_borrows_the_baseline_of_its_study_and_says_so(tmp_path):
-    results = study()
-    recipes = with_references(by_recipe(load_runs([write(tmp_path, results)])))
-    runs = recipes[f"{BASE}-stable-block8"]
-    assert sorted((run.method, run.seed) for run in runs) == [
-        ("baseline", 0), ("baseline", 1), ("batchformer", 0), ("batchformer", 1), ("batchformer", 7),
-    ]  # fmt: skip
-    assert command(runs).splitlines() == [
-        f"batchformer fit {BASE} --name {BASE}-stable-block8 --method batchformer --seed {s}" for s in (0, 1, 7)
-    ]
-    assert command(load_runs([write(tmp_path / "short", [result(recipe="cifar100-lt-100-short")])])) == (
-        "batchformer fit cifar100-lt-100 --name cifar100-lt-100-short --method batchformer --seed 0"
-    )
-    text = write_report([tmp_path], tmp_path / "page.html").read_text()
-    assert f"the runs of {BASE}-baseline" in text
-    assert "Read with care" not in text
-    assert text.count("A baseline</strong>of the study") == 2
+@pytest.fixture
+def mixing():
+    """Results of a study, and the names of its variants."""
+    variants = ("baseline", "cutmix", "saliencymix")
+    base = "mix-resnet56-cifar100"
+    return variants, [classification(f"{base}-{name}", "baseline", s, 60 + s) for name in variants for s in (0, 1, 2)]
 
 
-def test_settings_of_the_module_do_not_make_a_baseline_another_training(tmp_path):
-    results = study()
-    for each in results:
-        each["config"]["model"]["batchformer"] = {"norm": "pre" if "stable" in each["recipe"] else "post"}
-    assert "differ in more" not in write_report([write(tmp_path / "a", results)], tmp_path / "a.html").read_text()
-    results[-1]["config"]["model"]["lr"] = 0.5
-    assert "differ in more" in write_report([write(tmp_path / "b", results)], tmp_path / "b.html").read_text()
+def test_every_seed_is_a_ring_where_its_accuracy_is(tmp_path, mixing):
+    variants, results = mixing
+    (study,) = find_studies(by_recipe(load_runs([write(tmp_path, results)])))
+    chart, words = study_chart(study)
+    drawn = chart.svg("title", words)
+    for row, name in enumerate(variants):
+        values = [one["metrics"]["all"] for one in results if one["recipe"].endswith(f"-{name}")]
+        for seed, value in enumerate(values):
+            across, down = chart.at(value, len(variants) - row - 0.5)
+            assert f'cx="{across:.1f}" cy="{down:.1f}" r="4"><title>{name}, seed {seed}: {value:.2f} %</title>' in drawn
+        assert f"{name} {sum(values) / 3:.2f} %" in words
+        if name == "baseline":
+            middle, _ = chart.at(sum(values) / 3, 0)
+            assert f'class="divider" x1="{middle:.1f}"' in drawn
 
 
-@pytest.mark.parametrize(
-    ("method", "told"),
-    [("cutmix", ""), ("transmix", ", attention of block 7"), ("attentive-cutmix", ", extractor mobilenet_v2")],
-)
-def test_settings_tell_the_mixing_and_what_that_one_reads(tmp_path, method, told):
-    made = classification(BASE, "baseline", 0)
-    made["config"]["model"]["mix"] = {"method": method, "cutmix": 1.0, "block": 7, "extractor": "mobilenet_v2"}
-    settings = dict(facts(load_runs([write(tmp_path, [made])])))["Settings"]
-    assert f"mixing by {method}, CutMix 1.0{told}, " in f"{settings}, "
-    assert ("block" in settings) == (method == "transmix")
-    assert ("extractor" in settings) == (method == "attentive-cutmix")
-
-
-@pytest.mark.parametrize(
-    ("method", "told"),
-    [("mixup", "mixup 0.5"), ("cutmix", "CutMix 1.0"), ("saliencymix", "mixup 0.5, CutMix 1.0")],
-)
-def test_settings_tell_the_alphas_that_the_mixing_draws_with(tmp_path, method, told):
-    made = classification(BASE, "baseline", 0)
-    made["config"]["model"]["mix"] = {"method": method, "mixup": 0.5, "cutmix": 1.0}
-    settings = dict(facts(load_runs([write(tmp_path, [made])])))["Settings"]
-    assert f"mixing by {method}, {told}" in settings
-    assert ("CutMix" in settings, " mixup 0.5" in settings) == ("CutMix" in told, "mixup" in told)
-
-
-def test_settings_of_a_training_without_mixing_name_none(tmp_path):
-    made = classification(BASE, "baseline", 0)
-    made["config"]["model"]["mix"] = {"method": "mixup-cutmix", "mixup": 0.0, "cutmix": 0.0}
-    settings = dict(facts(load_runs([write(tmp_path, [made])])))["Settings"]
-    assert "mixing by" not in settings
-    assert "CutMix" not in settings
-
-
-def test_balanced_classes_leave_out_what_is_about_frequency(tmp_path):
-    results = [classification(BASE, m, s) for m in ("baseline", "batchformer") for s in (0, 1)]
-    text = write_report([write(tmp_path, results)], tmp_path / "page.html").read_text()
-    assert "training frequency" not in text
-    assert "Fig. 6" not in text
-    assert "Training loss of both streams" in text
-
-
-def test_runs_without_streams_have_no_section_about_them(tmp_path):
-    text = write_report([write(tmp_path, comparison(seeds=1))], tmp_path / "page.html").read_text()
-    assert "The two streams" not in text
-
-
-def with_health(folder, content):
-    run = write(folder, [classification(BASE)]) / f"{BASE}-batchformer-seed0"
-    (run / "stream_health.json").write_text(content if isinstance(content, str) else json.dumps(content))
-    return run
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({}, "The modules relate samples: each changes the related tokens by 14.0%"),
-        (
-            {"gradient_on_others": {"quiet": {"norm_share": 0.25, "squared_share": 0.006}}},
-            "25.0% of the gradient of a sample&#x27;s loss falls on other samples (by norms, 0.6% by squares)",
-        ),
-        ({"related_loss": 4.6}, "sits at chance (4.60): nothing is learnt"),
-        ({"related_loss": 4.6, "plain_loss": 4.4}, "sits at chance (4.60) and the plain one is near it (4.40)"),
-        ({"related_loss": 4.6, "plain_loss": None}, "sits at chance (4.60): nothing is learnt"),
-        ({"gradient_on_others": {"quiet": {"norm_share": 0.002}}}, "hardly relate"),
-        ({"points": [{"path": "blocks.0", "change_quiet": 0.03}]}, "hardly relate"),
-        ({"gradient_on_others": {}}, "not complete"),
-    ],
-)
-def test_the_page_says_whether_the_related_stream_lives(tmp_path, change, words):
-    with_health(tmp_path, {**health(), **change})
-    text = write_report([tmp_path], tmp_path / "page.html").read_text()
-    assert words in text
-
-
-def test_the_health_of_a_result_file_lies_beside_it(tmp_path):
-    (tmp_path / "batchformer-seed0.json").write_text(json.dumps(classification(BASE)))
-    (tmp_path / "batchformer-seed0.stream_health.json").write_text(json.dumps(health(depth=3)))
-    (run,) = load_runs([tmp_path])
-    assert [point["path"] for point in run.health["points"]] == ["blocks.0", "blocks.1", "blocks.2"]
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"points": 3}', '{"points": [1]}'])
-def test_a_damaged_health_file_is_named(tmp_path, content):
-    from batchformer.errors import UserError
-
-    with_health(tmp_path, content)
-    with pytest.raises(UserError, match=r"stream_health\.json"):
-        load_runs([tmp_path])
-
-
-def test_pictures_of_a_run_are_inside_the_page_and_nothing_else_is(tmp_path):
-    from PIL import Image
-
-    run = write(tmp_path, [classification(BASE)]) / f"{BASE}-batchformer-seed0"
-    folder = run / "pictures"
-    folder.mkdir()
-    Image.new("RGB", (40, 10), (9, 9, 9)).save(folder / "seen.png")
-    (folder / "script.svg").write_text("<svg onload='alert(1)'/>")
-    (run / "secret.png").write_bytes((folder / "seen.png").read_bytes())
-    index = [
-        {"file": "seen.png", "title": "Who & whom", "caption": "<b>caption</b>"},
-        {"file": "script.svg", "title": "no"},
-        {"file": "../secret.png", "title": "outside"},
-        {"file": "missing.png", "title": "gone"},
-    ]
-    (folder / "pictures.json").write_text(json.dumps(index))
-    text = write_report([tmp_path], tmp_path / "page.html").read_text()
-    assert text.count("data:image/") == text.count("data:image/png;base64,") == 1
-    assert 'alt="Who &amp; whom"' in text
-    assert "&lt;b&gt;caption" in text
-    assert "onload" not in text
-
-
-def test_pictures_that_are_gone_leave_no_empty_section_and_a_damaged_index_is_told_as_such(tmp_path):
-    run = write(tmp_path, comparison(seeds=1)) / "cifar100-lt-100-batchformer-seed0"
-    (run / "pictures").mkdir()
-    (run / "pictures" / "pictures.json").write_text('[{"file": "gone.png"}]')
-    assert "The two streams" not in write_report([tmp_path], tmp_path / "page.html").read_text()
-    (run / "pictures" / "pictures.json").write_text("{")
-    with pytest.raises(UserError, match="draw the pictures again"):
-        write_report([tmp_path], tmp_path / "page.html")
+def test_the_picture_is_a_file_that_opens_alone(tmp_path, mixing):
+    (study,) = find_studies(by_recipe(load_runs([write(tmp_path, mixing[1])])))
+    root = xml.fromstring(study_picture(study))
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert root.get("viewBox") == f"0 0 {root.get('width')} {root.get('height')}"
+    assert len(root.findall(".//{http://www.w3.org/2000/svg}circle")) == 9

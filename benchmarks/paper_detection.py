@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from batchformer.report.paper_row import PaperResult, Row
+from dataclasses import dataclass
 
-_BOXES = ("all", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
-_SEGMENTS = ("all", "sq", "rq", "pq_things", "sq_things", "rq_things", "pq_stuff", "sq_stuff", "rq_stuff", "ap")
+Row = dict[str, float]  # by the keys of measures in result files
+
+
+@dataclass(frozen=True)
+class PaperResult:
+    """Two rows of a table of the papers: without and with BatchFormer."""
+
+    table: str
+    setting: str
+    baseline: Row | None
+    batchformer: Row | None
+
+
+_BOXES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+_SEGMENTS = ("pq", "sq", "rq", "pq_things", "sq_things", "rq_things", "pq_stuff", "sq_stuff", "rq_stuff", "ap")
 
 
 def _boxes(*values: float) -> Row:
@@ -41,7 +54,7 @@ DETECTION = {
     "smca-detr-coco": PaperResult(
         "V2, Table 1",
         "COCO, SMCA (single scale), ResNet-50, 50 epochs",
-        {"all": 41.0, "ap_small": 21.9, "ap_medium": 44.3, "ap_large": 59.1},
+        {"ap": 41.0, "ap_small": 21.9, "ap_medium": 44.3, "ap_large": 59.1},
         _boxes(42.3, 63.5, 45.4, 22.5, 45.7, 60.1),
     ),
     "deformable-detr-coco": PaperResult(
@@ -68,17 +81,17 @@ DETECTION = {
     "deformable-detr-coco-l6-batch32": _at(
         "layer 6", _boxes(44.9, 63.8, 48.8, 27.7, 48.3, 60.0), "V2, Table 2", and_=", batch 32"
     ),
-    "deformable-detr-coco-l1-2": _at("layers 1 to 2", {"all": 45.2}),
-    "deformable-detr-coco-l1-3": _at("layers 1 to 3", {"all": 44.9}),
+    "deformable-detr-coco-l1-2": _at("layers 1 to 2", {"ap": 45.2}),
+    "deformable-detr-coco-l1-3": _at("layers 1 to 3", {"ap": 44.9}),
     "deformable-detr-coco-l3-6": _at(
         "layers 3 to 6", _boxes(45.4, 64.3, 49.5, 28.6, 48.5, 59.9), "V2, Tables 3 and 4", and_=", not shared"
     ),
-    "deformable-detr-coco-l4-6": _at("layers 4 to 6", {"all": 44.9}),
-    "deformable-detr-coco-l5-6": _at("layers 5 to 6", {"all": 45.0}),
-    "deformable-detr-coco-l2": _at("layer 2", {"all": 45.3}),
-    "deformable-detr-coco-l3": _at("layer 3", {"all": 45.2}),
-    "deformable-detr-coco-l4": _at("layer 4", {"all": 45.2}),
-    "deformable-detr-coco-l5": _at("layer 5", {"all": 45.2}),
+    "deformable-detr-coco-l4-6": _at("layers 4 to 6", {"ap": 44.9}),
+    "deformable-detr-coco-l5-6": _at("layers 5 to 6", {"ap": 45.0}),
+    "deformable-detr-coco-l2": _at("layer 2", {"ap": 45.3}),
+    "deformable-detr-coco-l3": _at("layer 3", {"ap": 45.2}),
+    "deformable-detr-coco-l4": _at("layer 4", {"ap": 45.2}),
+    "deformable-detr-coco-l5": _at("layer 5", {"ap": 45.2}),
     "deformable-detr-coco-l6": _at(
         "layer 6", _boxes(45.1, 64.1, 49.3, 28.5, 48.4, 59.4), "V2, Tables 2 and 3", and_=", batch 24"
     ),
