@@ -40,6 +40,10 @@ class AveragePrecision(ABC):
 
     All images are matched at once, in a few hundred calls of numpy. Processes exchange what was matched, not what was
     detected; an image that several of them have seen counts once.
+
+    Kept for its speed (benchmarks/results/coco_evaluators.json, 512 images of COCO, 100 boxes each, processor time):
+    0.28 s here, 1.2 s by faster_coco_eval and 5.7 s by pycocotools, whose numbers are these to 1e-14; 2.8 s and 11 s
+    around them by torchmetrics, which counts an image twice that two processes have seen.
     """
 
     names = AP_NAMES
