@@ -210,7 +210,7 @@ def test_every_command_has_help(say, command):
 
 
 def test_every_recipe_stands_on_one_shelf_and_numbers_count_by_value():
-    from batchformer.cli.shelf import LAST_SHELF, SHELVES, recipe_names, shelves
+    from batchformer.recipes import LAST_SHELF, SHELVES, recipe_names, shelves
 
     assert len(recipe_names()) == len(set(recipe_names()))
     assert {name for names in SHELVES.values() for name in names} <= set(recipe_names())  # no name without its file
@@ -219,6 +219,6 @@ def test_every_recipe_stands_on_one_shelf_and_numbers_count_by_value():
 
 
 def test_recipes_prints_one_as_it_is(say):
-    from batchformer.cli.shelf import recipe_text
+    from batchformer.recipes import recipe_text
 
     assert say("recipes", "folder-lt")[1] == recipe_text("folder-lt")

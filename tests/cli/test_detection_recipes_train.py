@@ -7,8 +7,8 @@ import pytest
 from safetensors import safe_open
 
 from batchformer.cli import main
-from batchformer.cli.shelf import recipe_text
 from batchformer.data import miniature
+from batchformer.recipes import recipe_text
 
 # Encoder layers stay those of the recipe, so that its places exist.
 SMALL = {

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from batchformer.cli import main
-from batchformer.cli.shelf import recipe_names
 from batchformer.data import miniature
+from batchformer.recipes import recipe_names
 
 from .test_detection_recipes_train import RECIPES as DETECTION
 from .test_panoptic_commands import RECIPES as PANOPTIC

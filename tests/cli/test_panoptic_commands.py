@@ -17,11 +17,10 @@ from safetensors.torch import load_file
 
 from batchformer.cli import main
 from batchformer.cli.predict_objects import output_names
-from batchformer.cli.recipe_file import read_recipe
-from batchformer.cli.shelf import find_recipe, recipe_text
 from batchformer.data import miniature
 from batchformer.data.panoptic_png import read_segment_ids
 from batchformer.errors import UserError
+from batchformer.recipes import find_recipe, read_recipe, recipe_text
 
 SMALL = {
     "trainer.max_epochs": "1",

@@ -4,9 +4,8 @@ import pytest
 import yaml
 
 from batchformer.cli.recipe_cli import RecipeCLI
-from batchformer.cli.recipe_file import merge, read_recipe
-from batchformer.cli.shelf import find_recipe, recipe_names, recipe_text
 from batchformer.errors import UserError
+from batchformer.recipes import find_recipe, merge, read_recipe, recipe_names, recipe_text
 from batchformer.tasks import Classification, LongTailed
 
 

@@ -9,8 +9,8 @@ import pytest
 from safetensors import safe_open
 
 from batchformer.cli import main
-from batchformer.cli.shelf import recipe_names, recipe_text
 from batchformer.data import miniature
+from batchformer.recipes import recipe_names, recipe_text
 
 # Layout of the data and what makes it small enough for two CPU cores; the kind of model and the loss stay the recipe's.
 SMALL_FILES = {"data.image_size": "32", "data.batch_size": "8", "data.eval_batch_size": "32", "data.workers": "0"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from importlib import import_module
 
-from batchformer.cli.recipe_file import read_recipe
-from batchformer.cli.shelf import find_recipe
+from batchformer.recipes import find_recipe, read_recipe
 
 HEADER = "| recipe | backbone | loss over the streams | epochs | batch | learning rate | weight decay | augmentation |"
 

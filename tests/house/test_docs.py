@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from batchformer.cli import COMMANDS, main
-from batchformer.cli.shelf import recipe_names, recipe_text
+from batchformer.recipes import recipe_names, recipe_text
 from batchformer.report.readme_table import readme_table, with_table
 
 from .pages import PAGES, REPOSITORY, blocks, python_blocks

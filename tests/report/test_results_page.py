@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from made_up import comparison, result
 
-from batchformer.cli.shelf import recipe_text
+from batchformer.recipes import recipe_text
 from batchformer.report import comparison_table, write_report
 from batchformer.report.comparison import format_difference, format_summary
 from batchformer.report.paper import MAIN

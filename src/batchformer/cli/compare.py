@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.cli.arguments import Option, read_arguments
-from batchformer.cli.shelf import find_recipe
 from batchformer.cli.show import program
 from batchformer.cli.training_options import (
     COMMON,
@@ -23,6 +22,7 @@ from batchformer.cli.training_options import (
     words_again,
 )
 from batchformer.errors import UserError
+from batchformer.recipes import find_recipe
 from batchformer.runs.atomic import write_json
 from batchformer.runs.folder import RunFolder, is_main_process
 

@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 
 from batchformer.cli.arguments import Option, read_arguments
-from batchformer.cli.shelf import find_recipe
 from batchformer.cli.show import metrics_table, program
 from batchformer.cli.training_options import (
     COMMON,
@@ -20,6 +19,7 @@ from batchformer.cli.training_options import (
     the_recipe,
     words_again,
 )
+from batchformer.recipes import find_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
 
 HELP = """

@@ -12,10 +12,10 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from batchformer.cli.mistakes import in_one_line
 from batchformer.cli.nearest import did_you_mean
-from batchformer.cli.recipe_file import read_recipe
 from batchformer.data import ClassificationData
 from batchformer.data.module import DataModule
 from batchformer.errors import UserError
+from batchformer.recipes import DESCRIPTIVE, read_recipe
 from batchformer.runs.options import RunOptions
 from batchformer.tasks import TASKS, ImageTask
 
@@ -38,6 +38,8 @@ class RecipeCLI:
     def load(self, file: Path, overrides: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
         """Parse a recipe file with overrides; returns the resolved recipe as plain values."""
         content = read_recipe(file)
+        for section in DESCRIPTIVE:
+            content.pop(section, None)
         task = content.pop("task", DEFAULT_TASK)
         if not isinstance(task, str) or task not in TASKS:
             hint = did_you_mean(str(task), TASKS) or f" There are: {', '.join(TASKS)}."
