@@ -20,19 +20,20 @@ demo: install
 	$(BIN)/batchformer compare digits-lt --seeds 3 --out demo --overwrite
 
 test: install
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# What is written from results/*.json: the numbers in the docs, the page, the table of the README.
+# What is written from results/*.json and the recipes: the numbers in the docs, the page, the table of the README.
 results: install
 	$(BIN)/python -m benchmarks.results_page results docs/results.md
 	$(BIN)/batchformer report results/cifar100-lt-100 results/cifar100-lt-200 --out docs/report.html
 	$(BIN)/python -m benchmarks.readme_table results README.md
 	$(BIN)/python -m benchmarks.stability_page .
+	$(BIN)/python -m benchmarks.recipes_page docs/recipes.md
 
 # The lock names versions only: no index addresses.
 lock: install

@@ -22,9 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from batchformer.cli.recipe_file import read_recipe
-from batchformer.cli.shelf import find_recipe
 from batchformer.metrics.measures import measures_of, primary_of, with_current_names
+from batchformer.recipes import find_recipe, read_recipe
 from batchformer.report.statistics import paired_difference, summarise
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from made_up import comparison, result
 
-from batchformer.cli.shelf import recipe_text
+from batchformer.recipes import recipe_text
 from batchformer.report import compare_runs, write_report
 from batchformer.report.comparison import format_difference, format_summary
 from benchmarks.paper import MAIN
@@ -139,7 +139,7 @@ def test_splits_of_the_paper_average_to_its_total():
 
 def test_numbers_of_detectors_are_those_their_recipes_quote():
     for recipe, paper in DETECTION.items():
-        header = " ".join(line for line in recipe_text(recipe).splitlines() if line.startswith("#"))
+        header = " ".join(line for line in recipe_text(recipe).splitlines() if line.startswith(("#", "  title:")))
         assert paper.table.split(", ")[1].replace("Tables", "Table").split(" and ")[0] in header, recipe
         assert f" {next(iter(paper.batchformer.values()))}" in header, recipe
 

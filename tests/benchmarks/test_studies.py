@@ -46,7 +46,7 @@ def test_a_row_of_a_paper_is_never_a_variant_of_another(recipe, base):
 
 
 def test_every_recipe_named_in_a_table_is_shipped():
-    from batchformer.cli.shelf import recipe_names
+    from batchformer.recipes import recipe_names
 
     assert {*MAIN, *(study.recipe for study in STUDIES.values())} <= set(recipe_names())
 

@@ -209,16 +209,27 @@ def test_every_command_has_help(say, command):
     assert f"batchformer {command}" in out
 
 
-def test_every_recipe_stands_on_one_shelf_and_numbers_count_by_value():
-    from batchformer.cli.shelf import LAST_SHELF, SHELVES, recipe_names, shelves
+def test_recipes_lists_every_recipe_once_under_its_group(say):
+    from batchformer.recipes import recipe_groups, recipe_names
 
-    assert len(recipe_names()) == len(set(recipe_names()))
-    assert {name for names in SHELVES.values() for name in names} <= set(recipe_names())  # no name without its file
-    depths = [name for name in shelves()[LAST_SHELF] if name.startswith("vit-cifar100-32-transmix-d")]
-    assert [name.rsplit("-d", 1)[1] for name in depths] == ["6", "8", "10"]
+    listed = [name for names in recipe_groups().values() for name in names]
+    assert sorted(listed) == sorted(recipe_names())
+    lines = say("recipes")[1].splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == listed
+    assert [line[:-1] for line in lines if line.endswith(":")] == list(recipe_groups())
+
+
+def test_recipes_lists_a_folder_of_ones_own(say, tmp_path):
+    (tmp_path / "mine.yaml").write_text("about: {title: Longer, group: My own}\nextends: vit-digits\n")
+    (tmp_path / "other.yaml").write_text("# Of one line.\nextends: digits-lt\n")
+    code, out, _ = say("recipes", tmp_path)
+    assert code == 0
+    assert out == "Start here, nothing to download:\n  other  Of one line.\n\nMy own:\n  mine   Longer\n"
+    (tmp_path / "empty").mkdir()
+    assert "There is no recipe in" in say("recipes", tmp_path / "empty")[2]
 
 
 def test_recipes_prints_one_as_it_is(say):
-    from batchformer.cli.shelf import recipe_text
+    from batchformer.recipes import recipe_text
 
     assert say("recipes", "folder-lt")[1] == recipe_text("folder-lt")

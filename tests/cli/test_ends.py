@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from batchformer.cli.shelf import recipe_text
+from batchformer.recipes import recipe_text
 
 SMALL = ["--trainer.enable_progress_bar", "false", "--data.batch_size", "64", "--no-analysis"]
 STOP_AT_ONCE = {

@@ -12,37 +12,24 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from batchformer.cli.predict_objects import output_names
 from PIL import ExifTags, Image
 from safetensors.torch import load_file
 
 from batchformer.cli import main
-from batchformer.cli.recipe_file import read_recipe
-from batchformer.cli.shelf import find_recipe, recipe_text
 from batchformer.data import miniature
 from batchformer.data.panoptic_png import read_segment_ids
 from batchformer.errors import UserError
+from batchformer.recipes import about, find_recipe, read_recipe
+from batchformer.tasks.detection.predict import output_names
 
 SMALL = {
+    **dict(about("coco128-panoptic").small_overrides()),
     "trainer.max_epochs": "1",
     "trainer.limit_train_batches": "2",
     "trainer.accelerator": "cpu",
-    "model.schedule.warmup_epochs": "0",
-    "model.backbone": "test_resnet",
-    "model.backbone_weights": "null",
-    "model.detector_args": "{d_model: 32, encoder_layers: 2, decoder_layers: 2, encoder_ffn_dim: 16, "
-    "decoder_ffn_dim: 16, num_queries: 10}",
-    "data.image_size": "48",
-    "data.max_size": "96",
-    "data.batch_size": "2",
-    "data.eval_batch_size": "2",
-    "data.workers": "0",
-    "data.limit_train": "4",
-    "data.limit_val": "2",
 }
 WORDS = [word for key, value in SMALL.items() for word in (f"--{key}", value)]
 STAGES = ("detr-coco-panoptic", "coco128-panoptic")
-RECIPES = [f"{stage}{part}" for stage in STAGES for part in ("", "-boxes")]
 
 
 @pytest.fixture(scope="module")
@@ -66,27 +53,6 @@ def stages(data, tmp_path_factory):
         return made[name, method]
 
     return of
-
-
-@pytest.mark.parametrize(("name", "method"), [*((name, "batchformer") for name in STAGES), (STAGES[0], "baseline")])
-def test_both_stages_of_a_recipe_train_two_steps(stages, name, method):
-    boxes, head = stages(name, method)
-    first, second = (json.loads((run / "result.json").read_text()) for run in (boxes, head))
-    assert (first["steps"], second["steps"]) == (2, 2)
-    assert first["metrics"]["all"] == first["metrics"]["ap"]
-    assert second["metrics"]["all"] == second["metrics"]["pq"]
-    assert {"sq", "rq", "pq_things", "sq_things", "rq_things", "pq_stuff", "sq_stuff", "rq_stuff", "ap"} <= set(
-        second["metrics"]
-    )
-    assert len(second["per_class"]) == len(second["class_names"]) == 7
-    assert len(second["streams"]["related_loss"]) == (method == "batchformer")
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name):
-    comment = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
-    assert len(comment[0]) < 120
-    assert any(f"batchformer fit {name}" in line for line in comment)
 
 
 def test_the_detector_of_table_5_begins_with_imagenet_weights_as_that_of_table_1():

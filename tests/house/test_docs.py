@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
+import importlib
 import io
 import os
 import re
@@ -20,11 +21,10 @@ import torch
 import yaml
 
 from batchformer.cli import COMMANDS, main
-from batchformer.cli.shelf import recipe_names, recipe_text
+from batchformer.recipes import about, recipe_names
 from benchmarks.readme_table import readme_table, with_table
 
 from .pages import PAGES, REPOSITORY, blocks, python_blocks
-from .recipe_rows import HEADER, recipe_row
 
 DOCS = REPOSITORY / "docs"
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -92,19 +92,17 @@ def test_every_recipe_of_a_table_is_found_from_the_table():
     cells = re.findall(r"^\|[^|]*\|[^|]*\| ([^|]*) \|$", section, re.MULTILINE)
     patterns = re.findall(r"`([a-z*][\w*-]*)`", " ".join(cells))
     assert [pattern for pattern in patterns if not fnmatch.filter(recipe_names(), pattern)] == []
-    of_a_table = {name for name in recipe_names() if " Table" in recipe_text(name).split("\n", 1)[0]}
+    of_a_table = {name for name in recipe_names() if " Table" in about(name).title}
     named = {name for pattern in patterns for name in fnmatch.filter(recipe_names(), pattern)}
     assert of_a_table <= named, of_a_table - named
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_has_its_entry_with_the_settings_of_its_file(name):
+def test_the_tables_of_recipes_are_what_the_recipe_files_say(monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY))
+    page = importlib.import_module("benchmarks.recipes_page")
     text = (DOCS / "recipes.md").read_text(encoding="utf-8")
-    assert HEADER in text
-    assert recipe_row(name) in text
-    entry = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
-    assert f"`batchformer fit {name}" in entry
-    assert "- Data:" in entry
+    assert text == page.with_tables(text), "stale: python -m benchmarks.recipes_page docs/recipes.md"
+    assert [name for name in recipe_names() if f"| [`{name}`]" not in text] == []
 
 
 def test_no_page_speaks_of_a_recipe_that_is_not_shipped():

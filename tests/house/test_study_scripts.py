@@ -8,8 +8,8 @@ import pytest
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.recipe_cli import RecipeCLI
-from batchformer.cli.shelf import find_recipe
 from batchformer.cli.training import COMMON, method_override, recipe_overrides
+from batchformer.recipes import find_recipe
 from benchmarks.paper import STUDIES
 
 EVERY_STUDY = pytest.mark.parametrize(

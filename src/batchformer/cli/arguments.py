@@ -90,7 +90,7 @@ def read_arguments(args: Sequence[str], options: Sequence[Option], recipe_keys: 
 
 def _keys_of(recipe: list[str]) -> set[str]:
     """The keys of a recipe as the command line takes them; none where it cannot be read, for that is told later."""
-    from batchformer.cli.shelf import find_recipe
+    from batchformer.recipes import find_recipe
 
     try:
         file = find_recipe(recipe[0] if recipe else "digits-lt")[1]

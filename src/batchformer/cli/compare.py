@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.cli.arguments import Arguments, Option, read_arguments
-from batchformer.cli.shelf import find_recipe
 from batchformer.cli.show import program
 from batchformer.cli.training import (
     COMMON,
@@ -27,6 +26,7 @@ from batchformer.cli.training import (
 )
 from batchformer.errors import UserError
 from batchformer.files import write_json
+from batchformer.recipes import find_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
 
 _GIVEN_BY_COMPARE = ("model.method", "model.seed", "data.seed", "data.init_args.seed")

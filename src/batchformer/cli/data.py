@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from batchformer.cli.arguments import Option, read_arguments
-from batchformer.cli.shelf import find_recipe
 from batchformer.cli.training import recipe_overrides
 from batchformer.errors import UserError
+from batchformer.recipes import find_recipe
 
 HELP = """
 batchformer data                              the data sets, their layouts, and which recipes use them

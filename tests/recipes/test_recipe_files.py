@@ -1,0 +1,193 @@
+"""Recipe files: what they extend, what they say about themselves, and the task they name."""
+
+import pytest
+import yaml
+
+from batchformer.cli.recipe_cli import RecipeCLI
+from batchformer.errors import UserError
+from batchformer.recipes import About, PaperRow, about, find_recipe, merge, read_recipe, recipe_names, recipe_text
+from batchformer.tasks import Classification, LongTailed
+
+
+def test_sections_are_merged_key_by_key():
+    before = {"model": {"mix": {"mixup": 0.8, "cutmix": 1.0}, "blocks": [1, 2]}, "trainer": {"max_epochs": 3}}
+    after = {"model": {"mix": {"cutmix": 0.0}, "blocks": [5]}}
+    assert merge(before, after) == {
+        "model": {"mix": {"mixup": 0.8, "cutmix": 0.0}, "blocks": [5]},
+        "trainer": {"max_epochs": 3},
+    }
+    assert before["model"]["mix"]["cutmix"] == 1.0
+
+
+def test_another_class_takes_no_arguments_over():
+    before = {"data": {"class_path": "one", "init_args": {"imbalance": 100, "batch_size": 8}}}
+    same = merge(before, {"data": {"class_path": "one", "init_args": {"batch_size": 4}}})
+    assert same["data"]["init_args"] == {"imbalance": 100, "batch_size": 4}
+    other = merge(before, {"data": {"class_path": "other", "init_args": {"batch_size": 4}}})
+    assert other["data"]["init_args"] == {"batch_size": 4}
+
+
+def test_a_row_of_a_table_is_its_parent_with_its_own_fields():
+    parent, row = (read_recipe(find_recipe(name)[1]) for name in ("deit-ti-cifar100-100", "deit-b-cifar100-300"))
+    assert row["trainer"].pop("max_epochs") == 300
+    assert row["model"].pop("backbone") == "deit_base_patch16_224"
+    del parent["trainer"]["max_epochs"], parent["model"]["backbone"]
+    assert row.pop("about")["title"] != parent.pop("about")["title"]
+    assert row == parent
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "share"),
+    [
+        ("1-12", "all", True),
+        ("4-12", [*range(3, 12)], True),
+        ("8-12", [*range(7, 12)], True),
+        ("not-shared", "all", False),
+    ],
+)
+def test_positions_of_the_papers_table_8(name, blocks, share):
+    """The paper counts from 1."""
+    options = read_recipe(find_recipe(f"deit-s-imagenet-lt-{name}")[1])["model"]["batchformer"]
+    assert (options["blocks"], options["share"]) == (blocks, share)
+
+
+def test_a_file_extends_one_beside_it_and_a_saved_recipe_still_extends_the_shipped_one(tmp_path):
+    (tmp_path / "saved.yaml").write_text(recipe_text("deit-s-cifar100-100"))
+    (tmp_path / "mine.yaml").write_text("extends: saved.yaml\ntrainer: {max_epochs: 7}\n")
+    config = RecipeCLI().load(tmp_path / "mine.yaml", [("model.batchformer.blocks", "[8]")])
+    assert config["trainer"]["max_epochs"] == 7
+    assert config["model"]["backbone"] == "deit_small_patch16_224"
+    assert config["model"]["batchformer"]["blocks"] == [8]
+    assert config["data"]["init_args"]["image_size"] == 224
+    assert config["task"] == "classification"
+
+
+def test_the_resolved_recipe_is_a_recipe_of_the_same_task(tmp_path):
+    cli = RecipeCLI()
+    for name, kind in (("vit-digits", Classification), ("digits-lt", LongTailed)):
+        config = cli.load(find_recipe(name)[1])
+        (tmp_path / "resolved.yaml").write_text(yaml.safe_dump(config))
+        assert cli.load(tmp_path / "resolved.yaml") == config
+        assert type(cli.build()[0]) is kind
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("extends: vit-digit", "Did you mean vit-digits"),
+        ("extends: mine.yaml", "in turn"),
+        ("extends: [a]", "expected the name of a recipe"),
+        ("extends: digits-lt\ntask: clasification", "Did you mean classification"),
+        ("extends: vit-digits\nmodel: {mixx: {mixup: 1}}", "Did you mean model.mix"),
+        ("extends: vit-digits\nmodel: {batchformer: {block: 3}}", "Did you mean model.batchformer.blocks"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, expected):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=expected.replace(".", r"\.").replace("[", r"\[")):
+        RecipeCLI().load(tmp_path / "mine.yaml")
+
+
+def test_every_row_of_tables_6_and_7_has_a_name():
+    names = set(recipe_names())
+    assert {f"deit-{size}-cifar100-{epochs}" for size in ("ti", "s", "b") for epochs in (100, 300)} <= names
+    assert {f"deit-{size}-imagenet" for size in ("ti", "s", "b")} <= names
+    assert {"resnet50-imagenet", "vit-cifar100-32", "vit-digits"} <= names
+
+
+def test_a_file_outside_the_package_inherits_what_the_shipped_recipe_says_about_data_and_size(tmp_path):
+    parent = about("deit-s-imagenet")
+    (tmp_path / "mine.yaml").write_text("extends: deit-s-imagenet\ntrainer: {max_epochs: 7}\n")
+    (tmp_path / "beside.yaml").write_text("about: {title: Mine, small: {data.batch_size: 4}}\nextends: mine.yaml\n")
+    assert about(tmp_path / "mine.yaml") == About("mine", parent.group, "imagenet", None, parent.small)
+    assert about(tmp_path / "beside.yaml") == About("Mine", parent.group, "imagenet", None, {"data.batch_size": 4})
+    config = RecipeCLI().load(tmp_path / "mine.yaml", about(tmp_path / "mine.yaml").small_overrides())
+    assert config["trainer"]["max_epochs"] == 7
+    assert config["data"]["init_args"]["image_size"] == 32
+
+
+def test_the_row_of_a_paper_is_not_inherited():
+    row = about("deit-s-tiny-imagenet").paper
+    assert isinstance(row, PaperRow)
+    assert (row.table, row.numbers["batchformer"]) == ("V2, Table 13", {"top1": 82.9, "top5": 94.3})
+    assert about("deit-ti-imagenet-transmix").paper is None
+    assert read_recipe(find_recipe("deit-ti-imagenet-transmix")[1])["about"].keys() == {
+        "title", "group", "needs", "small"
+    }  # fmt: skip
+
+
+def test_what_a_caller_changes_in_a_recipe_does_not_stay(tmp_path):
+    file = find_recipe("digits-lt")[1]
+    read_recipe(file)["about"]["small"].clear()
+    read_recipe(file)["model"]["optimizer"].clear()
+    about("digits-lt").small.clear()
+    assert read_recipe(file)["model"]["optimizer"]
+    assert about("digits-lt").small == read_recipe(file)["about"]["small"] != {}
+
+
+def test_variants_and_stages_take_the_place_of_inherited_ones(tmp_path):
+    (tmp_path / "parent.yaml").write_text(
+        "extends: digits-lt\nvariants: {erm: {model.method: baseline}, mine: {}}\nstages: [{name: one}, {name: two}]\n"
+    )
+    (tmp_path / "child.yaml").write_text("extends: parent.yaml\nvariants: {other: {}}\n")
+    content = read_recipe(tmp_path / "child.yaml")
+    assert content["variants"] == {"other": {}}
+    assert content["stages"] == [{"name": "one"}, {"name": "two"}]
+
+
+def test_a_task_given_as_a_class_is_its_name_with_the_arguments_in_model(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "extends: digits-lt\n"
+        "task: {class_path: package.Task, init_args: {backbone: resnet18, optimizer: {lr: 0.5}}}\n"
+        "model: {optimizer: {lr: 0.25}}\n"
+    )
+    content = read_recipe(tmp_path / "mine.yaml")
+    assert content["task"] == "package.Task"
+    assert content["model"]["backbone"] == "resnet18"
+    assert content["model"]["optimizer"] == {"lr": 0.25, "momentum": 0.9, "weight_decay": 5e-4, "module_lr_factor": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("about: {titel: x}", "there is no key titel. Did you mean title?"),
+        ("about: {zzz: x}", "There are: title, group, needs, paper, small"),
+        ("about: Mine", "expected some of title, group, needs, paper, small, got Mine"),
+        ("about: {title: [1]}", "about.title in FILE: expected words"),
+        ("about: {small: 3}", "about.small in FILE: expected keys and values, got 3"),
+        ("about: {paper: {table: Table 1, row: x}}", "about.paper in FILE has no numbers"),
+        ("about: {paper: {tabel: Table 1}}", "about.paper in FILE: there is no key tabel. Did you mean table?"),
+        ("about: {paper: {table: T, row: x, numbers: {top1: 3}}}", "expected numbers by variant and measure"),
+        ("about: {paper: {table: T, row: x, numbers: {baseline: {top1: a}}}}", "expected numbers by variant"),
+        ("task: {init_args: {a: 1}}", "expected a name, or class_path and init_args"),
+    ],
+)
+def test_mistakes_in_what_a_recipe_says_about_itself_are_one_sentence(tmp_path, text, expected):
+    (tmp_path / "mine.yaml").write_text(f"extends: digits-lt\n{text}\n")
+    with pytest.raises(UserError) as caught:
+        read_recipe(tmp_path / "mine.yaml")
+    assert expected.replace("FILE", str(tmp_path / "mine.yaml")) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_paper_has_no_mistake_of_typing():
+    """All is the mean of many, medium and few, weighted by their classes."""
+    classes = {
+        "cifar100-lt-100": (35, 35, 30),
+        "cifar100-lt-200": (30, 31, 39),
+        "imagenet-lt-r10": (385, 479, 136),
+        "imagenet-lt-r50": (385, 479, 136),
+        "places-lt": (131, 163, 71),
+    }
+    for recipe, sizes in classes.items():
+        for row in about(recipe).paper.numbers.values():
+            weighted = sum(n * row[split] for n, split in zip(sizes, ("many", "medium", "few"), strict=True))
+            assert row["accuracy"] == pytest.approx(weighted / sum(sizes), abs=0.75), recipe
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if about(name).paper is not None])
+def test_the_numbers_of_a_paper_are_those_the_comment_quotes(name):
+    paper, comment = about(name).paper, " ".join(recipe_text(name).split("\nabout:")[0].replace("#", " ").split())
+    variant = list(paper.numbers)[-1]
+    first = next(iter(paper.numbers[variant].values()))
+    assert f" {first:g}" in comment.replace(".0", "")
