@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 import yaml
-from v2_study import OPTION, STUDY
 
 from benchmarks._common import milliseconds, write
+from benchmarks.v2_study import OPTION, STUDY
 
 BATCH = 512
 SHOWN = ["baseline", "published", "published-block8", "stable", "stable-block8", "stable-split", "stable-single"]
