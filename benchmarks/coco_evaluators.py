@@ -36,12 +36,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from _common import write
 from PIL import Image
 from torch import Tensor
 
 from batchformer.metrics import CocoAP, ThingsAP
 from batchformer.metrics.coco_ap import AP_NAMES
+from benchmarks._common import write
 
 OUT_OF_RANGE = 1e11  # COCO's largest range ends at 1e10
 PER_IMAGE = 100
