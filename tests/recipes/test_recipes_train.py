@@ -51,7 +51,7 @@ def properties(name, variant):
     groups["model"] = {key: model[key] for key in model.keys() - {"method", "backbone", *groups, *ONLY_ON_A_GPU}}
     return {
         ("data", about(name).needs, words(content["data"])),
-        ("module", network, words(model["batchformer"]) if variant == "batchformer" else None),
+        ("module", network, words(model.get("batchformer", {})) if variant == "batchformer" else None),
         *((key, network, words(value)) for key, value in groups.items()),
     }
 
@@ -78,7 +78,7 @@ def trainings():
     """All recipes with all variants; slow are those whose properties were all shown by one before."""
     shown, found = set(), []
     for name in (name for names in recipe_groups().values() for name in names):
-        own = read_recipe(find_recipe(name)[1])["model"]["method"]
+        own = read_recipe(find_recipe(name)[1])["model"].get("method", "batchformer")
         for variant in sorted(VARIANTS, key=lambda variant: variant != own):
             new = properties(name, variant) - shown
             shown |= new
