@@ -13,6 +13,8 @@ import torch
 from _common import milliseconds
 from lightning.pytorch.callbacks import Callback
 
+from batchformer.data.loading.epoch_loader import samples_in
+
 
 class Busy(Callback):
     """From the second epoch on: whole epochs timed for `seconds`, one profiled (its first `most` steps), and the bare
@@ -46,8 +48,7 @@ class Busy(Callback):
             self._finish(trainer, pl_module)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        images = batch["pixel_values"] if isinstance(batch, dict) else batch[0]
-        self.found.setdefault("images", len(images))
+        self.found.setdefault("images", samples_in(batch))
         self._batch = batch
         if self._profiler is not None and trainer.global_step - self._first_step == self.most:
             self._finish(trainer, pl_module)

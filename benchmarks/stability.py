@@ -20,6 +20,7 @@ from _common import write
 import batchformer as bf
 from batchformer.analysis import stream_health
 from batchformer.data import CIFAR100
+from batchformer.data.loading.epoch_loader import images_and_labels
 
 FORMS: dict[str, dict[str, Any]] = {
     "published": {},
@@ -40,7 +41,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     data = CIFAR100(root=args.data_root, batch_size=args.batch, augment="crop-flip")
     data.setup()
-    images, labels = (tensor.to(device) for tensor in next(iter(data.train_dataloader())))
+    images, labels = (tensor.to(device) for tensor in images_and_labels(next(iter(data.train_dataloader()))))
     rows = []
     for form, keywords in FORMS.items():
         torch.manual_seed(0)

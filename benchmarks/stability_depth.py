@@ -17,6 +17,7 @@ from _common import write
 
 import batchformer as bf
 from batchformer.data import DigitsLT
+from batchformer.data.loading.epoch_loader import images_and_labels
 
 FORMS = {"published": {}, "published, dropout 0.1": {"dropout": 0.1}, "stable": {"variant": "stable"}}
 STEPS, WINDOW, WARM_UP, LR, BATCH = 300, 50, 100, 1e-3, 64
@@ -35,7 +36,7 @@ def losses(depth: int, form: str, seed: int) -> torch.Tensor:
     found: list[list[float]] = []
     for epoch in range(STEPS):
         loader.set_epoch(epoch)
-        for images, labels in loader:
+        for images, labels in map(images_and_labels, loader):
             for group in optimizer.param_groups:
                 group["lr"] = LR * min(1.0, (len(found) + 1) / WARM_UP)
             logits = model(images)

@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from batchformer.cli import main
 from batchformer.cli.shelf import recipe_text
-from batchformer.data import miniature
+from batchformer.data.sets import write_miniature
 
 # Encoder layers stay those of the recipe, so that its places exist.
 SMALL = {
@@ -56,7 +56,7 @@ def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name):
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory):
-    return str(miniature.write("coco", tmp_path_factory.mktemp("mini") / "coco"))
+    return str(write_miniature("coco", tmp_path_factory.mktemp("mini") / "coco"))
 
 
 def fit(name, method, root, out, *more):
@@ -85,7 +85,7 @@ def test_recipe_trains_two_steps(name, method, coco, tmp_path, capsys):
 
 def test_files_of_voc_are_trained_on_by_naming_their_class(tmp_path, capsys):
     """As docs/detection.md says; other keys of the data, given before, are kept."""
-    root, out = str(miniature.write("voc", tmp_path / "voc")), tmp_path / "run"
+    root, out = str(write_miniature("voc", tmp_path / "voc")), tmp_path / "run"
     voc = ("--data.class_path", "batchformer.data.VocDetection", "--data.train", "trainval", "--data.val", "test")
     assert f"`{' '.join(voc)}`" in DETECTION.read_text()
     assert fit("detr-coco", "batchformer", root, out, *voc) == 0, capsys.readouterr().err

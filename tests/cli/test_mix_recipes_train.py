@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from batchformer.cli import main
 from batchformer.cli.shelf import recipe_names
-from batchformer.data import miniature
+from batchformer.data.sets import write_miniature
 
 from .test_detection_recipes_train import RECIPES as DETECTION
 from .test_panoptic_commands import RECIPES as PANOPTIC
@@ -55,7 +55,7 @@ def test_every_recipe_is_tried_somewhere():
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mini")
     torch.manual_seed(0)
-    made = {layout: str(miniature.write(layout, folder / layout)) for layout in ("imagenet", "cifar100")}
+    made = {layout: str(write_miniature(layout, folder / layout)) for layout in ("imagenet", "cifar100")}
     classes = len(list((folder / "imagenet" / "train").iterdir()))
     for name, count in (("extractor", 1000), ("teacher", classes)):
         made[name] = str(folder / f"{name}.safetensors")

@@ -19,8 +19,8 @@ from batchformer.cli import main
 from batchformer.cli.predict_objects import output_names
 from batchformer.cli.recipe_file import read_recipe
 from batchformer.cli.shelf import find_recipe, recipe_text
-from batchformer.data import miniature
-from batchformer.data.panoptic_png import read_segment_ids
+from batchformer.data.sets import write_miniature
+from batchformer.data.sets.coco_panoptic import read_segment_ids
 from batchformer.errors import UserError
 
 SMALL = {
@@ -47,7 +47,7 @@ RECIPES = [f"{stage}{part}" for stage in STAGES for part in ("", "-boxes")]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return miniature.write("coco-panoptic", tmp_path_factory.mktemp("panoptic") / "data")
+    return write_miniature("coco-panoptic", tmp_path_factory.mktemp("panoptic") / "data")
 
 
 @pytest.fixture(scope="module")

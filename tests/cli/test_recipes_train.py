@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from batchformer.cli import main
 from batchformer.cli.shelf import recipe_names, recipe_text
-from batchformer.data import miniature
+from batchformer.data.sets import write_miniature
 
 # Layout of the data and what makes it small enough for two CPU cores; the kind of model and the loss stay the recipe's.
 SMALL_FILES = {"data.image_size": "32", "data.batch_size": "8", "data.eval_batch_size": "32", "data.workers": "0"}
@@ -75,7 +75,7 @@ def data_roots(tmp_path_factory):
 
     def root(layout):
         if layout not in made:
-            made[layout] = miniature.write(layout, tmp_path_factory.mktemp(layout) / "data")
+            made[layout] = write_miniature(layout, tmp_path_factory.mktemp(layout) / "data")
         return made[layout]
 
     return root

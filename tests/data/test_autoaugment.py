@@ -5,10 +5,8 @@ import pytest
 import torch
 from torchvision.transforms.v2 import AutoAugment, AutoAugmentPolicy
 
-from batchformer.data.augment.autoaugment import autoaugment, plan_autoaugment
-from batchformer.data.augment.draws import Draw, draw_table
-from batchformer.data.augment.packing import to_device
-from batchformer.data.augment.policy import CIFAR10_POLICY, strength
+from batchformer.data.augment.draws import draw_table, to_device
+from batchformer.data.augment.policies import CIFAR10_POLICY, autoaugment, plan_autoaugment, strength
 
 CPU = torch.device("cpu")
 REFERENCE = AutoAugment(AutoAugmentPolicy.CIFAR10, fill=128)

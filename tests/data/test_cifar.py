@@ -9,14 +9,14 @@ import torchvision
 from PIL import Image
 
 from batchformer.data import CIFAR10LT, CIFAR100LT
-from batchformer.data.miniature import write
-from batchformer.data.tail import tail_counts
+from batchformer.data.sets import write_miniature
+from batchformer.data.sets.classification import tail_counts
 from batchformer.errors import UserError
 
 
 @pytest.fixture(scope="module")
 def root10(tmp_path_factory):
-    return write("cifar10", tmp_path_factory.mktemp("data") / "cifar10")
+    return write_miniature("cifar10", tmp_path_factory.mktemp("data") / "cifar10")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import torch
 from torchvision.transforms.v2 import functional as F
 
 from batchformer.data.augment import colour
-from batchformer.data.augment.geometric import affine, inverse_matrices
+from batchformer.data.augment.operations import affine, inverse_matrices
 
 FACTORS = [0.1, 0.4, 1.0, 1.3, 1.9]
 

@@ -4,10 +4,8 @@ import numpy as np
 import torch
 from torchvision.transforms.v2 import functional as F
 
-from batchformer.data.augment.crop_flip import crop_flip
-from batchformer.data.augment.cutout import cutout
-from batchformer.data.augment.draws import Draw, choose, draw_table
-from batchformer.data.augment.packing import to_device
+from batchformer.data.augment.crop_erase import crop_flip, cutout
+from batchformer.data.augment.draws import Draw, choose, draw_table, to_device
 
 
 def noise(n, height=12, width=16):

@@ -10,7 +10,7 @@ from PIL import ExifTags, Image
 
 from batchformer.data import ImageFolders, ListFiles
 from batchformer.data.images import open_image
-from batchformer.data.miniature import NAMES, write
+from batchformer.data.sets import miniature_names, write_miniature
 from batchformer.errors import UserError
 
 SMALL = {"image_size": 24, "batch_size": 16, "workers": 0}
@@ -19,7 +19,7 @@ SMALL = {"image_size": 24, "batch_size": 16, "workers": 0}
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("originals")
-    return {name: write(name, folder / name) for name in ("imagenet-lt", "folder")}
+    return {name: write_miniature(name, folder / name) for name in ("imagenet-lt", "folder")}
 
 
 @pytest.fixture
@@ -220,9 +220,9 @@ def test_file_images_cannot_be_asked_onto_the_device(folders):
         ImageFolders(str(folders), on_device=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", miniature_names())
 def test_every_miniature_is_the_same_each_time(name, tmp_path):
-    one, two = write(name, tmp_path / "one"), write(name, tmp_path / "two")
+    one, two = write_miniature(name, tmp_path / "one"), write_miniature(name, tmp_path / "two")
     files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
     assert files == sorted(path.relative_to(two) for path in two.rglob("*") if path.is_file())
     assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)
@@ -231,7 +231,7 @@ def test_every_miniature_is_the_same_each_time(name, tmp_path):
 def test_a_miniature_is_not_written_over_something(tmp_path):
     (tmp_path / "mine.txt").write_text("keep me")
     with pytest.raises(UserError, match="not an empty folder"):
-        write("folder", tmp_path)
+        write_miniature("folder", tmp_path)
     with pytest.raises(UserError, match="choose one of cifar10"):
-        write("mnist", tmp_path / "new")
+        write_miniature("mnist", tmp_path / "new")
     assert not (tmp_path / "new").exists()

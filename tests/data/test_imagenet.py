@@ -10,8 +10,8 @@ from torchvision.datasets import ImageFolder
 
 from batchformer.data import ImageFolders, ImageNet, ListFiles, TinyImageNet
 from batchformer.data.augment.host import file_transform
-from batchformer.data.imagenet import readable_names
-from batchformer.data.miniature import write
+from batchformer.data.sets import write_miniature
+from batchformer.data.sets.imagenet import readable_names
 from batchformer.errors import UserError
 
 SMALL = {"image_size": 24, "batch_size": 16, "workers": 0}
@@ -20,7 +20,7 @@ SMALL = {"image_size": 24, "batch_size": 16, "workers": 0}
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("originals")
-    return {name: write(name, folder / name) for name in ("tiny-imagenet", "imagenet")}
+    return {name: write_miniature(name, folder / name) for name in ("tiny-imagenet", "imagenet")}
 
 
 @pytest.fixture

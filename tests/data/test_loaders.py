@@ -7,8 +7,8 @@ import torch
 from batchformer.data import DeviceLoader, DigitsLT, HostLoader
 from batchformer.data.augment import batched_augmentation
 from batchformer.data.augment.host import array_transform
-from batchformer.data.host_loader import ArraySamples
-from batchformer.data.order import epoch_order, evaluation_share, training_share
+from batchformer.data.loading.order import epoch_order, evaluation_share, training_share
+from batchformer.data.loading.samples import ArraySamples
 from batchformer.errors import UserError
 
 N, SIZE = 53, 16

@@ -85,9 +85,9 @@ def test_detectors_samples_kept_on_the_device_make_the_same_batches_there(tmp_pa
     from lightning import Trainer
 
     from batchformer.data import CocoPanoptic
-    from batchformer.data.miniature import write
+    from batchformer.data.sets import write_miniature
 
-    root = str(write("coco-panoptic", tmp_path / "data"))
+    root = str(write_miniature("coco-panoptic", tmp_path / "data"))
     options = {"image_size": 32, "batch_size": 4, "limit_train": 8, "workers": 0, "augment": "none"}
     kept, plain = CocoPanoptic(root, **options, cache="device"), CocoPanoptic(root, **options)
     kept.trainer = plain.trainer = Trainer(accelerator="gpu", devices=1, logger=False, enable_checkpointing=False)

@@ -7,12 +7,10 @@ from PIL import Image
 from timm.data import auto_augment as theirs
 from torchvision.transforms.v2 import functional as F
 
-from batchformer.data.augment.colour import COLOUR_OPS
-from batchformer.data.augment.draws import RandDraw, draw_table
-from batchformer.data.augment.geometric import affine_bicubic
+from batchformer.data.augment.draws import RandDraw, draw_table, to_device
 from batchformer.data.augment.host import array_transform
-from batchformer.data.augment.packing import to_device
-from batchformer.data.augment.randaugment import (
+from batchformer.data.augment.operations import COLOUR_OPS, affine_bicubic
+from batchformer.data.augment.policies import (
     _MOVES,
     OPERATIONS,
     _values,

@@ -8,8 +8,8 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from batchformer.data import DeviceLoader, HostLoader
 from batchformer.data.augment import batched_augmentation
 from batchformer.data.augment.host import array_transform
-from batchformer.data.host_loader import ArraySamples
-from batchformer.data.order import epoch_order, training_share
+from batchformer.data.loading.order import epoch_order, training_share
+from batchformer.data.loading.samples import ArraySamples
 
 N, SIZE, REPEATS = 50, 12, 3
 MEAN = STD = (0.5, 0.5, 0.5)

@@ -7,7 +7,8 @@ from torchvision.transforms import v2
 
 from batchformer.data import CIFAR10, CIFAR100, CIFAR100LT, DeviceLoader, ImageFolders
 from batchformer.data.augment import batched_augmentation
-from batchformer.data.miniature import picture, write
+from batchformer.data.sets import write_miniature
+from batchformer.data.sets.miniature import picture
 from batchformer.errors import UserError
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
@@ -18,7 +19,7 @@ AUGMENTATIONS = ("none", "crop-flip", "autoaugment-cutout", "resized-crop", "ran
 
 @pytest.fixture(scope="module")
 def root10(tmp_path_factory):
-    return str(write("cifar10", tmp_path_factory.mktemp("data") / "cifar10"))
+    return str(write_miniature("cifar10", tmp_path_factory.mktemp("data") / "cifar10"))
 
 
 def device_loader(augment, size, erase_prob=0.0, **options):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from batchformer.data import DigitsLT, HostLoader
 from batchformer.data.augment.host import array_transform
-from batchformer.data.host_loader import ArraySamples
+from batchformer.data.loading.samples import ArraySamples
 
 
 def loader(**options: Any) -> HostLoader:

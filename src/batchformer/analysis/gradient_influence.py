@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from batchformer.data.loading.epoch_loader import images_and_labels
 from batchformer.errors import UserError
 
 Relate = Callable[[Tensor], Tensor]
@@ -47,7 +48,7 @@ def gradient_influence(
 
     Args:
         net, attachment: the attached model and its handle; the first insertion point and its first classifier are used.
-        loader: test batches `(images, labels)`.
+        loader: test batches, dicts of `images` and `labels` or pairs.
         wrt: "features" (what enters the module; costs about one forward and backward of the module per sample and
             nothing of the backbone beyond one forward) or "images" (the pixels, as eq. 3 writes it; costs one backward
             of the whole backbone over the batch *per sample*: bound it with `max_batches`).
@@ -161,7 +162,8 @@ def _batches(
     if wrt not in ("features", "images"):
         raise UserError(f"wrt={wrt!r} is not known: say 'features' or 'images'.")
     samples, labels = [], []
-    for index, (images, targets) in enumerate(loader):
+    for index, batch in enumerate(loader):
+        images, targets = images_and_labels(batch)
         if max_batches is not None and index >= max_batches:
             break
         with torch.no_grad():

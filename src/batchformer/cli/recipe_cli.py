@@ -13,8 +13,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from batchformer.cli.mistakes import in_one_line
 from batchformer.cli.nearest import did_you_mean
 from batchformer.cli.recipe_file import read_recipe
-from batchformer.data import ClassificationData
-from batchformer.data.module import DataModule
+from batchformer.data import ClassificationData, DataModule
+from batchformer.data.sets import import_all
 from batchformer.errors import UserError
 from batchformer.runs.options import RunOptions
 from batchformer.tasks import TASKS, ImageTask
@@ -64,6 +64,7 @@ class TaskCLI(LightningCLI):
     """The parser of one task: built once, then any number of its recipes parsed and instantiated with it."""
 
     def __init__(self, task: type[ImageTask]) -> None:
+        import_all()
         super().__init__(
             task,
             getattr(task, "data_class", ClassificationData),

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning.pytorch as L
 
+from batchformer.data.loading.epoch_loader import images_and_labels
 from batchformer.errors import UserError
 
 HEALTH_IMAGES = 128
@@ -63,7 +64,8 @@ def _stream_health(task: Any, data: Any, trainer: L.Trainer) -> dict[str, Any]:
     from batchformer.analysis import stream_health
 
     device = trainer.strategy.root_device
-    images, labels = (tensor[:HEALTH_IMAGES].to(device) for tensor in next(iter(data.train_dataloader())))
+    batch = images_and_labels(next(iter(data.train_dataloader())))
+    images, labels = (tensor[:HEALTH_IMAGES].to(device) for tensor in batch)
     precision = trainer.strategy.precision_plugin
     with precision.forward_context():
         return stream_health(task.net, precision.convert_input(images), labels, samples=4).as_dict()

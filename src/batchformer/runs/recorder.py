@@ -9,6 +9,8 @@ import lightning.pytorch as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from batchformer.data.loading.epoch_loader import samples_in
+
 STREAMS = ("plain", "related")
 
 
@@ -97,8 +99,7 @@ class RunRecorder(Checkpoint):
             self._segment, self._segment_images = time.perf_counter(), 0
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        images = batch["pixel_values"] if isinstance(batch, dict) else batch[0]
-        self._segment_images += len(images) * trainer.world_size
+        self._segment_images += samples_in(batch) * trainer.world_size
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._close_segment()

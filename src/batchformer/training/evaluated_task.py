@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from batchformer.data.loading.epoch_loader import images_and_labels
 from batchformer.metrics import ShotAccuracy
 
 
@@ -39,10 +40,10 @@ class EvaluatedTask(L.LightningModule):
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return self.net(images.contiguous(memory_format=layout))
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, "val")
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def test_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, "test")
 
     def on_validation_epoch_end(self) -> None:
@@ -52,11 +53,11 @@ class EvaluatedTask(L.LightningModule):
         self._log_accuracies("test")
 
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "batch classes"]:
-        images = batch[0] if isinstance(batch, tuple | list) else batch
+        images = batch if isinstance(batch, Tensor) else images_and_labels(batch)[0]
         return self._test_logits(images).softmax(1)
 
-    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
-        images, labels = batch
+    def _evaluate(self, batch: Any, stage: str) -> None:
+        images, labels = images_and_labels(batch)
         logits = self._test_logits(images)
         self.metric.update(logits, labels)
         loss = F.cross_entropy(logits, labels)

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 import batchformer as bf
+from batchformer.data.loading.epoch_loader import images_and_labels
 from batchformer.metrics import ShotAccuracy
 from batchformer.training.graph_step import GraphedStep
 from batchformer.training.image_task import CHECK_EVERY, ImageTask
@@ -56,8 +57,8 @@ class LabelledTask(ImageTask):
             layout = torch.channels_last if self.channels_last else torch.preserve_format
             self._graphed = GraphedStep(self._train_on, memory_format=layout)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
-        images, targets = self._prepare_batch(*batch, batch_idx)
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        images, targets = self._prepare_batch(*images_and_labels(batch), batch_idx)
         if self._whole_step:
             assert self._graphed is not None
             self._graphed(images, targets)

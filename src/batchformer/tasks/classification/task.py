@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 import batchformer as bf
+from batchformer.data.loading.epoch_loader import images_and_labels
 from batchformer.errors import UserError
 from batchformer.losses import DistillationLoss
 from batchformer.metrics import TopAccuracy
@@ -248,7 +249,7 @@ class Classification(LabelledTask):
             return images, labels
         return self._mixing(images, labels, *self._random_numbers_of(batch_idx))
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         loss = super().training_step(batch, batch_idx)
         if self._guard is not None:
             self._guard.tick()
@@ -319,10 +320,10 @@ class Classification(LabelledTask):
 
     # ---- evaluation
 
-    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
+    def _evaluate(self, batch: Any, stage: str) -> None:
         super()._evaluate(batch, stage)
         if self.ema_decay is not None:
-            images, labels = batch
+            images, labels = images_and_labels(batch)
             self.ema_metric.update(self.ema.module(images).float(), labels)
 
     def _log_accuracies(self, stage: str) -> None:
