@@ -13,7 +13,7 @@ import torch
 from _common import milliseconds
 from lightning.pytorch.callbacks import Callback
 
-from batchformer.data.loading.epoch_loader import samples_in
+from batchformer.data.loading.epoch_loader import images_and_labels, samples_in
 
 
 class Busy(Callback):
@@ -86,7 +86,7 @@ class Busy(Callback):
             return graphed._graph.replay
         if not hasattr(task, "_train_on"):  # a detector's is not of tensors alone
             return None
-        images, targets = task._prepare_batch(*self._batch, 0)
+        images, targets = task._prepare_batch(*images_and_labels(self._batch), 0)
 
         def step() -> None:
             with trainer.precision_plugin.train_step_context():

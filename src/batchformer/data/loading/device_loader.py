@@ -87,7 +87,7 @@ class DeviceLoader(EpochLoader):
             self._store_images(images, mean, std)
             height, width = self.augmentation.output_size(self._height, self._width)
             bytes_of_a_sample = 4 * images.shape[1] * height * width * self._views
-        self._chunk_batches = max(1, chunk_bytes // (bytes_of_a_sample * batch_size))
+        self._chunk_batches = max(1, chunk_bytes // max(1, bytes_of_a_sample * batch_size))
         # one batch at a time is made just before its step, with or without: no more memory for that
         ahead = self.device.type == "cuda" if ahead is None else ahead
         self._is_ahead = ahead and training and self._chunk_batches > 1

@@ -7,6 +7,7 @@ from typing import Any
 from batchformer.data.augment.options import FileAugmentation
 from batchformer.data.images import is_image
 from batchformer.data.sets.files import FileData, Listing, class_folders, find_file, list_images, read_lines
+from batchformer.data.sets.miniature import BALANCED, TEST_PER_CLASS, save_picture
 from batchformer.errors import UserError
 
 LAYOUT = "DIR/train/<wnid>/*.JPEG, DIR/val/<wnid>/*.JPEG"
@@ -99,3 +100,13 @@ def _refuse_flat(folder: Path) -> None:
             f"the images in {folder} lie flat, as in the official archive, which does not tell their classes: "
             f"move each into {folder}/<wnid>/ (torchvision.datasets.ImageNet does it from the archive and the devkit)."
         )
+
+
+def miniature(folder: Path) -> None:
+    """Ten classes of 32 training images."""
+    for label, wnid in enumerate(MINIATURE_WNIDS):
+        for i in range(BALANCED):
+            save_picture(folder / "train" / wnid / f"{wnid}_{i}.JPEG", label, i)
+        for i in range(TEST_PER_CLASS):
+            number = i * len(MINIATURE_WNIDS) + label + 1
+            save_picture(folder / "val" / wnid / f"ILSVRC2012_val_{number:08d}.JPEG", label, 10_000 + i)
