@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from batchformer.training.task import as_batch
+from batchformer.data.loading.epoch_loader import as_batch
 from benchmarks._common import milliseconds
 
 
@@ -48,8 +48,7 @@ class Busy(Callback):
             self._finish(trainer, pl_module)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        images = batch["pixel_values"] if isinstance(batch, dict) else batch[0]
-        self.found.setdefault("images", len(images))
+        self.found.setdefault("images", samples_in(batch))
         self._batch = batch
         if self._profiler is not None and trainer.global_step - self._first_step == self.most:
             self._finish(trainer, pl_module)

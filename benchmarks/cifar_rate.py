@@ -32,7 +32,7 @@ def bare_rate(root: str, method: str, channels_last: bool, compile: bool) -> flo
     """Images per second of the step alone."""
     data = CIFAR100LT(root=root, batch_size=BATCH, augment="autoaugment-cutout", channels_last=channels_last)
     data.setup()
-    batches = [(images.cuda(), labels.cuda()) for images, labels in data.train_dataloader()]
+    batches = [tuple(part.cuda() for part in images_and_labels(batch)) for batch in data.train_dataloader()]
     layout = torch.channels_last if channels_last else torch.contiguous_format
     model = resnet32(num_classes=data.num_classes)
     own: list[torch.nn.Parameter] = []

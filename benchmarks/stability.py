@@ -40,7 +40,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     data = CIFAR100(root=args.data_root, batch_size=args.batch, augment="crop-flip")
     data.setup()
-    images, labels = (tensor.to(device) for tensor in next(iter(data.train_dataloader())))
+    images, labels = (tensor.to(device) for tensor in images_and_labels(next(iter(data.train_dataloader()))))
     rows = []
     for form, keywords in FORMS.items():
         torch.manual_seed(0)

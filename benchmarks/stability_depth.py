@@ -35,7 +35,7 @@ def losses(depth: int, form: str, seed: int) -> torch.Tensor:
     found: list[list[float]] = []
     for epoch in range(STEPS):
         loader.set_epoch(epoch)
-        for images, labels in loader:
+        for images, labels in map(images_and_labels, loader):
             for group in optimizer.param_groups:
                 group["lr"] = LR * min(1.0, (len(found) + 1) / WARM_UP)
             logits = model(images)

@@ -103,11 +103,11 @@ def main_() -> int:
     parser.add_argument("--against", type=Path)
     parser.add_argument("--only", nargs="*", default=list(CASES))
     given = parser.parse_args()
-    from batchformer.data import miniature
+    from batchformer.data.sets import write_miniature
 
     for layout in sorted({CASES[name][1] or "" for name in given.only} - {""}):
         if not (given.data / layout).exists():
-            miniature.write(layout, given.data / layout)
+            write_miniature(layout, given.data / layout)
     before = json.loads(given.against.read_text()) if given.against else {}
     measured: dict[str, Any] = {}
     failed = 0

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from batchformer.analysis.detection_pictures import FOLDER, Scenes, scenes_from, scenes_of, write_comparison
-from batchformer.data import CocoDetection, miniature
+from batchformer.data import CocoDetection
 from batchformer.data.images import images_in, open_image
+from batchformer.data.sets import write_miniature
 from batchformer.errors import UserError
 from batchformer.metrics import CocoAP
 from batchformer.tasks import Detection
@@ -92,7 +93,7 @@ def photos_of(folder: Path, count: int, data: Any) -> Scenes:
 
 def stripes(count: int, steps: int) -> tuple[dict[str, Any], Any, Scenes]:
     """Two small Deformable DETRs that learn a few generated images by heart."""
-    root = miniature.write("coco", Path(tempfile.mkdtemp()) / "data")
+    root = write_miniature("coco", Path(tempfile.mkdtemp()) / "data")
     data = CocoDetection(str(root), image_size=64, max_size=96, augment="none", limit_train=count + 1, workers=0,
                          batch_size=count + 1, eval_batch_size=count + 1)  # fmt: skip
     data.setup()

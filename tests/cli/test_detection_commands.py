@@ -7,7 +7,7 @@ import pytest
 from safetensors import safe_open
 
 from batchformer.cli import main
-from batchformer.data import miniature
+from batchformer.data.sets import write_miniature
 from batchformer.recipes import about
 
 SMALL = {
@@ -21,7 +21,7 @@ DETECTION = Path(__file__).parents[2] / "docs/detection.md"
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory):
-    return str(miniature.write("coco", tmp_path_factory.mktemp("mini") / "coco"))
+    return str(write_miniature("coco", tmp_path_factory.mktemp("mini") / "coco"))
 
 
 def fit(name, method, root, out, *more):
@@ -31,7 +31,7 @@ def fit(name, method, root, out, *more):
 
 def test_files_of_voc_are_trained_on_by_naming_their_class(tmp_path, capsys):
     """As docs/detection.md says; other keys of the data, given before, are kept."""
-    root, out = str(miniature.write("voc", tmp_path / "voc")), tmp_path / "run"
+    root, out = str(write_miniature("voc", tmp_path / "voc")), tmp_path / "run"
     voc = ("--data.class_path", "batchformer.data.VocDetection", "--data.train", "trainval", "--data.val", "test")
     assert f"`{' '.join(voc)}`" in DETECTION.read_text()
     assert fit("detr-coco", "batchformer", root, out, *voc) == 0, capsys.readouterr().err

@@ -16,8 +16,8 @@ from PIL import ExifTags, Image
 from safetensors.torch import load_file
 
 from batchformer.cli import main
-from batchformer.data import miniature
-from batchformer.data.panoptic_png import read_segment_ids
+from batchformer.data.sets import write_miniature
+from batchformer.data.sets.coco_panoptic import read_segment_ids
 from batchformer.errors import UserError
 from batchformer.recipes import about, find_recipe, read_recipe
 from batchformer.tasks.detection.predict import output_names
@@ -34,7 +34,7 @@ STAGES = ("detr-coco-panoptic", "coco128-panoptic")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return miniature.write("coco-panoptic", tmp_path_factory.mktemp("panoptic") / "data")
+    return write_miniature("coco-panoptic", tmp_path_factory.mktemp("panoptic") / "data")
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,8 @@ import pytest
 import torch
 from torchvision.transforms.v2 import AutoAugment, AutoAugmentPolicy
 
-from batchformer.data.augment.autoaugment import autoaugment, plan_autoaugment
-from batchformer.data.augment.draws import Draw, draw_table
-from batchformer.data.augment.packing import to_device
-from batchformer.data.augment.policy import CIFAR10_POLICY, strength
+from batchformer.data.augment.draws import AugmentDraw, draw_table, to_device
+from batchformer.data.augment.policies import CIFAR10_POLICY, autoaugment, autoaugment_strength, plan_autoaugment
 
 CPU = torch.device("cpu")
 REFERENCE = AutoAugment(AutoAugmentPolicy.CIFAR10, fill=128)
@@ -21,8 +19,8 @@ def noise(n, size=32):
 def reference(image, draws):
     """torchvision's operations, one sample at a time, driven by the same random numbers."""
     height, width = image.shape[-2:]
-    steps = ((Draw.CHANCE_FIRST, Draw.SIGN_FIRST), (Draw.CHANCE_SECOND, Draw.SIGN_SECOND))
-    sub_policy = REFERENCE._policies[int(draws[Draw.POLICY] * len(REFERENCE._policies))]
+    steps = ((AugmentDraw.CHANCE_FIRST, AugmentDraw.SIGN_FIRST), (AugmentDraw.CHANCE_SECOND, AugmentDraw.SIGN_SECOND))
+    sub_policy = REFERENCE._policies[int(draws[AugmentDraw.POLICY] * len(REFERENCE._policies))]
     for (op, probability, level), (chance, sign) in zip(sub_policy, steps, strict=True):
         if draws[chance] >= probability:
             continue
@@ -53,7 +51,7 @@ def test_strength_is_torchvisions_magnitude(op, level):
         expected_both = [255 * expected] * 2
     else:
         expected_both = [expected, -expected if signed else expected]
-    np.testing.assert_allclose(strength(op, level, np.array([1.0, -1.0]), 24, 32), expected_both, atol=1e-4)
+    np.testing.assert_allclose(autoaugment_strength(op, level, np.array([1.0, -1.0]), 24, 32), expected_both, atol=1e-4)
 
 
 def test_batched_policy_is_torchvision_sample_by_sample():

@@ -9,14 +9,15 @@ import torchvision
 from PIL import Image
 
 from batchformer.data import CIFAR10LT, CIFAR100LT
-from batchformer.data.miniature import write
-from batchformer.data.tail import tail_counts
+from batchformer.data.loading.epoch_loader import images_and_labels
+from batchformer.data.sets import write_miniature
+from batchformer.data.sets.classification import tail_counts
 from batchformer.errors import UserError
 
 
 @pytest.fixture(scope="module")
 def root10(tmp_path_factory):
-    return write("cifar10", tmp_path_factory.mktemp("data") / "cifar10")
+    return write_miniature("cifar10", tmp_path_factory.mktemp("data") / "cifar10")
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_the_first_images_of_each_class_in_file_order_are_taken(tiny100):
     data = CIFAR100LT(str(tiny100), imbalance=6, batch_size=8)
     data.setup()
     assert data.class_counts == tail_counts(100, 6, 6)
-    train = data._splits[True]
+    train = data._splits["train"]
     places = train.images[:, 0, 0, 0].astype(int) * 256 + train.images[:, 0, 0, 1]
     for c, count in enumerate(data.class_counts):
         assert places[train.labels == c].tolist() == [c + 100 * i for i in range(count)]
@@ -58,8 +59,8 @@ def test_torchvision_reads_the_same_test_set(root10, monkeypatch):
     reference = torchvision.datasets.CIFAR10(root10, train=False)
     data = CIFAR10LT(str(root10))
     data.setup()
-    assert np.array_equal(data._splits[False].images.transpose(0, 2, 3, 1), reference.data)
-    assert data._splits[False].labels.tolist() == reference.targets
+    assert np.array_equal(data._splits["val"].images.transpose(0, 2, 3, 1), reference.data)
+    assert data._splits["val"].labels.tolist() == reference.targets
     assert data.class_names == reference.classes
 
 
@@ -67,7 +68,7 @@ def test_five_batches_are_one_training_set(root10):
     data = CIFAR10LT(str(root10), batch_size=64)
     data.setup()
     assert data.class_counts == tail_counts(10, 300, 100)
-    images, labels = next(iter(data.train_dataloader()))
+    images, labels = images_and_labels(next(iter(data.train_dataloader())))
     assert images.shape == (64, 3, 32, 32)
     assert images.dtype == torch.float32
     assert labels.dtype == torch.int64
@@ -127,14 +128,14 @@ def test_a_damaged_file_is_named(tiny100, damage, tmp_path):
 def test_predict_transform_is_what_evaluation_sees(root10):
     data = CIFAR10LT(str(root10), batch_size=64)
     picture = Image.fromarray(_first_test_image(data))
-    image, _ = next(iter(data.val_dataloader()))
+    image = next(iter(data.val_dataloader()))["images"]
     torch.testing.assert_close(data.predict_transform(picture), image[0])
     assert data.predict_transform(picture.convert("L").resize((70, 50))).shape == (3, 32, 32)
 
 
 def _first_test_image(data):
     data.setup()
-    return np.ascontiguousarray(data._splits[False].images[0].transpose(1, 2, 0))
+    return np.ascontiguousarray(data._splits["val"].images[0].transpose(1, 2, 0))
 
 
 def test_setup_twice_reads_once(tiny100):

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from batchformer.data import CocoDetection
-from batchformer.data.miniature import write
+from batchformer.data.sets import write_miniature
 from batchformer.errors import UserError
 
 SMALL = {"image_size": 48, "batch_size": 4, "workers": 0}
@@ -19,7 +19,7 @@ VAL = "annotations/instances_val2017.json"
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    return write("coco", tmp_path_factory.mktemp("coco") / "data")
+    return write_miniature("coco", tmp_path_factory.mktemp("coco") / "data")
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@ import numpy as np
 import torch
 from torchvision.transforms.v2 import functional as F
 
-from batchformer.data.augment.crop_flip import crop_flip
-from batchformer.data.augment.cutout import cutout
-from batchformer.data.augment.draws import Draw, choose, draw_table
-from batchformer.data.augment.packing import to_device
+from batchformer.data.augment.crop_erase import crop_flip, cutout
+from batchformer.data.augment.draws import AugmentDraw, draw_table, to_device, uniform_integers
 
 
 def noise(n, height=12, width=16):
@@ -51,7 +49,7 @@ def test_draws_depend_on_seed_epoch_and_row_only():
 
 
 def test_choices_are_uniform_and_inside():
-    chosen = choose(draw_table(30000, 0, 0)[:, Draw.ROW], 9)
+    chosen = uniform_integers(draw_table(30000, 0, 0)[:, AugmentDraw.ROW], 9)
     counts = np.bincount(chosen)
     assert len(counts) == 9
     assert counts.min() > 0.9 * 30000 / 9

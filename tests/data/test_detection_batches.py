@@ -7,10 +7,10 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from batchformer.data import CocoDetection, CocoPanoptic, VocDetection
-from batchformer.data.detection_augment import RandomSizedCrop, training_transform
-from batchformer.data.detection_samples import collate_detection
-from batchformer.data.host_loader import seeded
-from batchformer.data.miniature import write
+from batchformer.data.augment.detection import RandomSizedCrop, training_transform
+from batchformer.data.loading.samples import seeded
+from batchformer.data.sets import write_miniature
+from batchformer.data.sets.detection_samples import collate_detection
 from batchformer.errors import UserError
 
 SMALL = {"image_size": 48, "batch_size": 4, "workers": 0}
@@ -19,7 +19,7 @@ KINDS = {"coco": CocoDetection, "coco-panoptic": CocoPanoptic, "voc": VocDetecti
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory):
-    return {name: str(write(name, tmp_path_factory.mktemp(name) / "data")) for name in KINDS}
+    return {name: str(write_miniature(name, tmp_path_factory.mktemp(name) / "data")) for name in KINDS}
 
 
 @pytest.fixture(params=list(KINDS))

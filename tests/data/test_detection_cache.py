@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from batchformer.data import CocoDetection, CocoPanoptic
-from batchformer.data.detection_samples import DetectionSamples
-from batchformer.data.miniature import write
+from batchformer.data.sets import write_miniature
+from batchformer.data.sets.detection_samples import DetectionSamples
 from batchformer.errors import UserError
 
 SMALL = {"image_size": 32, "batch_size": 4, "eval_batch_size": 4, "limit_train": 9, "limit_val": 5, "pad_multiple": 8}
@@ -14,7 +14,7 @@ KINDS = {"coco": CocoDetection, "coco-panoptic": CocoPanoptic}
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory):
-    return {name: str(write(name, tmp_path_factory.mktemp(name) / "data")) for name in KINDS}
+    return {name: str(write_miniature(name, tmp_path_factory.mktemp(name) / "data")) for name in KINDS}
 
 
 @pytest.fixture(params=list(KINDS))

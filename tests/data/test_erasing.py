@@ -7,10 +7,9 @@ import pytest
 import torch
 from timm.data.random_erasing import RandomErasing
 
-from batchformer.data.augment.draws import draw_table
-from batchformer.data.augment.erasing import erase, normal_noise, plan_erasing
-from batchformer.data.augment.packing import to_device
-from batchformer.data.augment.regions import erased_rectangles
+from batchformer.data.augment.crop_erase import erase, normal_noise, plan_erasing
+from batchformer.data.augment.draws import draw_table, to_device
+from batchformer.data.augment.resample import erased_rectangles
 
 CPU = torch.device("cpu")
 

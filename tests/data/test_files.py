@@ -10,7 +10,8 @@ from PIL import ExifTags, Image
 
 from batchformer.data import ImageFolders, ListFiles
 from batchformer.data.images import open_image
-from batchformer.data.miniature import NAMES, write
+from batchformer.data.loading.epoch_loader import images_and_labels
+from batchformer.data.sets import miniature_names, write_miniature
 from batchformer.errors import UserError
 
 SMALL = {"image_size": 24, "batch_size": 16, "workers": 0}
@@ -19,7 +20,7 @@ SMALL = {"image_size": 24, "batch_size": 16, "workers": 0}
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("originals")
-    return {name: write(name, folder / name) for name in ("imagenet-lt", "folder")}
+    return {name: write_miniature(name, folder / name) for name in ("imagenet-lt", "folder")}
 
 
 @pytest.fixture
@@ -44,10 +45,10 @@ def test_lists_are_read_with_their_labels(lists):
     data = list_data(lists)
     data.setup()
     assert data.class_counts == [160, 80, 40, 20, 10, 5, 3, 2]
-    images, labels = next(iter(data.train_dataloader()))
+    images, labels = images_and_labels(next(iter(data.train_dataloader())))
     assert images.shape == (16, 3, 24, 24)
     assert labels.dtype == torch.int64
-    tested = torch.cat([labels for _, labels in data.val_dataloader()])
+    tested = torch.cat([batch["labels"] for batch in data.val_dataloader()])
     assert tested.bincount().tolist() == [3] * 8
 
 
@@ -92,8 +93,8 @@ def test_workers_end_with_the_error_and_new_ones_go_on(folders):
     assert caught.tb  # which holds what the loader was at
     assert {*active_children()} == before
     broken.write_bytes(whole)
-    assert [len(labels) for _, labels in loader] == [data.batch_size] * len(loader)
-    loader._end_workers()  # they, too, would go with the traceback
+    assert [len(batch["labels"]) for batch in loader] == [data.batch_size] * len(loader)
+    loader.end_workers()  # they, too, would go with the traceback
 
 
 def sideways(path, upright):
@@ -111,14 +112,14 @@ def test_photos_in_folders_are_upright_and_those_of_lists_as_they_are_stored(fol
     sideways(folders / "val/class_0/photo.png", upright)
     data = ImageFolders(str(folders), **SMALL)
     data.setup()
-    ((image,), _) = next(iter(data.val_dataloader()))
+    (image,) = next(iter(data.val_dataloader()))["images"]
     assert torch.equal(image, data.predict_transform(upright))
 
     (lists / "ImageNet_LT_test.txt").write_text("photo.png 0\n")
     sideways(lists / "photo.png", upright)
     data = list_data(lists)
     data.setup()
-    ((image,), _) = next(iter(data.val_dataloader()))
+    (image,) = next(iter(data.val_dataloader()))["images"]
     assert torch.equal(image, data.predict_transform(upright.transpose(Image.Transpose.ROTATE_90)))
 
 
@@ -170,7 +171,7 @@ def test_paths_may_contain_spaces(lists):
     shutil.copy(lists / "train" / "n00000000" / "n00000000_0.JPEG", place)
     edit(lists / "ImageNet_LT_train.txt", lambda lines: ["train/with space.JPEG 0", *lines])
     data = list_data(lists, drop_last=False)
-    assert sum(len(labels) for _, labels in data.train_dataloader()) == 321
+    assert sum(len(batch["labels"]) for batch in data.train_dataloader()) == 321
 
 
 def test_missing_folders_and_lists_say_what_is_expected(folders, lists, tmp_path):
@@ -220,9 +221,9 @@ def test_file_images_cannot_be_asked_onto_the_device(folders):
         ImageFolders(str(folders), on_device=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", miniature_names())
 def test_every_miniature_is_the_same_each_time(name, tmp_path):
-    one, two = write(name, tmp_path / "one"), write(name, tmp_path / "two")
+    one, two = write_miniature(name, tmp_path / "one"), write_miniature(name, tmp_path / "two")
     files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
     assert files == sorted(path.relative_to(two) for path in two.rglob("*") if path.is_file())
     assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)
@@ -231,7 +232,7 @@ def test_every_miniature_is_the_same_each_time(name, tmp_path):
 def test_a_miniature_is_not_written_over_something(tmp_path):
     (tmp_path / "mine.txt").write_text("keep me")
     with pytest.raises(UserError, match="not an empty folder"):
-        write("folder", tmp_path)
+        write_miniature("folder", tmp_path)
     with pytest.raises(UserError, match="choose one of cifar10"):
-        write("mnist", tmp_path / "new")
+        write_miniature("mnist", tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -10,8 +10,9 @@ from torchvision.datasets import ImageFolder
 
 from batchformer.data import ImageFolders, ImageNet, ListFiles, TinyImageNet
 from batchformer.data.augment.host import file_transform
-from batchformer.data.imagenet import readable_names
-from batchformer.data.miniature import write
+from batchformer.data.loading.epoch_loader import images_and_labels
+from batchformer.data.sets import write_miniature
+from batchformer.data.sets.imagenet import readable_names
 from batchformer.errors import UserError
 
 SMALL = {"image_size": 24, "batch_size": 16, "workers": 0}
@@ -20,7 +21,7 @@ SMALL = {"image_size": 24, "batch_size": 16, "workers": 0}
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("originals")
-    return {name: write(name, folder / name) for name in ("tiny-imagenet", "imagenet")}
+    return {name: write_miniature(name, folder / name) for name in ("tiny-imagenet", "imagenet")}
 
 
 @pytest.fixture
@@ -43,8 +44,9 @@ def test_tiny_imagenet_is_what_image_folder_reads(originals):
     reference = ImageFolder(root / "train")
     assert data.train_images == len(reference) == 320
     labels = [label for _, label in reference.samples]
-    assert sorted(data._splits[True].labels.tolist()) == sorted(labels)
-    pixels = {image.tobytes(): int(label) for image, label in zip(*data._splits[True], strict=True)}
+    assert sorted(data._splits["train"].labels.tolist()) == sorted(labels)
+    train = data._splits["train"]
+    pixels = {image.tobytes(): int(label) for image, label in zip(train.images, train.labels, strict=True)}
     for image, label in (reference[k] for k in range(0, 320, 7)):
         assert pixels[np.asarray(image).transpose(2, 0, 1).tobytes()] == label
     assert data.class_names[:2] == ["tench", "goldfish"]
@@ -56,8 +58,8 @@ def test_validation_labels_come_from_the_annotations(originals):
     data.setup()
     first = (root / "val" / "val_annotations.txt").read_text().splitlines()[3].split("\t")
     expected = np.asarray(Image.open(root / "val" / "images" / first[0])).transpose(2, 0, 1)
-    assert np.array_equal(data._splits[False].images[3], expected)
-    assert data.class_names[data._splits[False].labels[3]] == "tiger shark"
+    assert np.array_equal(data._splits["val"].images[3], expected)
+    assert data.class_names[data._splits["val"].labels[3]] == "tiger shark"
     assert data.test_images == 30
 
 
@@ -65,10 +67,10 @@ def test_tiny_imagenet_trains_at_any_size(originals):
     data = TinyImageNet(
         str(originals["tiny-imagenet"]), image_size=96, augment_repeats=2, erase_prob=0.25, batch_size=8
     )
-    images, labels = next(iter(data.train_dataloader()))
+    images, labels = images_and_labels(next(iter(data.train_dataloader())))
     assert images.shape == (8, 3, 96, 96)
     assert labels[0] == labels[1]
-    assert next(iter(data.val_dataloader()))[0].shape == (30, 3, 96, 96)
+    assert next(iter(data.val_dataloader()))["images"].shape == (30, 3, 96, 96)
 
 
 def test_the_folder_may_be_named_by_its_parent(tiny, tmp_path):
@@ -83,7 +85,7 @@ def test_grey_images_become_colour(originals):
     assert Image.open(grey).mode == "L"
     data = TinyImageNet(str(originals["tiny-imagenet"]))
     data.setup()
-    first = data._splits[True].images[0]
+    first = data._splits["train"].images[0]
     assert np.array_equal(first[0], first[1])
     assert np.array_equal(first[0], np.asarray(Image.open(grey)))
 
@@ -147,12 +149,13 @@ def test_imagenet_is_what_image_folder_reads(originals):
     root = originals["imagenet"]
     data = ImageNet(str(root), **SMALL)
     data.setup()
-    for split, part in ((True, "train"), (False, "val")):
+    for part in ("train", "val"):
         reference = ImageFolder(root / part)
-        ours = {(str(root / p), int(c)) for p, c in zip(*data._listings[split][:2], strict=True)}
+        listing = data._listings[part]
+        ours = {(str(root / p), int(c)) for p, c in zip(listing.paths, listing.labels, strict=True)}
         assert ours == set(reference.samples)
     assert data.class_names[0] == "tench"
-    images, _ = next(iter(data.train_dataloader()))
+    images = next(iter(data.train_dataloader()))["images"]
     assert images.shape == (16, 3, 24, 24)
 
 
@@ -164,7 +167,7 @@ def test_some_classes_of_imagenet(imagenet, form):
     data.setup()
     assert data.class_names == ["goldfish", "electric ray", "cock"]
     assert data.class_counts == [32, 32, 32]
-    assert all("n01440764" not in path for path in data._listings[True].paths)
+    assert all("n01440764" not in path for path in data._listings["train"].paths)
 
 
 def test_wrong_classes_are_named(imagenet):
@@ -207,7 +210,8 @@ def test_names_that_occur_twice_keep_their_wnid():
 def test_files_are_augmented_by_name_and_the_same_each_time(originals, augment):
     root = str(originals["imagenet"])
     make = lambda seed=0: ImageFolders(root, augment=augment, erase_prob=0.5, augment_repeats=2, seed=seed, **SMALL)  # noqa: E731
-    (images, labels), (again, _), (other, _) = (next(iter(make(seed).train_dataloader())) for seed in (0, 0, 1))
+    batches = [images_and_labels(next(iter(make(seed).train_dataloader()))) for seed in (0, 0, 1)]
+    (images, labels), (again, _), (other, _) = batches
     assert torch.equal(images, again)
     assert not torch.equal(images, other)
     assert labels.view(8, 2).unique(dim=1).shape == (8, 1)
@@ -221,7 +225,8 @@ def test_lists_take_the_same_options(originals):
     ]
     (root / "list.txt").write_text("".join(lines))
     options = {"augment": "randaugment", "erase_prob": 0.25, "augment_repeats": 3, **SMALL, "batch_size": 9}
-    images, labels = next(iter(ListFiles(str(root), "list.txt", "list.txt", **options).train_dataloader()))
+    data = ListFiles(str(root), "list.txt", "list.txt", **options)
+    images, labels = images_and_labels(next(iter(data.train_dataloader())))
     assert images.shape == (9, 3, 24, 24)
     assert labels.view(3, 3).unique(dim=1).shape == (3, 1)
 

@@ -55,7 +55,7 @@ def test_a_million_files_are_listed_without_work_of_pathlib_for_each(tmp_path, m
         data = ImageFolders(root)
         data.setup()
         assert len(made) < 20  # of 80 images
-        assert data._listings[True].paths == sorted(
+        assert data._listings["train"].paths == sorted(
             f"train/{name}/{number}.png" for name in ("cat", "dog") for number in range(20)
         )
 

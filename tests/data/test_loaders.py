@@ -7,8 +7,9 @@ import torch
 from batchformer.data import DeviceLoader, DigitsLT, HostLoader
 from batchformer.data.augment import batched_augmentation
 from batchformer.data.augment.host import array_transform
-from batchformer.data.host_loader import ArraySamples
-from batchformer.data.order import epoch_order, evaluation_share, training_share
+from batchformer.data.loading.epoch_loader import images_and_labels
+from batchformer.data.loading.order import epoch_order, evaluation_share, training_share
+from batchformer.data.loading.samples import ArraySamples
 from batchformer.errors import UserError
 
 N, SIZE = 53, 16
@@ -39,8 +40,8 @@ BOTH = pytest.mark.parametrize("make", [device_loader, ahead_loader, host_loader
 def read(loader):
     """{sample: its image} of what is left of the epoch, and the order."""
     batches = list(loader)
-    order = torch.cat([labels for _, labels in batches]).tolist()
-    return order, dict(zip(order, torch.cat([images for images, _ in batches]), strict=True))
+    order = torch.cat([batch["labels"] for batch in batches]).tolist()
+    return order, dict(zip(order, torch.cat([batch["images"] for batch in batches]), strict=True))
 
 
 def same(first, second):
@@ -77,8 +78,13 @@ def test_augmentation_does_not_depend_on_the_chunk():
 
 def test_chunks_made_ahead_are_the_same_and_made_once(monkeypatch):
     made = []
-    chunk = DeviceLoader._chunk
-    monkeypatch.setattr(DeviceLoader, "_chunk", lambda self, place: (made.append(tuple(place)), chunk(self, place))[1])
+    chunk = DeviceLoader._make_chunk
+
+    def counted(self, start):
+        made.append(tuple(start))
+        return chunk(self, start)
+
+    monkeypatch.setattr(DeviceLoader, "_make_chunk", counted)
     loader = ahead_loader()
     batches = iter(loader)
     next(batches)
@@ -147,8 +153,8 @@ def test_state_restores_the_middle_of_an_epoch(make):
         next(iterator)
     assert loader.state_dict() == {"epoch": 5, "batch": 3}
     fresh.load_state_dict(loader.state_dict())
-    rest = [labels.tolist() for _, labels in iterator]
-    assert [labels.tolist() for _, labels in fresh] == rest
+    rest = [batch["labels"].tolist() for batch in iterator]
+    assert [batch["labels"].tolist() for batch in fresh] == rest
     assert fresh.state_dict() == {"epoch": 5, "batch": 6}
     assert read(fresh)[0] == read(loader)[0], "and the next epoch is whole"
 
@@ -163,23 +169,23 @@ def test_state_at_the_end_of_an_epoch_leads_to_the_next(make):
 
 @BOTH
 def test_last_partial_batch(make):
-    assert [len(labels) for _, labels in make()] == [8] * 6
-    assert [len(labels) for _, labels in make(drop_last=False)] == [8] * 6 + [5]
+    assert [len(batch["labels"]) for batch in make()] == [8] * 6
+    assert [len(batch["labels"]) for batch in make(drop_last=False)] == [8] * 6 + [5]
 
 
 @BOTH
 def test_evaluation_is_in_order_and_unchanged(make):
     loader = make(augment="none", training=False) if make is host_loader else make(training=False)
     batches = list(loader)
-    assert torch.equal(torch.cat([labels for _, labels in batches]), LABELS)
+    assert torch.equal(torch.cat([batch["labels"] for batch in batches]), LABELS)
     mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
-    torch.testing.assert_close(torch.cat([images for images, _ in batches]), (IMAGES / 255 - mean) / std)
+    torch.testing.assert_close(torch.cat([batch["images"] for batch in batches]), (IMAGES / 255 - mean) / std)
 
 
 @BOTH
 def test_processes_together_see_what_one_would(make):
-    single = [labels.tolist() for _, labels in make(batch_size=8)]
-    shares = [[labels.tolist() for _, labels in make(batch_size=4, rank=r, world=2)] for r in range(2)]
+    single = [batch["labels"].tolist() for batch in make(batch_size=8)]
+    shares = [[batch["labels"].tolist() for batch in make(batch_size=4, rank=r, world=2)] for r in range(2)]
     assert [sorted(a + b) for a, b in zip(*shares, strict=True)] == [sorted(batch) for batch in single]
 
 
@@ -198,7 +204,7 @@ def test_shares(world):
 
 @BOTH
 def test_channels_last_changes_the_layout_only(make):
-    (images, _), (strided, _) = next(iter(make(channels_last=True))), next(iter(make()))
+    images, strided = (next(iter(make(channels_last=flag)))["images"] for flag in (True, False))
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(images, strided)
 
@@ -229,7 +235,7 @@ def test_digits_are_the_same_for_everybody():
     assert data.fingerprint == again.fingerprint
     assert data.class_counts == sorted(data.class_counts, reverse=True)
     assert data.class_counts[0] / data.class_counts[-1] == pytest.approx(20, rel=0.1)
-    images, labels = next(iter(data.val_dataloader()))
+    images, labels = images_and_labels(next(iter(data.val_dataloader())))
     assert len(labels) == data.test_images
     assert images.shape[1:] == (3, 8, 8)
     assert abs(images.mean()) < 0.05
@@ -240,6 +246,6 @@ def test_digits_are_the_same_for_everybody():
 def test_training_and_test_digits_do_not_overlap():
     data = DigitsLT(imbalance=1)
     data.setup()
-    train, test = ({image.tobytes() for image in data._splits[part].images} for part in (True, False))
+    train, test = ({image.tobytes() for image in data._splits[part].images} for part in ("train", "val"))
     assert len(train & test) <= 2  # two digits of 64 coarse pixels may be equal by chance
     assert data.train_images + data.test_images == 1797

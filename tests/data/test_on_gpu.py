@@ -39,12 +39,10 @@ CASES = pytest.mark.parametrize(
 def test_cuda_augments_as_the_cpu_does(case):
     """One grey level (0.016 after normalisation) where float32 rounds differently before the cut to whole numbers."""
     different = total = 0
-    for (images, labels), (expected, expected_labels) in zip(
-        loader("cuda", **case), loader("cpu", **case), strict=True
-    ):
-        assert torch.equal(labels.cpu(), expected_labels)
-        different += ((images.cpu() - expected).abs() > 1e-4).sum().item()
-        total += expected.numel()
+    for batch, expected in zip(loader("cuda", **case), loader("cpu", **case), strict=True):
+        assert torch.equal(batch["labels"].cpu(), expected["labels"])
+        different += ((batch["images"].cpu() - expected["images"]).abs() > 1e-4).sum().item()
+        total += expected["images"].numel()
     assert different / total < 0.005
 
 
@@ -64,18 +62,18 @@ def test_an_epoch_never_waits_for_the_device(case):
 @CASES
 def test_an_epoch_read_again_is_the_same_bits(case):
     on_device = loader("cuda", **case)
-    first = [images for images, _ in on_device]
+    first = [batch["images"] for batch in on_device]
     on_device.set_epoch(0)
-    assert all(torch.equal(a, b) for a, b in zip(first, (images for images, _ in on_device), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, (batch["images"] for batch in on_device), strict=True))
 
 
 @CASES
 def test_tf32_does_not_move_pixels(case):
     before = torch.get_float32_matmul_precision()
-    exact = torch.cat([images for images, _ in loader("cuda", **case)])
+    exact = torch.cat([batch["images"] for batch in loader("cuda", **case)])
     torch.set_float32_matmul_precision("high")
     try:
-        fast = torch.cat([images for images, _ in loader("cuda", **case)])
+        fast = torch.cat([batch["images"] for batch in loader("cuda", **case)])
     finally:
         torch.set_float32_matmul_precision(before)
     assert torch.equal(exact, fast)
@@ -85,9 +83,9 @@ def test_detectors_samples_kept_on_the_device_make_the_same_batches_there(tmp_pa
     from lightning import Trainer
 
     from batchformer.data import CocoPanoptic
-    from batchformer.data.miniature import write
+    from batchformer.data.sets import write_miniature
 
-    root = str(write("coco-panoptic", tmp_path / "data"))
+    root = str(write_miniature("coco-panoptic", tmp_path / "data"))
     options = {"image_size": 32, "batch_size": 4, "limit_train": 8, "workers": 0, "augment": "none"}
     kept, plain = CocoPanoptic(root, **options, cache="device"), CocoPanoptic(root, **options)
     kept.trainer = plain.trainer = Trainer(accelerator="gpu", devices=1, logger=False, enable_checkpointing=False)

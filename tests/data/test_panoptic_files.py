@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from batchformer.data import CocoDetection, CocoPanoptic
-from batchformer.data.miniature import write
-from batchformer.data.panoptic_png import colours_of_ids, ids_of_colours, read_segment_ids, write_segment_ids
+from batchformer.data.sets import write_miniature
+from batchformer.data.sets.coco_panoptic import colours_of_ids, ids_of_colours, read_segment_ids, write_segment_ids
 from batchformer.errors import UserError
 from batchformer.metrics import CocoAP, PanopticQuality
 
@@ -20,7 +20,7 @@ TRAIN = "annotations/panoptic_train2017.json"
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    return write("coco-panoptic", tmp_path_factory.mktemp("panoptic") / "data")
+    return write_miniature("coco-panoptic", tmp_path_factory.mktemp("panoptic") / "data")
 
 
 @pytest.fixture

@@ -7,19 +7,17 @@ from PIL import Image
 from timm.data import auto_augment as theirs
 from torchvision.transforms.v2 import functional as F
 
-from batchformer.data.augment.colour import COLOUR_OPS
-from batchformer.data.augment.draws import RandDraw, draw_table
-from batchformer.data.augment.geometric import affine_bicubic
+from batchformer.data.augment.draws import RandAugmentDraw, draw_table, to_device
 from batchformer.data.augment.host import array_transform
-from batchformer.data.augment.packing import to_device
-from batchformer.data.augment.randaugment import (
+from batchformer.data.augment.operations import COLOUR_OPS, affine_bicubic
+from batchformer.data.augment.policies import (
     _MOVES,
     OPERATIONS,
     _values,
     magnitudes,
     plan_randaugment,
     randaugment,
-    strength,
+    randaugment_strength,
 )
 
 CPU = torch.device("cpu")
@@ -85,7 +83,7 @@ def test_strength_is_timms_argument(name, magnitude, monkeypatch):
         (expected,) = theirs.LEVEL_TO_ARG[NAMES[name]](magnitude, {})
         if name.startswith("Translate"):
             expected *= 20 if name.endswith("X") else 30  # timm's is a part of the side
-        assert strength(name, np.array([magnitude]), np.array([sign]), 30, 20) == pytest.approx([expected])
+        assert randaugment_strength(name, np.array([magnitude]), np.array([sign]), 30, 20) == pytest.approx([expected])
 
 
 def test_moves_along_one_direction_are_the_general_move():
@@ -99,8 +97,8 @@ def test_moves_along_one_direction_are_the_general_move():
 
 def test_batched_randaugment_is_timm_sample_by_sample(monkeypatch):
     images, draws = pictures(200, 16), draw_table(200, seed=2, epoch=1, purpose="randaugment")
-    first = (RandDraw.OPERATION_FIRST, RandDraw.CHANCE_FIRST, RandDraw.SIGN_FIRST)
-    second = (RandDraw.OPERATION_SECOND, RandDraw.CHANCE_SECOND, RandDraw.SIGN_SECOND)
+    first = (RandAugmentDraw.OPERATION_FIRST, RandAugmentDraw.CHANCE_FIRST, RandAugmentDraw.SIGN_FIRST)
+    second = (RandAugmentDraw.OPERATION_SECOND, RandAugmentDraw.CHANCE_SECOND, RandAugmentDraw.SIGN_SECOND)
     expected = []
     for image, row, levels in zip(images, draws, magnitudes(draws).T, strict=True):
         for (operation, chance, sign), level in zip((first, second), np.minimum(levels, 9.99), strict=True):

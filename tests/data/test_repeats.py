@@ -8,8 +8,9 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from batchformer.data import DeviceLoader, HostLoader
 from batchformer.data.augment import batched_augmentation
 from batchformer.data.augment.host import array_transform
-from batchformer.data.host_loader import ArraySamples
-from batchformer.data.order import epoch_order, training_share
+from batchformer.data.loading.epoch_loader import images_and_labels
+from batchformer.data.loading.order import epoch_order, training_share
+from batchformer.data.loading.samples import ArraySamples
 
 N, SIZE, REPEATS = 50, 12, 3
 MEAN = STD = (0.5, 0.5, 0.5)
@@ -67,8 +68,8 @@ def test_processes_share_the_order_as_timms_sampler_does(world, monkeypatch):
 @BOTH
 def test_an_image_is_augmented_anew_each_time(make):
     batches = list(make())
-    assert sum(len(labels) for _, labels in batches) == N // 12 * 12
-    images, labels = batches[0]
+    assert sum(len(batch["labels"]) for batch in batches) == N // 12 * 12
+    images, labels = images_and_labels(batches[0])
     assert labels.view(-1, REPEATS).unique(dim=1).shape == (4, 1)
     for first in range(0, 12, REPEATS):
         one, two, three = images[first : first + REPEATS]
@@ -81,22 +82,20 @@ def test_an_image_is_augmented_anew_each_time(make):
 def test_the_first_time_is_the_image_without_repeats(make):
     """Row 0 of the random numbers is the one a run without repeated augmentation uses."""
     batches = list(make(repeats=1, drop_last=False))
-    order = torch.cat([labels for _, labels in batches]).tolist()
-    plain = dict(zip(order, torch.cat([images for images, _ in batches]), strict=True))
-    images, labels = next(iter(make()))
+    order = torch.cat([batch["labels"] for batch in batches]).tolist()
+    plain = dict(zip(order, torch.cat([batch["images"] for batch in batches]), strict=True))
+    images, labels = images_and_labels(next(iter(make())))
     for image, label in zip(images[::REPEATS], labels[::REPEATS], strict=True):
         assert torch.equal(image, plain[int(label)])
 
 
 @BOTH
 def test_processes_together_see_what_one_would(make):
-    single = [(images, labels) for images, labels in make(batch_size=12)]
-    shares = [list(make(batch_size=6, rank=rank, world=2)) for rank in range(2)]
-    for (images, labels), (even, even_labels), (odd, odd_labels) in zip(single, *shares, strict=True):
-        assert torch.equal(labels[0::2], even_labels)
-        assert torch.equal(labels[1::2], odd_labels)
-        assert torch.equal(images[0::2], even)
-        assert torch.equal(images[1::2], odd)
+    shares = [make(batch_size=6, rank=rank, world=2) for rank in range(2)]
+    for single, even, odd in zip(make(batch_size=12), *shares, strict=True):
+        for name in ("images", "labels"):
+            assert torch.equal(single[name][0::2], even[name])
+            assert torch.equal(single[name][1::2], odd[name])
 
 
 @BOTH
@@ -108,13 +107,12 @@ def test_resumed_in_the_middle_of_an_epoch_it_goes_on(make):
     fresh.load_state_dict(loader.state_dict())
     rest, resumed = list(iterator), list(fresh)
     assert len(rest) == len(resumed) == 3
-    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(rest, resumed, strict=True))
+    assert all(torch.equal(a[name], b[name]) for a, b in zip(rest, resumed, strict=True) for name in a)
 
 
 def test_workers_change_nothing():
-    for (a, x), (b, y) in zip(host_loader(), host_loader(workers=2), strict=True):
-        assert torch.equal(a, b)
-        assert torch.equal(x, y)
+    for alone, helped in zip(host_loader(), host_loader(workers=2), strict=True):
+        assert all(torch.equal(alone[name], helped[name]) for name in ("images", "labels"))
 
 
 def test_timms_draws_leave_the_global_generators_alone():
@@ -127,4 +125,4 @@ def test_timms_draws_leave_the_global_generators_alone():
 
 @BOTH
 def test_evaluation_reads_each_image_once(make):
-    assert torch.equal(torch.cat([labels for _, labels in make(training=False)]), LABELS)
+    assert torch.equal(torch.cat([batch["labels"] for batch in make(training=False)]), LABELS)

@@ -10,8 +10,7 @@ from torchvision.transforms import RandomResizedCrop as Reference
 from torchvision.transforms.v2 import functional as F
 
 from batchformer.data.augment.draws import draw_table
-from batchformer.data.augment.regions import crop_rectangles
-from batchformer.data.augment.resample import _weights, resize, resized_crop
+from batchformer.data.augment.resample import _weights, crop_rectangles, resize, resized_crop
 from tests.interpreter import interpreted
 
 BICUBIC = InterpolationMode.BICUBIC

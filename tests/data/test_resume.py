@@ -20,7 +20,7 @@ class Recorder(L.LightningModule):
         self.seen = []
 
     def training_step(self, batch, batch_idx):
-        images, labels = batch
+        images, labels = batch["images"], batch["labels"]
         self.seen.append((self.current_epoch, batch_idx, labels.tolist(), round(images.double().abs().sum().item(), 3)))
         return torch.nn.functional.cross_entropy(self.layer(images.flatten(1)), labels)
 
@@ -109,5 +109,5 @@ def test_without_lightning_the_data_module_restores_its_loader():
     iterator = iter(first.train_dataloader())
     next(iterator)
     second.load_state_dict(first.state_dict())
-    rest = [labels.tolist() for _, labels in iterator]
-    assert [labels.tolist() for _, labels in second.train_dataloader()] == rest
+    rest = [batch["labels"].tolist() for batch in iterator]
+    assert [batch["labels"].tolist() for batch in second.train_dataloader()] == rest

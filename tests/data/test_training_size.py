@@ -7,7 +7,9 @@ from torchvision.transforms import v2
 
 from batchformer.data import CIFAR10, CIFAR100, CIFAR100LT, DeviceLoader, ImageFolders
 from batchformer.data.augment import batched_augmentation
-from batchformer.data.miniature import picture, write
+from batchformer.data.loading.epoch_loader import images_and_labels
+from batchformer.data.sets import write_miniature
+from batchformer.data.sets.miniature import picture
 from batchformer.errors import UserError
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
@@ -18,7 +20,7 @@ AUGMENTATIONS = ("none", "crop-flip", "autoaugment-cutout", "resized-crop", "ran
 
 @pytest.fixture(scope="module")
 def root10(tmp_path_factory):
-    return str(write("cifar10", tmp_path_factory.mktemp("data") / "cifar10"))
+    return str(write_miniature("cifar10", tmp_path_factory.mktemp("data") / "cifar10"))
 
 
 def device_loader(augment, size, erase_prob=0.0, **options):
@@ -30,8 +32,8 @@ def device_loader(augment, size, erase_prob=0.0, **options):
 
 def by_sample(loader):
     batches = list(loader)
-    labels = torch.cat([labels for _, labels in batches])
-    return dict(zip(labels.tolist(), torch.cat([images for images, _ in batches]), strict=True))
+    labels = torch.cat([batch["labels"] for batch in batches])
+    return dict(zip(labels.tolist(), torch.cat([batch["images"] for batch in batches]), strict=True))
 
 
 @pytest.mark.parametrize("size", [NATIVE, 24, 10])
@@ -60,7 +62,8 @@ def test_device_and_host_evaluate_alike(root10, augment, size):
     """Within two grey levels, 0.04 after normalisation, where bytes are interpolated; the same bits where not."""
     options = {"augment": augment, "image_size": size, "eval_batch_size": 50}
     on_device, on_host = (CIFAR10(root10, on_device=place, **options) for place in ("auto", False))
-    for (ours, labels), (theirs, same) in zip(on_device.val_dataloader(), on_host.val_dataloader(), strict=True):
+    for batch, other in zip(on_device.val_dataloader(), on_host.val_dataloader(), strict=True):
+        (ours, labels), (theirs, same) = images_and_labels(batch), images_and_labels(other)
         assert torch.equal(labels, same)
         assert ours.shape == theirs.shape == (50, 3, size, size)
         difference = (ours - theirs).abs()
@@ -84,7 +87,7 @@ def test_device_and_host_train_on_images_of_one_distribution(root10, augment, si
     """Other random numbers, the same recipe: over 740 images colour, spread and the erased part agree."""
     options = {"augment": augment, "image_size": size, "batch_size": 740, "erase_prob": 0.3, "drop_last": False}
     batches = [next(iter(CIFAR10(root10, on_device=place, **options).train_dataloader())) for place in ("auto", False)]
-    (ours, labels), (theirs, same) = batches
+    (ours, labels), (theirs, same) = map(images_and_labels, batches)
     assert torch.equal(labels, same)
     assert ours.shape == theirs.shape == (740, 3, size, size)
     torch.testing.assert_close(ours.mean((0, 2, 3)), theirs.mean((0, 2, 3)), atol=0.12, rtol=0)
@@ -108,8 +111,8 @@ def test_statistics_are_the_data_sets_or_imagenets(root10):
     own, imagenet = CIFAR10(root10), CIFAR10(root10, statistics="imagenet")
     assert own.mean == CIFAR100LT.mean
     assert imagenet.mean == (0.485, 0.456, 0.406)
-    image = next(iter(imagenet.val_dataloader()))[0][0]
-    raw = torch.from_numpy(imagenet._splits[False].images[0]) / 255
+    image = next(iter(imagenet.val_dataloader()))["images"][0]
+    raw = torch.from_numpy(imagenet._splits["val"].images[0]) / 255
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (imagenet.mean, imagenet.std))
     torch.testing.assert_close(image, (raw - mean) / std)
 
@@ -117,8 +120,8 @@ def test_statistics_are_the_data_sets_or_imagenets(root10):
 @pytest.mark.parametrize("size", [32, 48])
 def test_predict_transform_is_what_evaluation_sees(root10, size):
     data = CIFAR10(root10, image_size=size, augment="randaugment", on_device=False)
-    image = next(iter(data.val_dataloader()))[0][3]
-    own = Image.fromarray(data._splits[False].images[3].transpose(1, 2, 0))
+    image = next(iter(data.val_dataloader()))["images"][3]
+    own = Image.fromarray(data._splits["val"].images[3].transpose(1, 2, 0))
     torch.testing.assert_close(data.predict_transform(own), image)
     assert data.predict_transform(own.resize((90, 70)).convert("L")).shape == (3, size, size)
 
@@ -126,7 +129,7 @@ def test_predict_transform_is_what_evaluation_sees(root10, size):
 def test_all_images_are_taken_and_tailed_ones_not(root10):
     data = CIFAR10(root10)
     data.setup()
-    assert data.train_images == len(data._splits[True].labels) == sum(data.class_counts)
+    assert data.train_images == len(data._splits["train"].labels) == sum(data.class_counts)
     assert data.class_names[0] == "class_0"
     assert data.image_size == 32
 

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from batchformer.data import VocDetection
-from batchformer.data.miniature import write
-from batchformer.data.voc import VOC_CLASSES
+from batchformer.data.sets import write_miniature
+from batchformer.data.sets.voc import VOC_CLASSES
 from batchformer.errors import UserError
 
 SMALL = {"image_size": 48, "batch_size": 4, "workers": 0}
@@ -15,7 +15,7 @@ SMALL = {"image_size": 48, "batch_size": 4, "workers": 0}
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    return write("voc", tmp_path_factory.mktemp("voc") / "data")
+    return write_miniature("voc", tmp_path_factory.mktemp("voc") / "data")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from batchformer.data import DigitsLT, HostLoader
 from batchformer.data.augment.host import array_transform
-from batchformer.data.host_loader import ArraySamples
+from batchformer.data.loading.samples import ArraySamples
 
 
 def loader(**options: Any) -> HostLoader:
@@ -60,7 +60,7 @@ class Tiny(lightning.LightningModule):
         self.head, self.fails = nn.Linear(3 * 8 * 8, 2), fails
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        return nn.functional.cross_entropy(self.head(batch[0].flatten(1)), batch[1])
+        return nn.functional.cross_entropy(self.head(batch["images"].flatten(1)), batch["labels"])
 
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
         pass

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from batchformer.data import CocoDetection
-from batchformer.data.miniature import write
+from batchformer.data.sets import write_miniature
 from batchformer.metrics.coco_ap import AP_NAMES, CocoAP, coco_results
 
 from .coco_scenes import REAL, judged, needs_real_data
@@ -40,7 +40,7 @@ def compare(root, labels, image_size):
 
 @pytest.mark.parametrize("labels", ["contiguous", "official"])
 def test_a_miniature_gives_the_numbers_of_pycocotools(labels, tmp_path):
-    compare(write("coco", tmp_path / "coco"), labels, 48)
+    compare(write_miniature("coco", tmp_path / "coco"), labels, 48)
 
 
 @needs_real_data

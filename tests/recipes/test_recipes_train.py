@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from batchformer.cli import main, recipe_cli
 from batchformer.cli.recipe_cli import RecipeCLI
-from batchformer.data import miniature
+from batchformer.data.sets import miniature_names, write_miniature
 from batchformer.metrics.measures import measures_of, primary_of, with_current_names
 from batchformer.recipes import GROUPS, about, find_recipe, merge, read_recipe, recipe_groups, recipe_names, recipe_text
 
@@ -92,7 +92,7 @@ def data_roots(tmp_path_factory):
 
     def root(needs):
         if needs not in made:
-            made[needs] = miniature.write(needs, tmp_path_factory.mktemp(needs) / "data")
+            made[needs] = write_miniature(needs, tmp_path_factory.mktemp(needs) / "data")
         return made[needs]
 
     return root
@@ -142,7 +142,7 @@ def test_a_recipe_describes_itself_and_says_how_to_run_it(name):
     assert read_recipe(find_recipe(name)[1])["about"]["title"] == described.title
     assert len(described.title) < 120
     assert described.group in GROUPS
-    assert described.needs is None or described.needs in miniature.NAMES
+    assert described.needs is None or described.needs in miniature_names()
     comment = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
     assert any(f"batchformer fit {name}" in line for line in comment)
 

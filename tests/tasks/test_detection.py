@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import batchformer as bf
-from batchformer.data import CocoDetection, miniature
+from batchformer.data import CocoDetection
+from batchformer.data.sets import write_miniature
 from batchformer.errors import NonFiniteLoss, UserError
 from batchformer.metrics import CocoAP
 from batchformer.models import DETECTORS, create_detector
@@ -33,7 +34,7 @@ def task_of(detector="detr", **options):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return str(miniature.write("coco", tmp_path_factory.mktemp("mini") / "coco"))
+    return str(write_miniature("coco", tmp_path_factory.mktemp("mini") / "coco"))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from batchformer.training.task import as_batch
+from batchformer.data.loading.epoch_loader import as_batch
 
 HEALTH_IMAGES = 128
 

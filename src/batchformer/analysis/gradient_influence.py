@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from batchformer.analysis.recorded_forward import attachment_or_error
 from batchformer.attach.contexts import Mode, evaluating, set_mode, untouched
+from batchformer.data.loading.epoch_loader import images_and_labels
 from batchformer.errors import UserError
 from batchformer.nn.streams import plain_count, repeat_targets
 
@@ -53,7 +54,7 @@ def gradient_influence(
 
     Args:
         net, attachment: the attached model and its handle; the first insertion point and its first classifier are used.
-        loader: test batches `(images, labels)`.
+        loader: test batches, dicts of `images` and `labels` or pairs.
         wrt: "features" (what enters the module; costs about one forward and backward of the module per sample and
             nothing of the backbone beyond one forward) or "images" (the pixels, as eq. 3 writes it; costs one backward
             of the whole backbone over the batch *per sample*: bound it with `max_batches`).
@@ -167,7 +168,8 @@ def _batches(
     if wrt not in ("features", "images"):
         raise UserError(f"wrt={wrt!r} is not known: say 'features' or 'images'.")
     samples, labels = [], []
-    for index, (images, targets) in enumerate(loader):
+    for index, batch in enumerate(loader):
+        images, targets = images_and_labels(batch)
         if max_batches is not None and index >= max_batches:
             break
         with torch.no_grad():

@@ -8,24 +8,11 @@ from batchformer.errors import UserError
 from batchformer.recipes import find_recipe
 
 HELP = """
-batchformer data                              the data sets, their layouts, and which recipes use them
+batchformer data                              the data sets and the layouts of their folders
 batchformer data RECIPE [--data-root DIR]     look at the data of a recipe: classes, images, many / medium / few
 batchformer data miniature NAME DEST          write a tiny data set in the official layout, to try a recipe out
 """
-LAYOUTS = """\
-digits        embedded (scikit-learn), no files needed                        digits-lt, vit-digits
-cifar100      DIR/cifar-100-python/{train,test,meta}                          cifar100-lt-*, deit-*-cifar100-*, vit-...
-cifar10       DIR/cifar-10-batches-py/{data_batch_1..5,test_batch,...}        cifar10-lt-100
-tiny-imagenet DIR/train/<wnid>/images/, DIR/val/images/, wnids.txt, ...       deit-s-tiny-imagenet*
-imagenet      DIR/train/<wnid>/*.JPEG, DIR/val/<wnid>/*.JPEG                  deit-*-imagenet, resnet50-imagenet
-imagenet-lt   DIR/{train,val}/..., ImageNet_LT_train.txt, ImageNet_LT_test.txt    imagenet-lt-*, deit-s-imagenet-lt-*
-places-lt     DIR/{data_256,test_256}/..., Places_LT_train.txt, Places_LT_test.txt    places-lt
-inaturalist18 DIR/train_val2018/..., iNaturalist18_train.txt, iNaturalist18_val.txt   inaturalist18
-folder        DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg                  folder-lt
-coco          DIR/{train,val}2017/*.jpg, annotations/instances_{train,val}2017.json   *-coco*, coco128-*
-coco-panoptic the same, panoptic_{train,val}2017/*.png and their .json        *panoptic*
-voc           DIR/{JPEGImages,Annotations,ImageSets/Main}/...                 any of them, with data VocDetection
-
+FOOTNOTE = """\
 DIR is --data-root (default: data, in the current folder). CIFAR can be fetched: --data.download true
 Look at one:  batchformer data cifar100-lt-100 --data-root DIR
 No data yet?  batchformer data miniature cifar100 DIR     a tiny generated set in the same layout"""
@@ -35,7 +22,7 @@ def run(args: list[str]) -> int:
     given = read_arguments(args, [Option("data-root")], recipe_keys=True)
     words = given.positional
     if not words:
-        print(LAYOUTS)
+        print(f"{layout_table()}\n\n{FOOTNOTE}")
     elif words[0] == "miniature":
         _miniature(words[1:])
     elif len(words) == 1:
@@ -45,12 +32,22 @@ def run(args: list[str]) -> int:
     return 0
 
 
+def layout_table() -> str:
+    """A data set a line, its name and the layout of its folder."""
+    from batchformer.data.sets import layouts
+
+    texts = layouts()
+    width = max(len(name) for name in texts) + 1
+    indented = "\n" + " " * width
+    return "\n".join(f"{name:{width}}{indented.join(text.splitlines())}" for name, text in texts.items())
+
+
 def _miniature(words: list[str]) -> None:
     if len(words) != 2:
         raise UserError("miniature needs a name and a folder: batchformer data miniature cifar100 DIR")
-    from batchformer.data.miniature import write
+    from batchformer.data.sets import write_miniature
 
-    print(f"{write(*words)}: a tiny {words[0]} in its official layout; use it with --data-root {words[1]}")
+    print(f"{write_miniature(*words)}: a tiny {words[0]} in its official layout; use it with --data-root {words[1]}")
 
 
 def _describe(recipe: str, overrides: list[tuple[str, str]]) -> None:

@@ -15,6 +15,7 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from batchformer.cli.mistakes import in_one_line
+from batchformer.data.sets import import_all
 from batchformer.errors import UserError, did_you_mean
 from batchformer.recipes import read_recipe
 from batchformer.runs.options import RunOptions, current_key, with_current_keys
@@ -107,6 +108,7 @@ class TaskCLI(LightningCLI):
     """The parser of one task: built once, then any number of its recipes parsed and instantiated with it."""
 
     def __init__(self, task: type[Task]) -> None:
+        import_all()
         super().__init__(
             task,
             task.data_class,

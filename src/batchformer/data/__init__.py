@@ -1,35 +1,88 @@
-"""Data sets in their official layouts, of images with a label or with boxes: each a LightningDataModule."""
+"""Data sets in their official layouts, of images with a label or with boxes: each a LightningDataModule.
 
-from batchformer.data.base import ClassificationData, LongTailedData
-from batchformer.data.cifar import CIFAR10, CIFAR10LT, CIFAR100, CIFAR100LT
-from batchformer.data.coco import CocoDetection
-from batchformer.data.detection import DetectionData
-from batchformer.data.device_loader import DeviceLoader
-from batchformer.data.digits import DigitsLT
-from batchformer.data.folders import ImageFolders
-from batchformer.data.host_loader import HostLoader
-from batchformer.data.imagenet import ImageNet
-from batchformer.data.list_files import ListFiles
-from batchformer.data.panoptic import CocoPanoptic
-from batchformer.data.tiny_imagenet import TinyImageNet
-from batchformer.data.voc import VocDetection
+What needs torch is imported when it is asked for: `batchformer data` lists the layouts without it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchformer.data.info import DataInfo
+    from batchformer.data.loading.data_module import DataModule
+    from batchformer.data.loading.device_loader import DeviceLoader
+    from batchformer.data.loading.epoch_loader import EpochLoader, JoinedLoader
+    from batchformer.data.loading.host_loader import HostLoader
+    from batchformer.data.sets.arrays import ArrayData, FeatureData
+    from batchformer.data.sets.cifar import CIFAR10, CIFAR10LT, CIFAR100, CIFAR100LT
+    from batchformer.data.sets.classification import ClassificationData, LongTailedData
+    from batchformer.data.sets.coco import CocoDetection
+    from batchformer.data.sets.coco_panoptic import CocoPanoptic
+    from batchformer.data.sets.detection import DetectionData
+    from batchformer.data.sets.digits import DigitsLT
+    from batchformer.data.sets.files import FileData
+    from batchformer.data.sets.folder import ImageFolders
+    from batchformer.data.sets.imagenet import ImageNet
+    from batchformer.data.sets.list_files import ListFiles
+    from batchformer.data.sets.tiny_imagenet import TinyImageNet
+    from batchformer.data.sets.voc import VocDetection
+
+_HOME = {
+    "info": ("DataInfo",),
+    "loading.data_module": ("DataModule",),
+    "loading.device_loader": ("DeviceLoader",),
+    "loading.epoch_loader": ("EpochLoader", "JoinedLoader"),
+    "loading.host_loader": ("HostLoader",),
+    "sets.arrays": ("ArrayData", "FeatureData"),
+    "sets.cifar": ("CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT"),
+    "sets.classification": ("ClassificationData", "LongTailedData"),
+    "sets.coco": ("CocoDetection",),
+    "sets.coco_panoptic": ("CocoPanoptic",),
+    "sets.detection": ("DetectionData",),
+    "sets.digits": ("DigitsLT",),
+    "sets.files": ("FileData",),
+    "sets.folder": ("ImageFolders",),
+    "sets.imagenet": ("ImageNet",),
+    "sets.list_files": ("ListFiles",),
+    "sets.tiny_imagenet": ("TinyImageNet",),
+    "sets.voc": ("VocDetection",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "CIFAR10",
     "CIFAR10LT",
     "CIFAR100",
     "CIFAR100LT",
+    "ArrayData",
     "ClassificationData",
     "CocoDetection",
     "CocoPanoptic",
+    "DataInfo",
+    "DataModule",
     "DetectionData",
     "DeviceLoader",
     "DigitsLT",
+    "EpochLoader",
+    "FeatureData",
+    "FileData",
     "HostLoader",
     "ImageFolders",
     "ImageNet",
+    "JoinedLoader",
     "ListFiles",
     "LongTailedData",
     "TinyImageNet",
     "VocDetection",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,8 +9,8 @@ import lightning.pytorch as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from batchformer.data.loading.epoch_loader import samples_in
 from batchformer.metrics.measures import with_current_names
-from batchformer.training.task import samples_in
 
 STREAMS = ("plain", "related")
 

@@ -32,6 +32,8 @@ _CAME_LATER = {
     "model.batchformer.backend": "auto",
     "model.batchformer.memory": "fast",
     "data.init_args.repeat": 1,
+    "data.init_args.views": 1,
+    "data.init_args.index": False,
     "run.init_from": {},
 }
 

@@ -17,12 +17,13 @@ import batchformer as bf
 from batchformer.data import ClassificationData
 from batchformer.data.images import open_image
 from batchformer.data.info import DataInfo
+from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.errors import UserError
 from batchformer.files import refuse_unwritable, write_text
 from batchformer.metrics import ShotAccuracy
 from batchformer.models.create import OWN
 from batchformer.training.network_task import NetworkTask
-from batchformer.training.task import Batch, as_batch
+from batchformer.training.task import Batch
 
 _BATCH = 64
 

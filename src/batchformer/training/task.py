@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.data.info import DataInfo
+from batchformer.data.loading.epoch_loader import as_batch, samples_in
 from batchformer.errors import UserError
 from batchformer.metrics.measures import Measure
 from batchformer.training.captured_step import CapturedStep, align_step_counts, count_step
@@ -394,20 +395,3 @@ class Task(L.LightningModule):
         data = {"classes": [str(label) for label in range(saved.pop("num_classes"))], "class_counts": counts}
         data |= {name: saved.pop(name) for name in ("category_ids", "is_thing") if name in saved}
         return {**saved, "data": data}
-
-
-def as_batch(batch: Any) -> Batch:
-    """A batch as a dict; a pair, as most loaders of other libraries give it, is images and labels."""
-    if isinstance(batch, Mapping):
-        return dict(batch)
-    if isinstance(batch, Sequence) and len(batch) == 2:
-        return {"images": batch[0], "labels": batch[1]}
-    raise UserError(f"a batch must be a dict, or a pair of images and labels, got {type(batch).__name__}.")
-
-
-def samples_in(batch: Any) -> int:
-    """How many samples a batch has: the length of its first tensor; of several sets, that of the first."""
-    if isinstance(batch, Tensor):
-        return len(batch)
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    return samples_in(next(part for part in parts if isinstance(part, Tensor | Mapping | list | tuple)))

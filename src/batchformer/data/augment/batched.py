@@ -7,25 +7,12 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from batchformer.data.augment.autoaugment import autoaugment, plan_autoaugment
-from batchformer.data.augment.crop_flip import crop_flip
-from batchformer.data.augment.cutout import cutout
-from batchformer.data.augment.draws import Draw, choose
-from batchformer.data.augment.erasing import erase, plan_erasing
-from batchformer.data.augment.randaugment import plan_randaugment, randaugment
-from batchformer.data.augment.regions import crop_rectangles
-from batchformer.data.augment.resample import resize, resized_crop
+from batchformer.data.augment.crop_erase import crop_flip, cutout, erase, plan_erasing
+from batchformer.data.augment.draws import AugmentDraw, uniform_integers
+from batchformer.data.augment.options import SMALLEST_AREA, evaluation_size
+from batchformer.data.augment.policies import autoaugment, plan_autoaugment, plan_randaugment, randaugment
+from batchformer.data.augment.resample import crop_rectangles, resize, resized_crop
 from batchformer.errors import UserError
-
-RANDAUGMENT = "rand-m9-mstd0.5-inc1"
-ERASE = "pixel"
-# augmentations that train on resized regions of an image, and the smallest part of its area they take
-SMALLEST_AREA = {"randaugment": 0.08, "resized-crop": 0.05}
-
-
-def evaluation_size(name: str, size: int) -> int:
-    """The size of which evaluation takes the centre of `size`: 256 / 224 of it where training crops regions."""
-    return round(size * 256 / 224) if name in SMALLEST_AREA else size
 
 
 @dataclass(frozen=True)
@@ -77,16 +64,18 @@ class BatchedAugmentation:
         plan: dict[str, np.ndarray] = {}
         if self.pad or self.flip:
             basic = draws["augment"]
-            plan["flip"] = choose(basic[:, Draw.FLIP], 2) if self.flip else np.zeros(len(basic), np.int64)
-            plan["row"] = choose(basic[:, Draw.ROW], 2 * self.pad + 1)
-            plan["column"] = choose(basic[:, Draw.COLUMN], 2 * self.pad + 1)
+            plan["flip"] = (
+                uniform_integers(basic[:, AugmentDraw.FLIP], 2) if self.flip else np.zeros(len(basic), np.int64)
+            )
+            plan["row"] = uniform_integers(basic[:, AugmentDraw.ROW], 2 * self.pad + 1)
+            plan["column"] = uniform_integers(basic[:, AugmentDraw.COLUMN], 2 * self.pad + 1)
         if self.area is not None:
             plan["region"] = np.stack(crop_rectangles(draws["crop"], height, width, (self.area, 1.0)), axis=1)
         if self.autoaugment:
             plan |= plan_autoaugment(draws["augment"], height, width)
         if self.hole:
-            plan["hole_row"] = choose(draws["augment"][:, Draw.HOLE_ROW], height)
-            plan["hole_column"] = choose(draws["augment"][:, Draw.HOLE_COLUMN], width)
+            plan["hole_row"] = uniform_integers(draws["augment"][:, AugmentDraw.HOLE_ROW], height)
+            plan["hole_column"] = uniform_integers(draws["augment"][:, AugmentDraw.HOLE_COLUMN], width)
         if self.randaugment:
             plan |= plan_randaugment(draws["randaugment"], *self.output_size(height, width))
         if self.erase_prob:

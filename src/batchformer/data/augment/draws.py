@@ -1,15 +1,26 @@
-"""The random numbers of one epoch: one table per purpose, one row per slot (see `batchformer.data.order`)."""
+"""The random numbers of one epoch, and how what follows from them reaches the device.
 
+One table per purpose, one row per slot (see `batchformer.data.loading.order`). The tables live on the host, so the
+samples an operation applies to are known there: each operation touches only those (`apply_groups`), without asking the
+device anything, and what is to be done travels to the device in one copy (`to_device`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 
 import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
 
-from batchformer.data.seeds import generator
+from batchformer.data.loading.order import generator
 
+_ALIGNMENT = 16
+_DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
 ATTEMPTS = 10  # regions torchvision and timm draw before they give up finding one that fits
 
 
-class Draw(IntEnum):
+class AugmentDraw(IntEnum):
     """Crop, flip, AutoAugment, Cutout. Reordering or adding columns changes every augmentation of every run."""
 
     ROW = 0
@@ -24,7 +35,7 @@ class Draw(IntEnum):
     HOLE_COLUMN = 9
 
 
-class RandDraw(IntEnum):
+class RandAugmentDraw(IntEnum):
     """RandAugment: two operations, each done or not, their directions; two numbers make two normal ones."""
 
     OPERATION_FIRST = 0
@@ -49,20 +60,80 @@ class RegionDraw(IntEnum):
     END = 4 + 2 * ATTEMPTS
 
 
-COLUMNS = {"augment": len(Draw), "randaugment": len(RandDraw), "crop": RegionDraw.END, "erase": RegionDraw.END}
+COLUMNS = {
+    "augment": len(AugmentDraw),
+    "randaugment": len(RandAugmentDraw),
+    "crop": RegionDraw.END,
+    "erase": RegionDraw.END,
+}
 
 
-def draw_table(samples: int, seed: int, epoch: int, purpose: str = "augment", repeats: int = 1) -> np.ndarray:
+def draw_table(
+    samples: int, seed: int, epoch: int, purpose: str = "augment", repeats: int = 1, view: int = 0
+) -> np.ndarray:
     """Uniform numbers in [0, 1), (repeats * samples, columns): row `repeat * samples + i` belongs to sample i.
 
-    Drawn for the whole data set, so that a sample's augmentation depends on (seed, epoch, index, repeat) and on nothing
-    else: not on the batch size, the chunk, the process or the batch at which a run was resumed.
+    Drawn for the whole data set, so that a sample's augmentation depends on (seed, epoch, index, repeat, view) and on
+    nothing else: not on the batch size, the chunk, the process or the batch at which a run was resumed.
     """
-    keys = [(purpose, repeat) if repeat else (purpose,) for repeat in range(repeats)]
+    further = ("view", view) if view else ()
+    keys = [(purpose, repeat, *further) if repeat or view else (purpose,) for repeat in range(repeats)]
     tables = [generator(seed, epoch, *key).random((samples, COLUMNS[purpose])) for key in keys]
     return tables[0] if repeats == 1 else np.concatenate(tables)
 
 
-def choose(uniform: np.ndarray, choices: int | np.ndarray) -> np.ndarray:
+def uniform_integers(uniform: np.ndarray, choices: int | np.ndarray) -> np.ndarray:
     """Whole numbers 0 .. choices - 1, uniformly."""
     return (uniform * choices).astype(np.int64)
+
+
+def split_by_group(
+    group: Int[np.ndarray, " n"], names: Sequence[str]
+) -> Iterator[tuple[str, Int[np.ndarray, " members"]]]:
+    """The name of every group that has a member, and its members in ascending order."""
+    order = np.argsort(group, kind="stable")
+    bounds = np.searchsorted(group[order], np.arange(len(names) + 1))
+    for name, first, last in zip(names, bounds[:-1], bounds[1:], strict=True):
+        if first < last:
+            yield name, order[first:last]
+
+
+def apply_groups(
+    images: UInt8[Tensor, "n 3 height width"],
+    plan: dict[str, Tensor],
+    prefix: str,
+    operation: Callable[[str, Tensor, Tensor], Tensor],
+) -> UInt8[Tensor, "n 3 height width"]:
+    """`operation(name, chosen images, values)` for every "<prefix>/<step>/<name>/index" of the plan and its "value".
+
+    In the order of the plan, so first steps come before second ones. Changes `images` in place and returns it.
+    """
+    for key, index in plan.items():
+        if not (key.startswith(f"{prefix}/") and key.endswith("/index")):
+            continue
+        value = plan[key.removesuffix("index") + "value"]
+        changed = operation(key.split("/")[2], images.index_select(0, index), value)
+        images.index_copy_(0, index, changed)
+    return images
+
+
+def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+    """int64 and float32 arrays laid end to end in one (on CUDA: pinned) buffer, copied once, seen as views of it.
+
+    A copy of its own for each array would cost more than the augmentation; the copy is asynchronous, so the host
+    goes on while the device is still busy with earlier steps.
+    """
+    offsets, total = {}, 0
+    for name, array in arrays.items():
+        offsets[name] = total
+        total += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    buffer = torch.empty(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    host = buffer.numpy()
+    for name, array in arrays.items():
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        host[offsets[name] : offsets[name] + array.nbytes] = flat
+    copied = buffer.to(device, non_blocking=True)
+    return {
+        name: copied[offsets[name] : offsets[name] + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
+        for name, array in arrays.items()
+    }

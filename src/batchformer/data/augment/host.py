@@ -14,16 +14,16 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
-from batchformer.data.augment.batched import ERASE, RANDAUGMENT, SMALLEST_AREA, batched_augmentation, evaluation_size
-from batchformer.data.augment.cutout import cutout
-from batchformer.data.names import Statistics
+from batchformer.data.augment.batched import batched_augmentation
+from batchformer.data.augment.crop_erase import cutout
+from batchformer.data.augment.options import ERASE, RANDAUGMENT, SMALLEST_AREA, Statistics, evaluation_size
 from batchformer.errors import UserError
 
 FILE_AUGMENTATIONS = ("none", "imagenet", "imagenet-lt", "inaturalist", *SMALLEST_AREA)
 
 
 class Cutout(torch.nn.Module):
-    """`augment.cutout` for one (3, H, W) image of bytes, centre from torch's generator."""
+    """`cutout` for one (3, H, W) image of bytes, centre from torch's generator."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -172,7 +172,7 @@ class SegmentWriter:
         import numpy as np
 
         from batchformer.analysis.object_drawing import draw_segments
-        from batchformer.data.panoptic_png import write_segment_ids
+        from batchformer.data.sets.coco_panoptic import write_segment_ids
 
         ids, infos = objects["segmentation"], objects["segments_info"]
         (self.out / SEGMENTS).mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import batchformer as bf
 from batchformer.data import DetectionData
 from batchformer.data.info import DataInfo
-from batchformer.data.order import check_batches
+from batchformer.data.loading.order import check_batches
 from batchformer.errors import NonFiniteLoss, UserError
 from batchformer.metrics import CocoAP
 from batchformer.metrics.coco_ap import AP_NAMES

@@ -1,0 +1,37 @@
+"""The names augmentations and statistics go by in recipes, and the numbers their implementations share.
+
+What each augmentation does: `augment.batched` (on the device) and `augment.host`.
+"""
+
+from typing import Literal
+
+from batchformer.errors import UserError
+
+ArrayAugmentation = Literal["none", "crop-flip", "autoaugment-cutout", "resized-crop", "randaugment"]
+FileAugmentation = Literal["none", "imagenet", "imagenet-lt", "inaturalist", "resized-crop", "randaugment"]
+Statistics = tuple[float, float, float]
+
+IMAGENET_MEAN: Statistics = (0.485, 0.456, 0.406)
+IMAGENET_STD: Statistics = (0.229, 0.224, 0.225)
+
+RANDAUGMENT = "rand-m9-mstd0.5-inc1"
+ERASE = "pixel"
+# augmentations that train on resized regions of an image, and the smallest part of its area they take
+SMALLEST_AREA = {"randaugment": 0.08, "resized-crop": 0.05}
+
+
+def evaluation_size(name: str, size: int) -> int:
+    """The size of which evaluation takes the centre of `size`: 256 / 224 of it where training crops regions."""
+    return round(size * 256 / 224) if name in SMALLEST_AREA else size
+
+
+def check_image_options(image_size: int, erase_prob: float) -> None:
+    if image_size < 1:
+        raise UserError(f"data.image_size must be at least 1, got {image_size}.")
+    if not 0 <= erase_prob <= 1:
+        raise UserError(f"data.erase_prob is a probability from 0 to 1, got {erase_prob}.")
+
+
+def check_statistics(std: Statistics) -> None:
+    if min(std) <= 0:
+        raise UserError(f"data.std, which images are divided by, must be above 0 in every channel, got {list(std)}.")

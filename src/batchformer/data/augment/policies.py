@@ -1,0 +1,252 @@
+"""AutoAugment and RandAugment for a whole chunk of images.
+
+AutoAugment (Cubuk et al., 2019), the policy for CIFAR-10: the paper searched 25 sub-policies, each two operations with
+a probability and a magnitude from 0 to 9. The operations and their ranges are those of
+`torchvision.transforms.v2.AutoAugment(AutoAugmentPolicy.CIFAR10)`, with the grey fill 128 of the code released with
+Balanced Softmax. A test compares the table with torchvision's entry by entry.
+
+RandAugment (Cubuk et al., 2020) as DeiT uses it, timm's `rand-m9-mstd0.5-inc1`: two operations, drawn from 15 with
+replacement, each done with probability 1/2, at a magnitude from a normal distribution around 9 with deviation 0.5, cut
+to 0 .. 10. "inc1" chooses the scales on which a larger magnitude always changes the image more. The paper has 14
+operations (identity among them, no SolarizeAdd, no Invert) and one fixed magnitude. Geometric operations interpolate
+bicubically and fill with the mean colour, as timm's transform does when it is made for bicubic training.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from batchformer.data.augment.draws import AugmentDraw, RandAugmentDraw, apply_groups, split_by_group, uniform_integers
+from batchformer.data.augment.operations import COLOUR_OPS, affine, affine_bicubic, inverse_matrices
+
+Step = tuple[str, float, int | None]
+
+CIFAR10_POLICY: tuple[tuple[Step, Step], ...] = (
+    (("Invert", 0.1, None), ("Contrast", 0.2, 6)),
+    (("Rotate", 0.7, 2), ("TranslateX", 0.3, 9)),
+    (("Sharpness", 0.8, 1), ("Sharpness", 0.9, 3)),
+    (("ShearY", 0.5, 8), ("TranslateY", 0.7, 9)),
+    (("AutoContrast", 0.5, None), ("Equalize", 0.9, None)),
+    (("ShearY", 0.2, 7), ("Posterize", 0.3, 7)),
+    (("Color", 0.4, 3), ("Brightness", 0.6, 7)),
+    (("Sharpness", 0.3, 9), ("Brightness", 0.7, 9)),
+    (("Equalize", 0.6, None), ("Equalize", 0.5, None)),
+    (("Contrast", 0.6, 7), ("Sharpness", 0.6, 5)),
+    (("Color", 0.7, 7), ("TranslateX", 0.5, 8)),
+    (("Equalize", 0.3, None), ("AutoContrast", 0.4, None)),
+    (("TranslateY", 0.4, 3), ("Sharpness", 0.2, 6)),
+    (("Brightness", 0.9, 6), ("Color", 0.2, 8)),
+    (("Solarize", 0.5, 2), ("Invert", 0.0, None)),
+    (("Equalize", 0.2, None), ("AutoContrast", 0.6, None)),
+    (("Equalize", 0.2, None), ("Equalize", 0.6, None)),
+    (("Color", 0.9, 9), ("Equalize", 0.6, None)),
+    (("AutoContrast", 0.8, None), ("Solarize", 0.2, 8)),
+    (("Brightness", 0.1, 3), ("Color", 0.7, 0)),
+    (("Solarize", 0.4, 5), ("AutoContrast", 0.9, None)),
+    (("TranslateY", 0.9, 9), ("TranslateY", 0.7, 9)),
+    (("AutoContrast", 0.9, None), ("Solarize", 0.8, 3)),
+    (("Equalize", 0.8, None), ("Invert", 0.1, None)),
+    (("TranslateY", 0.7, 9), ("AutoContrast", 0.9, None)),
+)
+
+GEOMETRIC = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
+_LEVELS = 9
+
+
+def autoaugment_strength(op: str, level: int | None, sign: np.ndarray, height: int, width: int) -> np.ndarray:
+    """What the operation is called with, one number per sample: pixels, slope, degrees, factor, bits or threshold.
+
+    `sign` (+1 or -1) counts only for the operations that have a direction.
+    """
+    part = 0.0 if level is None else level / _LEVELS
+    if op in ("ShearX", "ShearY"):
+        return sign * (0.3 * part)
+    if op == "TranslateX":
+        return sign * (150.0 / 331.0 * width * part)
+    if op == "TranslateY":
+        return sign * (150.0 / 331.0 * height * part)
+    if op == "Rotate":
+        return sign * (30.0 * part)
+    if op in FACTORS:
+        # torchvision's magnitudes are float32; a factor of 1 - float32(.6) cuts to other bytes than one of .4
+        return 1.0 + sign * float(np.float32(0.9 * part))
+    if op == "Posterize":
+        return np.full(len(sign), np.round(8 - 4 * part))
+    if op == "Solarize":
+        return np.full(len(sign), 255.0 * (1.0 - part))
+    return np.zeros(len(sign))
+
+
+_AUTO_STEPS = ((AugmentDraw.CHANCE_FIRST, AugmentDraw.SIGN_FIRST), (AugmentDraw.CHANCE_SECOND, AugmentDraw.SIGN_SECOND))
+_AFFINE = "Affine"
+
+
+class _StepTable(NamedTuple):
+    """One of the two steps of all sub-policies, looked up by the number of the sub-policy."""
+
+    groups: tuple[str, ...]
+    group: Int[np.ndarray, " policies"]
+    probability: Float[np.ndarray, " policies"]
+    value: Float[np.ndarray, "policies signs"]
+    matrix: Float[np.ndarray, "policies signs 2 3"]
+
+
+@lru_cache
+def _step_table(step: int, height: int, width: int) -> _StepTable:
+    ops = [pair[step][0] for pair in CIFAR10_POLICY]
+    names = [_AFFINE if op in GEOMETRIC else op for op in ops]
+    groups = tuple(sorted(set(names)))
+    signs = np.array([-1.0, 1.0])
+    value = np.stack(
+        [
+            autoaugment_strength(op, pair[step][2], signs, height, width)
+            for op, pair in zip(ops, CIFAR10_POLICY, strict=True)
+        ]
+    )
+    matrix = np.zeros((len(ops), 2, 2, 3), dtype=np.float32)
+    for number, op in enumerate(ops):
+        if op in GEOMETRIC:
+            matrix[number] = inverse_matrices(op, value[number], height, width)
+    return _StepTable(
+        groups,
+        np.array([groups.index(name) for name in names], dtype=np.int16),
+        np.array([pair[step][1] for pair in CIFAR10_POLICY]),
+        value.astype(np.float32),
+        matrix,
+    )
+
+
+def plan_autoaugment(draws: Float[np.ndarray, "n draws"], height: int, width: int) -> dict[str, np.ndarray]:
+    """For both steps and every operation: the samples it applies to and its strength there.
+
+    Keys read "autoaugment/<step>/<operation>/index" and ".../value". All geometric operations of a step are one group
+    ("Affine", values are matrices), because they are one gather on the device.
+    """
+    plan: dict[str, np.ndarray] = {}
+    policy = uniform_integers(draws[:, AugmentDraw.POLICY], len(CIFAR10_POLICY))
+    for step, (chance, sign) in enumerate(_AUTO_STEPS):
+        table = _step_table(step, height, width)
+        members = np.flatnonzero(draws[:, chance] < table.probability[policy])
+        for op, part in split_by_group(table.group[policy[members]], table.groups):
+            chosen = members[part]
+            values = table.matrix if op == _AFFINE else table.value
+            direction = (draws[chosen, sign] >= 0.5).astype(np.int64)
+            plan[f"autoaugment/{step}/{op}/index"] = chosen
+            plan[f"autoaugment/{step}/{op}/value"] = values[policy[chosen], direction]
+    return plan
+
+
+def autoaugment(
+    images: UInt8[Tensor, "n 3 height width"], plan: dict[str, Tensor]
+) -> UInt8[Tensor, "n 3 height width"]:
+    """Apply the plan. Changes `images` in place and returns it."""
+    return apply_groups(images, plan, "autoaugment", _autoaugment_operation)
+
+
+def _autoaugment_operation(op: str, images: Tensor, value: Tensor) -> Tensor:
+    return affine(images, value) if op == _AFFINE else COLOUR_OPS[op](images, value)
+
+
+OPERATIONS = (
+    "AutoContrast",
+    "Equalize",
+    "Invert",
+    "Rotate",
+    "Posterize",
+    "Solarize",
+    "SolarizeAdd",
+    "Color",
+    "Contrast",
+    "Brightness",
+    "Sharpness",
+    "ShearX",
+    "ShearY",
+    "TranslateX",
+    "TranslateY",
+)
+_MOVES = {"Rotate": "both", "ShearX": "x", "ShearY": "y", "TranslateX": "x", "TranslateY": "y"}
+_MAGNITUDE, _DEVIATION, _LARGEST = 9.0, 0.5, 10.0
+_PROBABILITY = 0.5
+_RAND_STEPS = (
+    (RandAugmentDraw.OPERATION_FIRST, RandAugmentDraw.CHANCE_FIRST, RandAugmentDraw.SIGN_FIRST),
+    (RandAugmentDraw.OPERATION_SECOND, RandAugmentDraw.CHANCE_SECOND, RandAugmentDraw.SIGN_SECOND),
+)
+# operations that move pixels in the same direction are one group, because they are the same gathers on the device
+_GROUP_OF = np.array([f"move {_MOVES[op]}" if op in _MOVES else op for op in OPERATIONS])
+_GROUPS = tuple(sorted(set(_GROUP_OF.tolist())))
+_GROUP_NUMBER = np.array([_GROUPS.index(name) for name in _GROUP_OF])
+
+
+def randaugment_strength(
+    op: str, magnitude: Float[np.ndarray, " n"], sign: Float[np.ndarray, " n"], height: int, width: int
+) -> Float[np.ndarray, " n"]:
+    """What the operation is called with: degrees, slope, pixels, factor, bits, threshold or amount."""
+    part = magnitude / _LARGEST
+    if op == "Rotate":
+        return sign * 30.0 * part
+    if op in ("ShearX", "ShearY"):
+        return sign * 0.3 * part
+    if op in ("TranslateX", "TranslateY"):
+        return sign * 0.45 * part * (width if op == "TranslateX" else height)
+    if op in ("Color", "Contrast", "Brightness", "Sharpness"):
+        return np.maximum(0.1, 1.0 + sign * 0.9 * part)
+    if op == "Posterize":
+        return 4.0 - np.trunc(part * 4)
+    if op == "Solarize":
+        return 256.0 - np.trunc(part * 256)
+    if op == "SolarizeAdd":
+        return np.trunc(part * 110)
+    return np.zeros_like(magnitude)
+
+
+def magnitudes(draws: Float[np.ndarray, "n draws"]) -> Float[np.ndarray, "2 n"]:
+    """Those of the first and of the second operation: two normal numbers from two uniform ones (Box and Muller)."""
+    radius = np.sqrt(-2 * np.log1p(-draws[:, RandAugmentDraw.RADIUS]))
+    angle = 2 * np.pi * draws[:, RandAugmentDraw.ANGLE]
+    normal = np.stack([radius * np.cos(angle), radius * np.sin(angle)])
+    return np.clip(_MAGNITUDE + _DEVIATION * normal, 0.0, _LARGEST)
+
+
+def plan_randaugment(draws: Float[np.ndarray, "n draws"], height: int, width: int) -> dict[str, np.ndarray]:
+    """For both steps and every group of operations: the samples, and strengths or matrices (see `apply_groups`)."""
+    plan: dict[str, np.ndarray] = {}
+    for step, ((operation, chance, sign), magnitude) in enumerate(zip(_RAND_STEPS, magnitudes(draws), strict=True)):
+        members = np.flatnonzero(draws[:, chance] < _PROBABILITY)
+        ops = uniform_integers(draws[members, operation], len(OPERATIONS))
+        signs = np.where(draws[members, sign] < 0.5, 1.0, -1.0)
+        for group, part in split_by_group(_GROUP_NUMBER[ops], _GROUPS):
+            plan[f"randaugment/{step}/{group}/index"] = members[part]
+            plan[f"randaugment/{step}/{group}/value"] = _values(
+                ops[part], magnitude[members[part]], signs[part], height, width
+            )
+    return plan
+
+
+def _values(ops: Int[np.ndarray, " n"], magnitude: np.ndarray, sign: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The group's numbers for the device: strengths, or matrices where pixels move."""
+    moving = OPERATIONS[ops[0]] in _MOVES
+    values = np.zeros((len(ops), 2, 3) if moving else len(ops), np.float32)
+    for number in np.unique(ops):
+        op, of_op = OPERATIONS[number], ops == number
+        amount = randaugment_strength(op, magnitude[of_op], sign[of_op], height, width)
+        if op.startswith("Translate"):
+            amount = -amount  # timm moves the place that is read, torchvision the image
+        values[of_op] = inverse_matrices(op, amount, height, width, whole_pixels=False) if moving else amount
+    return values
+
+
+def randaugment(
+    images: UInt8[Tensor, "n 3 height width"], plan: dict[str, Tensor], fill: tuple[int, int, int]
+) -> UInt8[Tensor, "n 3 height width"]:
+    """Apply the plan. Changes `images` in place and returns it."""
+
+    def operate(group: str, chosen: Tensor, value: Tensor) -> Tensor:
+        if group.startswith("move "):
+            return affine_bicubic(chosen, value, fill, group.removeprefix("move "))
+        return COLOUR_OPS[group](chosen, value)
+
+    return apply_groups(images, plan, "randaugment", operate)

@@ -1,0 +1,265 @@
+"""What all data sets share: options, what they declare about themselves, where a loader runs, how a run is resumed."""
+
+import os
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from PIL import Image
+from torch import Tensor
+
+from batchformer.data.info import DataInfo
+from batchformer.data.loading.epoch_loader import EpochLoader
+from batchformer.data.loading.order import Sampler
+from batchformer.errors import UserError
+
+_MOST_WORKERS = 256  # more only where there are as many cores
+_DECLARED = ("class_counts", "image_size", "mean", "std", "train_images", "test_images", "fingerprint")
+
+
+class DataModule(L.LightningDataModule):
+    """A training set and one or several sets to evaluate on.
+
+    The order of an epoch depends on (seed, epoch), a sample's augmentation on (seed, epoch, index, repeat, view):
+    neither on the number of workers nor on where a run was resumed. `batch_size` is that of one process; each takes its
+    share of the order, so the Trainer needs no sampler of its own (`use_distributed_sampler=False`). A task with a
+    method `sampler(data)` gives the order itself: a function from the epoch to the slots (see `loading.order`) of all
+    processes together, or None for the order of the data.
+
+    Args:
+        root: the folder of the data set.
+        batch_size: training samples in a batch of one process.
+        seed: of order and augmentation.
+        workers: processes that read and augment, where that is done on the host.
+        drop_last: leave out the last training batch of an epoch where it is not full.
+        eval_batch_size: samples in a batch when evaluating.
+        channels_last: images in channels-last layout.
+        augment_repeats: DeiT's repeated augmentation: above 1, each image stands that often in succession in the order,
+            augmented anew each time, and an epoch of as many samples as before reads that part of the images only.
+        views: above 1, training batches hold `views`, that many tensors, each augmented by itself, in place of
+            `images`.
+        index: batches also hold `index`, the number of each sample in its set.
+    """
+
+    #: names of the sets results are reported on, the first one being that of the primary measure
+    evaluation_sets: tuple[str, ...] = ("val",)
+    #: names of what can be left out of training to be tested on (domains ...), and the one chosen
+    targets: tuple[str, ...] = ()
+    target: str | None = None
+
+    class_names: list[str]
+    train_images: int
+    test_images: int
+    fingerprint: str
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    image_size: int
+
+    def __init__(
+        self,
+        root: str | None = None,
+        batch_size: int = 128,
+        seed: int = 0,
+        workers: int = 0,
+        drop_last: bool = True,
+        eval_batch_size: int = 512,
+        channels_last: bool = False,
+        augment_repeats: int = 1,
+        views: int = 1,
+        index: bool = False,
+    ) -> None:
+        super().__init__()
+        if batch_size < 1 or eval_batch_size < 1:
+            raise UserError(
+                f"batch_size and eval_batch_size must be at least 1, got {batch_size} and {eval_batch_size}."
+            )
+        if workers < 0:
+            raise UserError(f"workers must be 0 or more, got {workers}.")
+        most = max(_MOST_WORKERS, os.cpu_count() or 1)
+        if workers > most:  # every one is a process with its own copy of Python and torch
+            raise UserError(f"workers must be {most} or fewer on this machine, got {workers}: each is a process.")
+        if augment_repeats < 1:
+            raise UserError(f"data.augment_repeats must be 1 (each image once) or more, got {augment_repeats}.")
+        if views < 1:
+            raise UserError(f"data.views must be 1 or more, got {views}.")
+        self.root = root
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+        self.workers = workers
+        self.drop_last = drop_last
+        self.channels_last = channels_last
+        self.augment_repeats = augment_repeats
+        self.views = views
+        self.index = index
+        self._ready = False
+        # Weak reference; used to checkpoint the loader's position. The loader ends with its last reader.
+        self._train_loader: weakref.ref[EpochLoader] | None = None
+        self._restored: dict[str, Any] | None = None
+
+    # for subclasses
+
+    @abstractmethod
+    def _read(self) -> None:
+        """Read the data and fill in what is documented as known after `setup`; raise UserError for what is wrong."""
+
+    @abstractmethod
+    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+        """A loader over the named set ("train" or one of `evaluation_sets`): shuffled and augmented, or as it is."""
+
+    def _training_loader(self) -> EpochLoader:
+        """What a training reads; a data module of several sets returns a `JoinedLoader` of theirs here."""
+        return self._make_loader("train", training=True)
+
+    def _choose_target(self, target: str) -> None:
+        """For subclasses whose `targets` are several: keep the one given, if there is one of this name."""
+        if target not in self.targets:
+            raise UserError(f"data.target: there is no {target!r}; choose one of {', '.join(self.targets)}.")
+        self.target = target
+
+    @property
+    @abstractmethod
+    def predict_transform(self) -> Callable[[Image.Image], Tensor]:
+        """From a user's image to the normalised (3, H, W) tensor a trained model expects."""
+
+    # for users and Lightning
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def declare(self) -> dict[str, Any]:
+        """What is known of the data after `setup`, as plain values; subclasses add what else they know.
+
+        `classes` (their names), `class_counts`, `image_size`, `mean`, `std`, `train_images`, `test_images`,
+        `fingerprint`, each where the data have it, and `evaluation_sets`, `targets`, `target`.
+        """
+        known: dict[str, Any] = {"classes": list(self.class_names)} if hasattr(self, "class_names") else {}
+        for name in _DECLARED:
+            if hasattr(self, name):
+                value = getattr(self, name)
+                known[name] = list(value) if isinstance(value, list | tuple) else value
+        return known | {
+            "evaluation_sets": list(self.evaluation_sets), "targets": list(self.targets), "target": self.target
+        }  # fmt: skip
+
+    @property
+    def info(self) -> DataInfo:
+        """What the data declare about themselves; reads them if that has not been done."""
+        self.setup()
+        return DataInfo(self.declare())
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the data once; calling it again costs nothing."""
+        if not self._ready:
+            self._read()
+            self._ready = True
+        self._check_restored()
+
+    def train_dataloader(self) -> EpochLoader:
+        self.setup()
+        loader = self._training_loader()
+        if self._restored is not None and "train" in self._restored:
+            loader.load_state_dict(self._restored.pop("train"))
+        self._train_loader = weakref.ref(loader)
+        return loader
+
+    def val_dataloader(self) -> EpochLoader | list[EpochLoader]:
+        """The evaluation sets, a list where there are several: the protocol reports the last epoch's results on them
+        and selects nothing by them."""
+        self.setup()
+        loaders = [self._make_loader(name, training=False) for name in self.evaluation_sets]
+        return loaders[0] if len(loaders) == 1 else loaders
+
+    def test_dataloader(self) -> EpochLoader | list[EpochLoader]:
+        return self.val_dataloader()
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """The data set in numbers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must know to go on: which data, which seed, and how far the epoch has been read."""
+        state: dict[str, Any] = {"seed": self.seed, "fingerprint": getattr(self, "fingerprint", None)}
+        if (loader := self._loader_in_use()) is not None:
+            state["train"] = loader.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Lightning gives the loader its own state too; this one serves those who drive the loader themselves."""
+        self._restored = dict(state)
+        if self._ready:
+            self._check_restored()
+        if (loader := self._loader_in_use()) is not None and "train" in self._restored:
+            loader.load_state_dict(self._restored.pop("train"))
+
+    def _loader_in_use(self) -> EpochLoader | None:
+        return None if self._train_loader is None else self._train_loader()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or what travels to another process, reads with loaders of its own."""
+        return {**self.__dict__, "_train_loader": None}
+
+    def _check_restored(self) -> None:
+        """A run goes on only with the data and the order it was started with; testing on other data is fine."""
+        state = self._restored
+        trainer = self.trainer
+        if state is None or (trainer is not None and not trainer.training and not trainer.sanity_checking):
+            return
+        if state.get("fingerprint") not in (None, self.fingerprint):
+            raise UserError(
+                "the training images are not those the checkpoint was made with (their fingerprints differ): "
+                "resume with the data of the first start, or start a new run."
+            )
+        if state.get("seed", self.seed) != self.seed:
+            raise UserError(
+                f"the checkpoint was made with data.seed {state['seed']}, not {self.seed}: resume with that one."
+            )
+
+    # for loaders
+
+    def _loader_options(self, training: bool) -> dict[str, Any]:
+        """What loaders of every kind take."""
+        rank, world = self._rank_and_world()
+        return {
+            "batch_size": self.batch_size if training else self.eval_batch_size,
+            "training": training,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+            "rank": rank,
+            "world": world,
+            "epoch_source": self._current_epoch if training else None,
+            "channels_last": self.channels_last,
+            "repeats": self.augment_repeats if training else 1,
+            "sampler": self._task_sampler() if training else None,
+        }
+
+    def _host_loader(self, samples: Any, training: bool, passes: int = 1) -> EpochLoader:
+        """Samples that are read and augmented one by one on the host, in `workers` processes."""
+        from batchformer.data.loading.host_loader import HostLoader
+
+        return HostLoader(
+            samples,
+            workers=self.workers,
+            pin_memory=self._device().type == "cuda" and samples.device.type == "cpu",
+            passes=passes,
+            **self._loader_options(training),
+        )
+
+    def _task_sampler(self) -> Sampler | None:
+        """The order of the task that is trained, where it has one of its own."""
+        task = self.trainer.lightning_module if self.trainer is not None else None
+        sampler = getattr(task, "sampler", None)
+        return sampler(self) if callable(sampler) else None
+
+    def _device(self) -> torch.device:
+        return self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
+
+    def _rank_and_world(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+    def _current_epoch(self) -> int | None:
+        return self.trainer.current_epoch if self.trainer is not None else None

@@ -1,0 +1,167 @@
+"""Batches of a data set that lies on the device as bytes, augmented there many batches at a time."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from batchformer.data.augment.batched import BatchedAugmentation
+from batchformer.data.augment.draws import draw_table, to_device
+from batchformer.data.loading.epoch_loader import Batch, EpochLoader
+from batchformer.data.loading.order import EpochShare, Sampler, batch_count, check_batches
+from batchformer.data.loading.samples import Fields, check_fields
+
+_CHUNK_BYTES = {"cuda": 1 << 28, "cpu": 1 << 23}
+
+
+class _ChunkStart(NamedTuple):
+    epoch: int
+    batch: int
+
+
+class DeviceLoader(EpochLoader):
+    """Yields dicts of `images` (float32, normalised, (B, 3, H, W)), `labels` (int64, (B,)) and the `fields`, slices of
+    a chunk made at once; with several `views`, `views` in place of `images`: a list of as many tensors, each augmented
+    by itself; with `index`, the numbers of the samples. Without images (None) it hands out labels and fields.
+
+    A 32 px image is worth about a microsecond of augmentation, a kernel launch more than that: so as many batches as
+    fit in `chunk_bytes` of float32 images of the size trained at (on CUDA a whole epoch of CIFAR-100-LT, one batch at
+    224 px) are augmented together. The random tables are made on the host and what follows from them is sent in one
+    copy; nothing is read back, so the host never waits for the device. A chunk is many small kernels: in training on
+    CUDA (`ahead`) the next one, that of the next epoch too, is made when half of this one has been handed out, so that
+    the host starts them while the device is busy with steps it was given before.
+
+    What a sample looks like depends on (seed, epoch, index, repeat, view) only, not on the chunk or batch it falls in.
+    When evaluating, images are brought to the augmentation's size and not augmented, and there is one view.
+    """
+
+    def __init__(
+        self,
+        images: UInt8[Tensor, "all 3 height width"] | None,
+        labels: Int[Tensor, " all"],
+        *,
+        batch_size: int,
+        mean: tuple[float, ...] = (0.0, 0.0, 0.0),
+        std: tuple[float, ...] = (1.0, 1.0, 1.0),
+        device: torch.device | str = "cpu",
+        augmentation: BatchedAugmentation | None = None,
+        training: bool = True,
+        seed: int = 0,
+        drop_last: bool = True,
+        rank: int = 0,
+        world: int = 1,
+        epoch_source: Callable[[], int | None] | None = None,
+        channels_last: bool = False,
+        chunk_bytes: int | None = None,
+        repeats: int = 1,
+        ahead: bool | None = None,
+        fields: Fields | None = None,
+        views: int = 1,
+        index: bool = False,
+        sampler: Sampler | None = None,
+    ) -> None:
+        super().__init__(epoch_source)
+        self.batch_size, self.seed = batch_size, seed
+        self._samples = len(labels)
+        self._order = EpochShare(self._samples, seed, rank, world, training, drop_last and training, repeats, sampler)
+        if training:
+            check_batches(self._order.slots_of_an_epoch, batch_size, world, drop_last)
+        self._length = batch_count(len(self._order(0)), batch_size, drop_last and training)
+        self.device = torch.device(device)
+        augmentation = augmentation or BatchedAugmentation()
+        self.augmentation = augmentation if training else augmentation.evaluation()
+        self.channels_last = channels_last
+        self._repeats, self._views, self._index = repeats, views if training else 1, index
+        check_fields(fields or {}, self._samples)
+        self._columns = {"labels": labels.to(self.device, torch.int64)} | {
+            name: values.to(self.device) for name, values in (fields or {}).items()
+        }
+        if chunk_bytes is None:
+            chunk_bytes = _CHUNK_BYTES.get(self.device.type, _CHUNK_BYTES["cuda"])
+        self._store: Tensor | None = None
+        bytes_of_a_sample = sum(values.element_size() * values[:1].numel() for values in self._columns.values())
+        if images is not None:
+            self._store_images(images, mean, std)
+            height, width = self.augmentation.output_size(self._height, self._width)
+            bytes_of_a_sample = 4 * images.shape[1] * height * width * self._views
+        self._chunk_batches = max(1, chunk_bytes // max(1, bytes_of_a_sample * batch_size))
+        # one batch at a time is made just before its step, with or without: no more memory for that
+        ahead = self.device.type == "cuda" if ahead is None else ahead
+        self._is_ahead = ahead and training and self._chunk_batches > 1
+        self._prepared: tuple[_ChunkStart, Batch] | None = None
+        self._drawn: tuple[int, np.ndarray, list[dict[str, np.ndarray]]] | None = None
+
+    def _store_images(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        self._height, self._width = images.shape[2:]
+        self._store = self.augmentation.store(images.to(self.device))
+        self._scale = torch.tensor([1 / (255 * s) for s in std], device=self.device).view(1, -1, 1, 1)
+        shift = [-m / s for m, s in zip(mean, std, strict=True)]
+        self._shift = torch.tensor(shift, device=self.device).view(1, -1, 1, 1)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        size = self.batch_size
+        for first in range(start, len(self), self._chunk_batches):
+            chunk = self._take_chunk(_ChunkStart(epoch, first))
+            following = first + self._chunk_batches
+            upcoming = _ChunkStart(epoch, following) if following < len(self) else _ChunkStart(epoch + 1, 0)
+            begins = range(0, len(chunk["labels"]), size)
+            for number, begin in enumerate(begins):
+                if self._is_ahead and number == len(begins) // 2:
+                    self._prepared = upcoming, self._make_chunk(upcoming)
+                yield {name: _rows(values, begin, begin + size) for name, values in chunk.items()}
+
+    def _take_chunk(self, start: _ChunkStart) -> Batch:
+        """The chunk that begins here: the one that was made ahead, unless something else was expected then."""
+        prepared, self._prepared = self._prepared, None
+        return prepared[1] if prepared is not None and prepared[0] == start else self._make_chunk(start)
+
+    def _random_numbers(self, epoch: int) -> tuple[np.ndarray, list[dict[str, np.ndarray]]]:
+        """The order of an epoch, and for each view its tables by purpose; those of the latest epoch are kept."""
+        if self._drawn is None or self._drawn[0] != epoch:
+            order = self._order(epoch)
+            repeats = max(self._repeats, int(order.max(initial=0)) // self._samples + 1)  # a sampler may ask for more
+            tables = [
+                {
+                    purpose: draw_table(self._samples, self.seed, epoch, purpose, repeats, view)
+                    for purpose in self.augmentation.purposes
+                }
+                for view in range(self._views)
+            ]
+            self._drawn = epoch, order, tables
+        return self._drawn[1:]
+
+    def _make_chunk(self, start: _ChunkStart) -> Batch:
+        order, tables = self._random_numbers(start.epoch)
+        last = min(start.batch + self._chunk_batches, len(self))
+        slots = order[start.batch * self.batch_size : last * self.batch_size]
+        index = slots.astype(np.int64) % self._samples
+        chunk: Batch = {}
+        if self._store is None:
+            chosen = to_device({"index": index}, self.device)["index"]
+        else:
+            views = []
+            for of_view in tables:
+                draws = {purpose: table[slots] for purpose, table in of_view.items()}
+                plan = self.augmentation.plan(draws, self._height, self._width)
+                sent = to_device({"index": index, **plan}, self.device)
+                chosen = sent["index"]
+                views.append(self._augment(self._store, chosen, sent))
+            chunk = {"images": views[0]} if self._views == 1 else {"views": views}
+        chunk |= {name: values.index_select(0, chosen) for name, values in self._columns.items()}
+        return chunk | {"index": chosen} if self._index else chunk
+
+    def _augment(self, store: Tensor, chosen: Tensor, plan: dict[str, Tensor]) -> Tensor:
+        images = self.augmentation.apply(store, chosen, plan)
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        normalised = torch.addcmul(self._shift, images.to(torch.float32, memory_format=layout), self._scale)
+        return self.augmentation.finish(normalised, plan)
+
+
+def _rows(values: Any, first: int, end: int) -> Any:
+    return [view[first:end] for view in values] if isinstance(values, list) else values[first:end]

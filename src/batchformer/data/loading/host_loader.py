@@ -1,0 +1,134 @@
+"""Batches made on the host, image by image, in worker processes if wanted."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Sampler as TorchSampler
+
+from batchformer.data.loading.epoch_loader import Batch, EpochLoader
+from batchformer.data.loading.order import EpochShare, Sampler, batch_count, check_batches
+from batchformer.data.loading.samples import Address, AddressedSamples
+from batchformer.errors import BadSample
+
+_IMAGES = ("images", "views", "pixel_values")  # what `channels_last` lays out
+
+
+class _Addresses(TorchSampler):
+    """The batches of one epoch from a given one on, as lists of addresses.
+
+    An epoch of several passes is as many epochs of one pass after another: in order, augmentation and batches.
+    """
+
+    def __init__(self, batch_size: int, batches: int, passes: int) -> None:
+        self.batch_size, self.batches, self.passes = batch_size, batches, passes
+        self._orders: list[tuple[int, np.ndarray]] = []
+        self._skipped = 0
+
+    def __len__(self) -> int:
+        return self.batches * self.passes
+
+    def prepare(self, order: Callable[[int], np.ndarray], epoch: int, start: int) -> None:
+        """What `iter` gives next. `order` is asked here and not kept: see `HostLoader`."""
+        first, self._skipped = divmod(start, self.batches) if self.batches else (self.passes, 0)
+        passes = range(epoch * self.passes + first, (epoch + 1) * self.passes)
+        self._orders = [(number, order(number)) for number in passes]
+
+    def __iter__(self) -> Iterator[list[Address]]:
+        skipped = self._skipped
+        for number, order in self._orders:
+            for batch in range(skipped, self.batches):
+                yield [(number, int(i)) for i in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
+            skipped = 0
+
+
+class HostLoader(EpochLoader):
+    """A torch DataLoader that knows epochs, can start in the middle of one, and does not depend on its workers.
+
+    Yields what the samples collate to: a dict of `images` (float32, (B, 3, H, W)), `labels` (int64, (B,)) and further
+    fields, or the dict of a detector. Each sample is augmented under generators seeded by (seed, epoch, index, repeat).
+    An epoch goes through the samples `passes` times, each time in a new order.
+    """
+
+    def __init__(
+        self,
+        samples: AddressedSamples,
+        *,
+        batch_size: int,
+        training: bool = True,
+        seed: int = 0,
+        drop_last: bool = True,
+        rank: int = 0,
+        world: int = 1,
+        workers: int = 0,
+        pin_memory: bool = False,
+        epoch_source: Callable[[], int | None] | None = None,
+        channels_last: bool = False,
+        repeats: int = 1,
+        passes: int = 1,
+        sampler: Sampler | None = None,
+    ) -> None:
+        super().__init__(epoch_source)
+        self.channels_last = channels_last
+        # Nothing that torch's loader holds may hold this one or a task: in a cycle of references torch cannot tell its
+        # workers to end, and waits for each.
+        self._order = EpochShare(len(samples), seed, rank, world, training, drop_last and training, repeats, sampler)
+        if training:
+            check_batches(self._order.slots_of_an_epoch, batch_size, world, drop_last)
+        batches = batch_count(len(self._order(0)), batch_size, drop_last and training)
+        self._addresses = _Addresses(batch_size, batches, passes)
+        self._loader = DataLoader(
+            samples,
+            batch_sampler=self._addresses,
+            collate_fn=partial(_batch_or_message, collate=samples.collate),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=pin_memory,
+            generator=torch.Generator(),  # else every epoch would draw a number from the global one
+        )
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    @property
+    def _iterator(self) -> Any:
+        """The workers, under the name by which Lightning ends those of torch's DataLoader after a training."""
+        return self._loader._iterator
+
+    @_iterator.setter
+    def _iterator(self, none: None) -> None:
+        self._loader._iterator = none
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        self._addresses.prepare(self._order, epoch, start)
+        try:
+            for batch in self._loader:
+                if isinstance(batch, str):
+                    raise BadSample(batch)
+                yield _channels_last(batch) if self.channels_last else batch
+        except (Exception, KeyboardInterrupt):
+            self.end_workers()
+            raise
+
+    def end_workers(self) -> None:
+        """The traceback of an error holds them, and torch waits five seconds for each that goes with one."""
+        if self._iterator is not None:
+            self._iterator._shutdown_workers()
+            self._iterator = None
+
+
+def _batch_or_message(samples: list[Any] | str, collate: Callable[[list[Any]], Batch]) -> Batch | str:
+    return samples if isinstance(samples, str) else collate(samples)
+
+
+def _channels_last(batch: Batch) -> Batch:
+    return batch | {name: _laid_out(batch[name]) for name in _IMAGES if name in batch}
+
+
+def _laid_out(images: Any) -> Any:
+    if isinstance(images, list):
+        return [view.contiguous(memory_format=torch.channels_last) for view in images]
+    return images.contiguous(memory_format=torch.channels_last)

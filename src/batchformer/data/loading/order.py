@@ -1,0 +1,130 @@
+"""Random numbers, the order of an epoch, and which part of it a process takes: all of them pure functions.
+
+The same (seed, epoch, purpose) gives the same numbers on every machine. Nothing here has a state that could be lost
+when a run is killed: order, augmentation and splits are computed from integers the run already knows, so a resumed run
+draws what the uninterrupted one would have drawn.
+
+An order consists of slots. Slot `repeat * count + index` stands for sample `index` in its augmentation number `repeat`;
+without repeated augmentation a slot is simply the index.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from batchformer.errors import UserError
+
+#: from an epoch to the slots of all processes in it, the same number in every epoch
+Sampler = Callable[[int], np.ndarray]
+
+
+def derived_key(*parts: int | str) -> int:
+    """128 bits that depend on every part and on their order; equal on every machine and Python version."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=16).digest(), "little")
+
+
+def generator(*parts: int | str) -> np.random.Generator:
+    """A counter-based generator keyed by the parts."""
+    return np.random.Generator(np.random.Philox(key=derived_key(*parts)))
+
+
+def sample_seed(seed: int, epoch: int, index: int, repeat: int = 0, view: int = 0) -> int:
+    """A seed for the global generators while one view of a sample is augmented on the host, for the `repeat`-th time.
+
+    The first view draws what a sample of a single view draws.
+    """
+    further: tuple[int | str, ...] = (repeat, "view", view) if view else (repeat,) if repeat else ()
+    return derived_key(seed, epoch, index, "augment", *further) & (2**63 - 1)
+
+
+def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
+    """`count` slots that depend on (seed, epoch) only: a permutation of the samples where `repeats` is 1.
+
+    More repeats are the repeated augmentation of Hoffer et al. (2020) as DeiT has it: the permutation's first samples,
+    each `repeats` times in succession and each time another augmentation, until the epoch has its `count` slots; every
+    epoch begins another permutation. In succession, so that processes, which take every world-th slot, share the
+    repeats of an image between them as DeiT's sampler does. (That one also rounds the epoch down to a multiple of 256
+    samples; here `drop_last` decides.)
+    """
+    order = generator(seed, epoch, "order").permutation(count)
+    if repeats == 1:
+        return order
+    position = np.arange(count)
+    return order[position // repeats] + count * (position % repeats)
+
+
+def training_share(order: np.ndarray, rank: int, world: int, drop_last: bool) -> np.ndarray:
+    """Every world-th sample, the same number for every process, because DDP needs equal numbers of steps.
+
+    Batch k of all processes together is what one process with a batch `world` times as large would take. Where the
+    count does not divide, `drop_last` leaves the remainder out, otherwise the first samples are taken twice.
+    """
+    if drop_last:
+        order = order[: len(order) // world * world]
+    elif len(order) % world:
+        order = np.concatenate([order, np.resize(order, world - len(order) % world)])
+    return order[rank::world]
+
+
+def evaluation_share(count: int, rank: int, world: int) -> np.ndarray:
+    """Every world-th sample in file order, none twice: metrics over all processes count each image exactly once."""
+    return np.arange(count)[rank::world]
+
+
+@dataclass(frozen=True)
+class EpochShare:
+    """The slots that a process takes in an epoch, in order: shuffled in training, as they are stored in evaluation.
+
+    In training a `sampler` gives another order in place of the permutation, for all processes together.
+    """
+
+    count: int
+    seed: int
+    rank: int
+    world: int
+    training: bool
+    drop_last: bool
+    repeats: int = 1
+    sampler: Sampler | None = None
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        if not self.training:
+            return evaluation_share(self.count, self.rank, self.world)
+        return training_share(self._order(epoch), self.rank, self.world, self.drop_last)
+
+    @cached_property
+    def slots_of_an_epoch(self) -> int:
+        """Of all processes together."""
+        return self.count if self.sampler is None or not self.training else len(self.sampler(0))
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self.sampler is None:
+            return epoch_order(self.count, self.seed, epoch, self.repeats)
+        order = np.asarray(self.sampler(epoch))
+        if order.ndim != 1 or order.dtype.kind not in "iu" or (len(order) and order.min() < 0):
+            raise ValueError(f"a task's sampler gives slots, whole numbers from 0 in one row, got {order!r}.")
+        if len(order) != self.slots_of_an_epoch:
+            raise ValueError(
+                f"a task's sampler gave {len(order)} slots in epoch {epoch} and {self.slots_of_an_epoch} in epoch 0: "
+                f"every epoch must have as many."
+            )
+        return order.astype(np.int64)
+
+
+def batch_count(samples: int, batch_size: int, drop_last: bool) -> int:
+    return samples // batch_size if drop_last else -(-samples // batch_size)
+
+
+def check_batches(count: int, batch_size: int, world: int, drop_last: bool) -> None:
+    """Refuse a training set that does not fill one batch: an epoch without steps would end without a word."""
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, got {batch_size}.")
+    if drop_last and count // world < batch_size:
+        processes = f" in each of {world} processes" if world > 1 else ""
+        raise UserError(
+            f"the training set has {count} images, fewer than one batch of {batch_size}{processes}: "
+            f"lower data.batch_size, or set data.drop_last to false."
+        )

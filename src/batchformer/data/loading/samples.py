@@ -1,0 +1,269 @@
+"""Samples that are read and augmented one by one on the host: from arrays, from files, or kept once they are made."""
+
+import copy
+import os
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from batchformer.data.images import open_image
+from batchformer.data.loading.epoch_loader import Batch
+from batchformer.data.loading.order import sample_seed
+from batchformer.errors import UserError
+
+Address = tuple[int, int]  # (epoch, slot in the sense of batchformer.data.loading.order)
+Fields = Mapping[str, Tensor]  # of every sample one row
+_TAKEN = ("images", "views", "labels", "index")  # what batches hold under these names is made by the loaders
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """torch's, Python's and numpy's generators start from `seed` inside and are what they were afterwards.
+
+    torchvision's transforms draw from the first two, timm's from all three. The CUDA generators are not touched
+    (`torch.manual_seed` would).
+    """
+    if seed is None:
+        yield
+        return
+    before_torch, before_python, before_numpy = (
+        torch.default_generator.get_state(),
+        random.getstate(),
+        np.random.get_state(),
+    )
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before_torch)
+        random.setstate(before_python)
+        np.random.set_state(before_numpy)
+
+
+def check_fields(fields: Fields, count: int) -> None:
+    """Each field has one row for every sample, and a name that is free."""
+    for name, values in fields.items():
+        if name in _TAKEN:
+            raise ValueError(f"a field cannot be called {name!r}: that stands in batches already.")
+        if len(values) != count:
+            raise ValueError(f"the field {name!r} has {len(values)} rows for {count} samples.")
+
+
+class AddressedSamples(Dataset, ABC):
+    """Samples by (epoch, slot): with the epoch beside the slot, workers that outlive an epoch know the new one.
+
+    Each of the `views` of a sample is augmented under generators seeded by (seed, epoch, index, repeat, view).
+    """
+
+    #: where samples and batches are
+    device = torch.device("cpu")
+    views = 1
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed = seed
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    @abstractmethod
+    def _read(self, index: int) -> Any:
+        """The sample as it is stored, decoded; nothing is drawn here."""
+
+    @abstractmethod
+    def _augment(self, index: int, stored: Any) -> Any:
+        """One view of what `_read` gave, which stays as it is; random numbers come from the global generators."""
+
+    def _finish(self, index: int, views: list[Any]) -> Any:
+        """The sample that `collate` takes."""
+        return views[0]
+
+    @property
+    @abstractmethod
+    def collate(self) -> Callable[[list[Any]], Batch]:
+        """From samples to a batch. A function by itself, so that workers need no second copy of the samples."""
+
+    def __getitem__(self, address: Address) -> Any:
+        epoch, slot = address
+        repeat, index = divmod(slot, len(self))
+        stored = self._read(index)
+        views = []
+        for view in range(self.views):
+            with seeded(None if self.seed is None else sample_seed(self.seed, epoch, index, repeat, view)):
+                views.append(self._augment(index, stored))
+        return self._finish(index, views)
+
+    def __getitems__(self, addresses: list[Address]) -> list[Any] | str:
+        """A whole batch, or the sentence of the UserError: torch would wrap the error into a worker's traceback."""
+        try:
+            return [self[address] for address in addresses]
+        except UserError as error:
+            return str(error)
+
+
+class LabelledSamples(AddressedSamples):
+    """Samples with one label each, further `fields`, and on request their `index`; no image: see the subclasses.
+
+    A batch is a dict of `labels` and the fields (features, domains, pairs ...) by their names.
+    """
+
+    def __init__(
+        self,
+        labels: Tensor,
+        seed: int | None = None,
+        *,
+        fields: Fields | None = None,
+        views: int = 1,
+        index: bool = False,
+    ) -> None:
+        super().__init__(seed)
+        self.labels, self.fields = labels, dict(fields or {})
+        self.views, self.index = views, index
+        check_fields(self.fields, len(labels))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def _read(self, index: int) -> Any:
+        return None
+
+    def _augment(self, index: int, stored: Any) -> Any:
+        return None
+
+    def _finish(self, index: int, views: list[Any]) -> dict[str, Any]:
+        sample: dict[str, Any] = {}
+        if views[0] is not None:
+            sample |= {"images": views[0]} if self.views == 1 else {"views": views}
+        sample["labels"] = int(self.labels[index])
+        sample |= {name: values[index] for name, values in self.fields.items()}
+        return sample | {"index": index} if self.index else sample
+
+    @property
+    def collate(self) -> Callable[[list[dict[str, Any]]], Batch]:
+        return _collate_fields
+
+
+class ImageSamples(LabelledSamples):
+    """Images with one label each; a batch also holds `images`, or with several views `views`, a list of tensors."""
+
+    def __init__(self, labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None, **options: Any) -> None:
+        super().__init__(labels, seed, **options)
+        self.transform = transform
+
+    def _augment(self, index: int, stored: Any) -> Tensor:
+        return self.transform(stored)
+
+
+class ArraySamples(ImageSamples):
+    """Images held in memory as bytes."""
+
+    def __init__(
+        self, images: Tensor, labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None, **options: Any
+    ) -> None:
+        super().__init__(labels, transform, seed, **options)
+        self.images = images
+
+    def _read(self, index: int) -> Tensor:
+        return self.images[index]
+
+
+class FileSamples(ImageSamples):
+    """Images read from files. Paths are kept as one array, which forked workers share without copying it."""
+
+    def __init__(
+        self,
+        paths: list[str],
+        labels: Tensor,
+        transform: Callable[[Any], Tensor],
+        seed: int | None,
+        folder: str = "",
+        upright: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(labels, transform, seed, **options)
+        self.upright = upright
+        self.paths, self.folder = np.array([os.fsencode(path) for path in paths]), folder
+
+    def _read(self, index: int) -> Any:
+        return open_image(self.folder + os.fsdecode(self.paths[index]), self.upright)
+
+
+def _collate_fields(samples: list[dict[str, Any]]) -> Batch:
+    return {name: _stacked([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def _stacked(values: list[Any]) -> Any:
+    if isinstance(values[0], list):  # views
+        return [torch.stack(view) for view in zip(*values, strict=True)]
+    return torch.tensor(values, dtype=torch.int64) if isinstance(values[0], int) else torch.stack(values)
+
+
+class KeptSamples(AddressedSamples):
+    """Finished samples of a detector's data set, for transforms that draw nothing; each is made when first asked for.
+
+    They stay in the memory of `device`, where batches are then put together too, and in that of the process: each
+    worker keeps what it was asked for. A batch shares no memory with them, so what a step does to its images and
+    targets is gone with the batch.
+    """
+
+    def __init__(self, samples: AddressedSamples, device: torch.device | None = None) -> None:
+        super().__init__(samples.seed)
+        self.samples = samples
+        self.device = device or torch.device("cpu")
+        self._kept: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def _read(self, index: int) -> Any:
+        return self.samples._read(index)
+
+    def _augment(self, index: int, stored: Any) -> Any:
+        image, target = self.samples._augment(index, stored)
+        return image.to(self.device), _moved(target, self.device)
+
+    def __getitem__(self, address: Address) -> Any:
+        index = address[1] % len(self)
+        if index not in self._kept:
+            self._kept[index] = super().__getitem__(address)
+        return self._kept[index]
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Batch]:
+        return partial(_collate_copies, collate=self.samples.collate)
+
+
+def _collate_copies(samples: list[Any], collate: Callable[[list[Any]], Batch]) -> Batch:
+    batch = collate(samples)  # images and masks are copied into one canvas
+    return batch | {"labels": _copied_labels(batch["labels"])}
+
+
+def _copied_labels(labels: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same labels in memory of their own.
+
+    The tensors of a name are copied together: a batch has dozens, which one by one would cost more than the images.
+    """
+    columns: dict[str, Any] = {}
+    for name, first in labels[0].items():
+        values = [label[name] for label in labels]
+        if name == "masks":  # `collate` has padded them, which copies
+            columns[name] = values
+        elif isinstance(first, Tensor):
+            columns[name] = torch.cat(values).split([len(value) for value in values])
+        else:
+            columns[name] = copy.deepcopy(values)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _moved(target: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in target.items()}

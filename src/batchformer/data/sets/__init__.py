@@ -1,0 +1,85 @@
+"""One file per data set: its reader, the layout of its folder (`LAYOUT`) and its miniature (`miniature`).
+
+`SETS` names them all. A file that reads several sets of one layout has a dict of texts, by name, for `LAYOUT`, and its
+`miniature` takes the name as a second argument. Layouts are read from the source files, so that the command line can
+list them without importing torch.
+"""
+
+import ast
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from batchformer.errors import UserError
+
+#: name of a data set: the module in this folder, and its class
+SETS: dict[str, str] = {
+    "digits": "digits:DigitsLT",
+    "cifar100": "cifar:CIFAR100",
+    "cifar10": "cifar:CIFAR10",
+    "tiny-imagenet": "tiny_imagenet:TinyImageNet",
+    "imagenet": "imagenet:ImageNet",
+    "imagenet-lt": "list_files:ListFiles",
+    "places-lt": "list_files:ListFiles",
+    "inaturalist18": "list_files:ListFiles",
+    "folder": "folder:ImageFolders",
+    "coco": "coco:CocoDetection",
+    "coco-panoptic": "coco_panoptic:CocoPanoptic",
+    "voc": "voc:VocDetection",
+}
+
+
+def layouts() -> dict[str, str]:
+    """The official folder layout of each data set, one or two lines of text."""
+    return {name: _layout(name) for name in SETS}
+
+
+def miniature_names() -> list[str]:
+    """The data sets that have a miniature."""
+    return [name for name in SETS if _has_miniature(name)]
+
+
+def write_miniature(name: str, folder: str | Path) -> Path:
+    """Write a tiny generated data set in the official layout of the named one; what it returns is `data.root`.
+
+    `folder` is new or empty. What the miniature of a data set holds: see `miniature` in its file.
+    """
+    if name not in SETS or not _has_miniature(name):
+        raise UserError(f"there is no miniature of {name!r}: choose one of {', '.join(miniature_names())}.")
+    root = Path(folder)
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise UserError(f"{root} exists and is not an empty folder: name another one.")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UserError(f"{root} cannot be made ({problem.strerror}): name another folder.") from problem
+    module = _module(name)
+    module.miniature(*((root, name) if isinstance(module.LAYOUT, dict) else (root,)))
+    return root
+
+
+def import_all() -> None:
+    """Import every data set: recipes may name one by its class alone."""
+    for name in SETS:
+        _module(name)
+
+
+def _module(name: str) -> ModuleType:
+    return import_module(f"{__name__}.{SETS[name].partition(':')[0]}")
+
+
+def _source(name: str) -> ast.Module:
+    file = Path(__file__).parent / f"{SETS[name].partition(':')[0]}.py"
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _layout(name: str) -> str:
+    for statement in _source(name).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "LAYOUT":
+            value = ast.literal_eval(statement.value)
+            return value[name] if isinstance(value, dict) else value
+    raise AssertionError(f"the file of the data set {name} has no LAYOUT")
+
+
+def _has_miniature(name: str) -> bool:
+    return any(isinstance(part, ast.FunctionDef) and part.name == "miniature" for part in _source(name).body)

@@ -1,0 +1,156 @@
+"""Data sets small enough to be held in memory: images as bytes (the digits, CIFAR, Tiny-ImageNet), or features."""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from PIL import Image
+from torch import Tensor
+
+from batchformer.data.augment.batched import batched_augmentation
+from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, check_image_options
+from batchformer.data.loading.device_loader import DeviceLoader
+from batchformer.data.loading.epoch_loader import EpochLoader
+from batchformer.data.sets.classification import ClassificationData, check_labels, count_classes
+from batchformer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images as bytes (or features), their labels, and what else is known of every sample (domains, pairs ...)."""
+
+    images: UInt8[np.ndarray, "n 3 height width"] | Float[np.ndarray, "n dim"]
+    labels: Int[np.ndarray, " n"]
+    fields: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def tensors(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        fields = {name: torch.from_numpy(values) for name, values in self.fields.items()}
+        return torch.from_numpy(self.images), torch.from_numpy(self.labels), fields
+
+
+class _SplitData(ClassificationData):
+    """Subclasses read their splits in `_read_splits`, and make loaders of them."""
+
+    @abstractmethod
+    def _read_splits(self) -> tuple[dict[str, Split], list[str]]:
+        """The splits by name, "train" and the `evaluation_sets`; and the class names."""
+
+    def _read(self) -> None:
+        self._splits, self.class_names = self._read_splits()
+        train = self._splits["train"]
+        self.class_counts = count_classes(
+            train.labels, self.class_names, "the training split", self.allow_empty_classes
+        )
+        for name in self.evaluation_sets:
+            where = "the test split" if name == "val" else f"the split {name!r}"
+            check_labels(self._splits[name].labels, len(self.class_names), where)
+        self.train_images = len(train.labels)
+        self.test_images = sum(len(self._splits[name].labels) for name in self.evaluation_sets)
+        digest = hashlib.sha256(np.ascontiguousarray(train.labels, dtype="<i8").tobytes())
+        digest.update(np.ascontiguousarray(train.images).data)
+        for name, values in sorted(train.fields.items()):
+            digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
+        self.fingerprint = digest.hexdigest()
+
+
+class ArrayData(_SplitData):
+    """Subclasses have a `native_size`, their own `mean` and `std`, and read their splits in `_read_splits`.
+
+    On a device (`on_device` true or "auto") all splits lie there and batches are augmented there, on CUDA as on the
+    CPU; with `on_device=False` timm and torchvision v2 augment image by image, in `workers` processes.
+
+    `image_size` is the size trained at, by default the native one. At another size "resized-crop" and "randaugment"
+    cut a random region and resize it, and evaluation resizes the image to 256 / 224 of the size and takes the centre;
+    with the other augmentations the whole image is resized. `statistics` says by which mean and deviation images are
+    normalised: those of the data set, or ImageNet's.
+    """
+
+    native_size: ClassVar[int]
+
+    def __init__(
+        self,
+        root: str | None,
+        *,
+        augment: str,
+        image_size: int | None = None,
+        statistics: Literal["data", "imagenet"] = "data",
+        erase_prob: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, **options)
+        self.image_size = self.native_size if image_size is None else image_size
+        check_image_options(self.image_size, erase_prob)
+        if statistics == "imagenet":
+            self.mean, self.std = IMAGENET_MEAN, IMAGENET_STD
+        self.augment, self.erase_prob = augment, erase_prob
+
+    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+        if self.on_device is False:
+            return self._make_host_loader(name, training)
+        images, labels, fields = self._splits[name].tensors()
+        return DeviceLoader(
+            images,
+            labels,
+            mean=self.mean,
+            std=self.std,
+            device=self._device(),
+            augmentation=batched_augmentation(
+                self.augment, self.native_size, self.image_size, self.erase_prob, self.mean
+            ),
+            fields=fields,
+            views=self.views,
+            index=self.index,
+            **self._loader_options(training),
+        )
+
+    def _make_host_loader(self, name: str, training: bool) -> EpochLoader:
+        from batchformer.data.augment.host import array_evaluation, array_transform
+        from batchformer.data.loading.samples import ArraySamples
+
+        images, labels, fields = self._splits[name].tensors()
+        sizes = self.native_size, self.image_size
+        if training:
+            transform = array_transform(self.augment, *sizes, self.mean, self.std, self.erase_prob)
+        else:
+            transform = array_evaluation(self.augment, *sizes, self.mean, self.std)
+        options: dict[str, Any] = {"fields": fields, "index": self.index, "views": self.views if training else 1}
+        samples = ArraySamples(images, labels, transform, self.seed if training else None, **options)
+        return self._host_loader(samples, training)
+
+    @property
+    def predict_transform(self) -> Callable[[Image.Image], Tensor]:
+        from batchformer.data.augment.host import small_image_transform
+
+        return small_image_transform(self.augment, self.native_size, self.image_size, self.mean, self.std)
+
+
+class FeatureData(_SplitData):
+    """Features in place of images: a batch holds `features`, nothing is augmented, and there is one view.
+
+    Subclasses read splits whose `images` are the features, (n, dim) float32; `declare` tells their `feature_dim`.
+    """
+
+    def __init__(self, root: str | None = None, **options: Any) -> None:
+        super().__init__(root, augment_repeats=1, views=1, **options)
+
+    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+        features, labels, fields = self._splits[name].tensors()
+        fields = {"features": features, **fields}
+        if self.on_device is not False:
+            options = self._loader_options(training)
+            return DeviceLoader(None, labels, device=self._device(), fields=fields, index=self.index, **options)
+        from batchformer.data.loading.samples import LabelledSamples
+
+        return self._host_loader(LabelledSamples(labels, fields=fields, index=self.index), training)
+
+    def declare(self) -> dict[str, Any]:
+        return {**super().declare(), "feature_dim": int(self._splits["train"].images.shape[1])}
+
+    @property
+    def predict_transform(self) -> Callable[[Image.Image], Tensor]:
+        raise UserError("this data set holds features and no images: there is nothing to make of an image.")

@@ -1,0 +1,115 @@
+"""What all data sets of images with one label share: what is known of their classes, checks of labels, long tails."""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from batchformer.data.loading.data_module import DataModule
+from batchformer.errors import UserError
+from batchformer.metrics.shots import count_shots
+
+
+class ClassificationData(DataModule):
+    """A training set, balanced or with a long tail, and a test set.
+
+    After `setup`: `class_names`, `class_counts` (training images per class, in label order), `num_classes`,
+    `train_images`, `test_images`, `fingerprint` (sha256 of what is trained on). Known from the start: `mean`, `std`,
+    `image_size`, `predict_transform`. Options, order and augmentation of an epoch: see `DataModule`.
+
+    `on_device`: whether the data lie on the device of the training and are augmented there ("auto": where they can).
+    """
+
+    class_counts: list[int]
+    #: whether classes may be without a training image, as in zero-shot recognition
+    allow_empty_classes = False
+
+    def __init__(self, root: str | None = None, *, on_device: Literal["auto"] | bool = "auto", **options: Any) -> None:
+        super().__init__(root, **options)
+        self.on_device = on_device
+
+    def describe(self) -> dict[str, Any]:
+        """The data set in numbers: classes by frequency (Many > 100, Medium 20 to 100, Few < 20), head and tail."""
+        self.setup()
+        counts = self.class_counts
+        least = min(count for count in counts if count)
+        head, tail = counts.index(max(counts)), len(counts) - 1 - counts[::-1].index(least)
+        return {
+            "classes": self.num_classes,
+            "train_images": self.train_images,
+            "test_images": self.test_images,
+            "image_size": getattr(self, "image_size", None),  # data of features have none
+            **count_shots(counts),
+            "head": {"label": head, "name": self.class_names[head], "images": counts[head]},
+            "tail": {"label": tail, "name": self.class_names[tail], "images": counts[tail]},
+            "imbalance": counts[head] / counts[tail],
+            "fingerprint": self.fingerprint,
+        }
+
+
+LongTailedData = ClassificationData  # the name from the time when every data set here had a tail
+
+
+def check_labels(labels: np.ndarray, classes: int, where: str) -> None:
+    """Labels are the whole numbers 0 .. classes - 1."""
+    if not len(labels):
+        raise UserError(f"no images in {where}.")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise UserError(f"label {wrong} in {where} is not one of the {classes} classes 0 to {classes - 1}.")
+
+
+def count_classes(labels: np.ndarray, names: list[str], where: str, allow_empty: bool = False) -> list[int]:
+    """Training images per class.
+
+    A class without any is refused unless `allow_empty`: Balanced Softmax takes the log of the count.
+    """
+    check_labels(labels, len(names), where)
+    if len(names) < 2:
+        raise UserError(f"{where} has one class only ({names[0]}): there is nothing to tell apart; add another class.")
+    counts = np.bincount(labels, minlength=len(names)).tolist()
+    if 0 in counts and not allow_empty:
+        empty = counts.index(0)
+        others = counts.count(0) - 1
+        more = f" (and {others} more)" if others else ""
+        raise UserError(
+            f"class {empty} ({names[empty]}){more} has no training image in {where}: "
+            f"add some, or remove the class and number the labels 0, 1, 2, ... without gaps."
+        )
+    return counts
+
+
+def tail_counts(classes: int, largest: int, imbalance: float) -> list[int]:
+    """Images per class: int(largest * imbalance ** (-c / (classes - 1))), class 0 the head (Cui et al., 2019).
+
+    Evaluated in exactly this form: `imbalance ** -x` and `(1 / imbalance) ** x` differ in the last bit, and `int` cuts.
+    """
+    if not imbalance >= 1:
+        raise UserError(
+            f"imbalance must be 1 (balanced) or more, got {imbalance}: it is the largest class / the smallest."
+        )
+    counts = [int(largest * imbalance ** (-c / max(classes - 1, 1))) for c in range(classes)]
+    if counts[-1] < 1:
+        raise UserError(
+            f"imbalance {imbalance:g} leaves class {counts.index(0)} without a training image "
+            f"(the largest class has {largest}): choose {largest} or less."
+        )
+    return counts
+
+
+def tail_subset(labels: np.ndarray, names: list[str], largest: int, imbalance: float) -> np.ndarray:
+    """The first `tail_counts` images of each class in file order, as ascending positions in the file.
+
+    The papers' code shuffles before it takes them, without a seed, so their subsets cannot be had again; ours is the
+    same for everybody.
+    """
+    chosen = []
+    for c, needed in enumerate(tail_counts(len(names), largest, imbalance)):
+        members = np.flatnonzero(labels == c)
+        if len(members) < needed:
+            raise UserError(
+                f"class {c} ({names[c]}) needs {needed} training images at imbalance {imbalance:g}, "
+                f"but the file has {len(members)}: use the complete official file."
+            )
+        chosen.append(members[:needed])
+    return np.sort(np.concatenate(chosen))

@@ -1,0 +1,227 @@
+"""COCO in its official layout, and anybody's data in its format: JSON that is read, checked and turned into arrays."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
+from batchformer.data.sets.detection import DetectionData
+from batchformer.data.sets.miniature import CROWDED, GREY, THINGS, TRAIN_SCENES, VAL_SCENES, draw_scene, save_pixels
+from batchformer.errors import UserError
+
+LAYOUT = "DIR/{train,val}2017/*.jpg, annotations/instances_{train,val}2017.json"
+_LISTS = ("images", "annotations", "categories")
+
+
+class CocoDetection(DetectionData):
+    """root/train2017/*.jpg, root/val2017/*.jpg and root/annotations/instances_{train,val}2017.json.
+
+    Own data: name the folders of images and the files of annotations, all relative to `root`; a `bbox` is x, y, width,
+    height in pixels. Categories are those of the training annotations, sorted by id. What the other keywords do and
+    what batches are: see `DetectionData`. As in DETR, crowds are not trained on, boxes are cut at the edges of the
+    image and those of no area left out; evaluation knows all boxes as they are annotated.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        train_images: str = "train2017",
+        train_annotations: str = "annotations/instances_train2017.json",
+        val_images: str = "val2017",
+        val_annotations: str = "annotations/instances_val2017.json",
+        **options: Any,
+    ) -> None:
+        super().__init__(root, **options)
+        self.files = {"train": (train_annotations, train_images), "val": (val_annotations, val_images)}
+
+    def _read_scenes(self, root: str) -> tuple[dict[str, Scenes], Categories]:
+        train_file, train_folder = self._paths(root, "train")
+        val_file, val_folder = self._paths(root, "val")
+        train, categories = read_instances(train_file, train_folder)
+        val, _ = read_instances(val_file, val_folder, categories)
+        return {"train": train, "val": val}, categories
+
+    def _paths(self, root: str, part: str) -> tuple[Path, Path]:
+        file, folder = (Path(root) / name for name in self.files[part])
+        if not folder.is_dir():
+            raise UserError(
+                f"there is no folder {folder}: set data.root to the folder that holds {self.files[part][1]}, "
+                f"or data.{part}_images to the folder of the images."
+            )
+        return file, folder
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The three lists every file of COCO has, as lists of dicts."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}: check data.root, or name the annotations that are there.")
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path} cannot be read as JSON ({reason}): unpack or write it again.") from error
+    for part in _LISTS:
+        entries = content.get(part) if isinstance(content, dict) else None
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise UserError(f"{path} has no list {part!r}: it is not a file of annotations in COCO's format.")
+    return content
+
+
+def values(entries: Iterable[Mapping[str, Any]], key: str, what: str, path: Path) -> list[Any]:
+    """The value of `key` in each entry; one that lacks it is named."""
+    entries = list(entries)
+    for place, entry in enumerate(entries):
+        if key not in entry:
+            name = entry.get("id", f"number {place + 1}")
+            raise UserError(f"{path}: {what} {name} has no {key!r}.")
+    return [entry[key] for entry in entries]
+
+
+def read_categories(content: dict[str, Any], path: Path) -> Categories:
+    """In the order of their ids. Where nothing is said of things and stuff, all are things."""
+    entries = content["categories"]
+    ids, names = (
+        _whole(values(entries, "id", "category", path), "category ids", path),
+        values(entries, "name", "category", path),
+    )
+    _refuse_twice(ids, "category", path)
+    if not len(ids) or ids.min() < 0:
+        raise UserError(f"{path}: categories need ids from 0 on, got {'none' if not len(ids) else ids.min()}.")
+    order = np.argsort(ids)
+    things = [bool(entry.get("isthing", 1)) for entry in entries]
+    return Categories([int(ids[k]) for k in order], [str(names[k]) for k in order], [things[k] for k in order])
+
+
+def read_images(content: dict[str, Any], path: Path) -> list[tuple[int, str, int, int]]:
+    """(id, file, height, width), in the order of their ids."""
+    entries = content["images"]
+    columns = [_whole(values(entries, key, "image", path), f"image {key}s", path) for key in ("id", "height", "width")]
+    files = [str(file) for file in values(entries, "file_name", "image", path)]
+    _refuse_twice(columns[0], "image", path)
+    order = np.argsort(columns[0])
+    return [(int(columns[0][k]), files[k], int(columns[1][k]), int(columns[2][k])) for k in order]
+
+
+def places(ids: list[Any], known: list[int], what: str, annotations: list[Any], path: Path) -> np.ndarray:
+    """Where each id stands among the known ones; an annotation with an unknown one is named."""
+    place_of = {identity: place for place, identity in enumerate(known)}
+    found = [place_of.get(identity, -1) if isinstance(identity, int) else -1 for identity in ids]
+    if -1 in found:
+        k = found.index(-1)
+        raise UserError(
+            f"{path}: annotation {annotations[k]} names {what} {ids[k]}, which the file does not list: "
+            f"add it to its {'images' if what == 'image' else 'categories'}, or take the annotation out."
+        )
+    return np.array(found, dtype=np.int64)
+
+
+def read_instances(path: Path, folder: Path, known: Categories | None = None) -> tuple[Scenes, Categories]:
+    """Images and boxes. Labels are places in the categories: those of this file, or the `known` ones."""
+    content = read_json(path)
+    own = read_categories(content, path)
+    categories = own if known is None else same_categories(own, known, path)
+    images = read_images(content, path)
+    entries = content["annotations"]
+    names = [entry.get("id", f"number {place + 1}") for place, entry in enumerate(entries)]
+    boxes = read_boxes(values(entries, "bbox", "annotation", path), names, path)
+    area = [entry.get("area", box[2] * box[3]) for entry, box in zip(entries, boxes, strict=True)]
+    areas = numbers(area, "area", names, path)
+    listed = places(values(entries, "category_id", "annotation", path), own.ids, "category", names, path)
+    label_of = np.array([categories.ids.index(identity) for identity in own.ids])
+    corners = boxes.copy()
+    corners[:, 2:] += boxes[:, :2]
+    scenes = make_scenes(
+        str(path),
+        str(folder),
+        images,
+        places(values(entries, "image_id", "annotation", path), [image[0] for image in images], "image", names, path),
+        names,
+        boxes=corners,
+        labels=label_of[listed],
+        area=areas,
+        crowd=np.array([bool(entry.get("iscrowd", 0)) for entry in entries], dtype=bool),
+        ignore=np.zeros(len(entries), dtype=bool),
+    )
+    return scenes, categories
+
+
+def same_categories(own: Categories, known: Categories, path: Path) -> Categories:
+    """The known ones, after a look that this file means the same by its ids."""
+    name_of = dict(zip(known.ids, known.names, strict=True))
+    for identity, name in zip(own.ids, own.names, strict=True):
+        if name_of.get(identity) != name:
+            there = f"is {name_of[identity]!r}" if identity in name_of else "does not exist"
+            raise UserError(f"{path}: category {identity} is {name!r}, but {there} in the training annotations.")
+    return known
+
+
+def numbers(given: list[Any], key: str, names: list[Any], path: Path) -> np.ndarray:
+    """As floats; an annotation whose value is no number is named."""
+    for name, value in zip(names, given, strict=True):
+        if not isinstance(value, int | float) or value != value:
+            raise UserError(f"{path}: the {key} of annotation {name} is not a number, but {str(value)[:60]}.")
+    return np.array(given, dtype=np.float64)
+
+
+def read_boxes(given: list[Any], names: list[Any], path: Path) -> np.ndarray:
+    """x, y, width, height; an annotation whose box is something else is named."""
+    try:
+        boxes = np.array(given, dtype=np.float64).reshape(-1, 4)
+        if len(boxes) == len(given):
+            return boxes
+    except (TypeError, ValueError):
+        pass
+    k = next(k for k, box in enumerate(given) if not _is_box(box))
+    raise UserError(
+        f"{path}: the bbox of annotation {names[k]} is not [x, y, width, height], but {str(given[k])[:60]}."
+    )
+
+
+def _is_box(box: Any) -> bool:
+    return isinstance(box, list) and len(box) == 4 and all(isinstance(value, int | float) for value in box)
+
+
+def _whole(given: list[Any], what: str, path: Path) -> np.ndarray:
+    wrong = [value for value in given if not isinstance(value, int)]
+    if wrong:
+        raise UserError(f"{path}: {what} are whole numbers, found {str(wrong[0])[:60]!r}.")
+    return np.array(given, dtype=np.int64)
+
+
+def _refuse_twice(ids: np.ndarray, what: str, path: Path) -> None:
+    found, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise UserError(f"{path}: the id {found[counts > 1][0]} stands for two {what} entries.")
+
+
+def miniature(folder: Path) -> None:
+    """24 and 8 images of five classes."""
+    for part, scenes in (("train2017", TRAIN_SCENES), ("val2017", VAL_SCENES)):
+        images, annotations = write_scenes(folder, part, scenes)
+        things = [{"id": identity, "name": name} for identity, name in THINGS.items()]
+        write_json(folder / f"annotations/instances_{part}.json", images, annotations, things)
+
+
+def write_scenes(folder: Path, part: str, scene_numbers: Iterable[int]) -> tuple[list[dict], list[dict]]:
+    """Generated images in folder/part; what a file of annotations lists under `images` and `annotations`."""
+    ids = list(THINGS)
+    images: list[dict] = []
+    annotations: list[dict] = []
+    for number in scene_numbers:
+        scene, file = draw_scene(number), f"{number + 9:012d}.jpg"
+        height, width = scene.segments.shape
+        save_pixels(folder / part / file, scene.pixels, grey=number == GREY)
+        images.append({"id": number + 9, "file_name": file, "height": height, "width": width})
+        for place, (label, box) in enumerate(scene.objects):
+            entry = {"image_id": number + 9, "category_id": ids[label], "bbox": list(box), "area": box[2] * box[3]}
+            crowd = int(number % 1000 == CROWDED and place == 0)
+            annotations.append({"id": len(annotations) + 1, "iscrowd": crowd, **entry})
+    return images, annotations
+
+
+def write_json(path: Path, images: list, annotations: list, categories: list) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))

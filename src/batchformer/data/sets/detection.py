@@ -1,0 +1,228 @@
+"""What all data sets for detectors share: keywords, targets, what is known after `setup`."""
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, Statistics, check_statistics
+from batchformer.data.loading.data_module import DataModule
+from batchformer.data.loading.epoch_loader import EpochLoader
+from batchformer.data.sets.boxes import Categories, Scenes
+from batchformer.data.sets.detection_samples import DetectionSamples
+from batchformer.data.sets.files import existing_root
+from batchformer.errors import UserError
+from batchformer.metrics.shots import count_shots
+
+Labels = Literal["contiguous", "official"]
+Part = Literal["train", "val"]
+
+
+class DetectionData(DataModule):
+    """Images with boxes, to train one of transformers' detectors on: `model(**batch)`.
+
+    A batch is a dict of `pixel_values`, `pixel_mask` (1 where an image is, 0 where it is padded) and `labels`, one dict
+    an image with `class_labels`, `boxes` (centre x, y, width, height in fractions of the image), `area`, `iscrowd`
+    (always 0: crowds are not trained on), `image_id`, `orig_size` and `size` (height, width), and, when evaluating,
+    `truth`: everything annotated, crowds too, in pixels of the original image, as `CocoAP` wants it.
+
+    `image_size` is the largest short side; DETR's other sizes are in proportion to it unless `scales` and `max_size`
+    are given. Batches are padded to a multiple of `pad_multiple`. `labels="contiguous"` numbers the categories 0, 1, 2
+    in the order of their ids; `"official"` keeps the ids (COCO's go to 90 with gaps: 91 classes). `limit_train` and
+    `limit_val` take the first so many images; `evaluate_on="train"` evaluates on the images trained on. `keep_empty`
+    keeps training images without any box.
+
+    `repeat`: an epoch goes through the training images that many times, each time in a new order; with a few dozen
+    images an epoch is else over before it has begun. The batches are those of as many epochs.
+
+    `cache` keeps in memory what is the same in every epoch, for sets that fit there: the finished samples where nothing
+    is drawn (`augment="none"`, and when evaluating), else the decoded images. Each worker process keeps its own, so
+    memory counts once a worker and time is saved once every worker has met an image. With `cache="device"` and no
+    workers, finished training samples stay on the device of the run and batches are put together there. Batches are the
+    same with and without.
+
+    After `setup`: `num_classes`, `class_names` and `id2label` by label, `category_ids` by label (-1 in a gap),
+    `is_thing`, `class_counts` (training boxes), `train_images`, `test_images`, `train_boxes`, `test_boxes`,
+    `fingerprint`.
+    """
+
+    category_ids: list[int]
+    is_thing: list[bool]
+    class_counts: list[int]
+    train_boxes: int
+    test_boxes: int
+
+    def __init__(
+        self,
+        root: str | None = None,
+        *,
+        image_size: int = 800,
+        max_size: int | None = None,
+        scales: list[int] | None = None,
+        augment: Literal["detr", "flip", "none"] = "detr",
+        pad_multiple: int = 1,
+        labels: Labels = "contiguous",
+        keep_empty: bool = True,
+        limit_train: int | None = None,
+        limit_val: int | None = None,
+        evaluate_on: Part = "val",
+        mean: Statistics = IMAGENET_MEAN,
+        std: Statistics = IMAGENET_STD,
+        batch_size: int = 2,
+        workers: int = 4,
+        eval_batch_size: int = 4,
+        repeat: int = 1,
+        cache: bool | Literal["device"] = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            root, batch_size=batch_size, workers=workers, eval_batch_size=eval_batch_size,
+            augment_repeats=1, views=1, index=False, **options,
+        )  # fmt: skip
+        numbers = {"image_size": image_size, "max_size": max_size, "pad_multiple": pad_multiple,
+                   "limit_train": limit_train, "limit_val": limit_val, "repeat": repeat,
+                   "scales": None if scales is None else min(scales, default=0)}  # fmt: skip
+        for name, value in numbers.items():
+            if value is not None and value < 1:
+                raise UserError(f"data.{name} must be at least 1, got {value}.")
+        if max_size is not None and max_size < image_size:
+            raise UserError(
+                f"data.max_size, the longest side, must be at least data.image_size, got {max_size} and {image_size}."
+            )
+        check_statistics(std)
+        self.image_size, self.max_size, self.scales = image_size, max_size, scales
+        self.augment, self.pad_multiple = augment, pad_multiple
+        self.labels, self.keep_empty = labels, keep_empty
+        self.limits = {"train": limit_train, "val": limit_val}
+        self.evaluate_on = evaluate_on
+        self.mean, self.std = mean, std
+        self.repeat, self.cache = repeat, cache
+        self._kept: dict[tuple[Part, bool], Any] = {}  # samples that remember, by part and whether they are trained on
+
+    @abstractmethod
+    def _read_scenes(self, root: str) -> tuple[dict[str, Scenes], Categories]:
+        """Images to train ("train") and to evaluate on ("val"), their labels as positions in the categories."""
+
+    @property
+    def id2label(self) -> dict[int, str]:
+        """For transformers' configurations."""
+        return dict(enumerate(self.class_names))
+
+    def evaluation_loader(self, part: Part) -> EpochLoader:
+        """The images of a part as they are, with their truth."""
+        self.setup()
+        return self._loader_of(part, training=False)
+
+    def _read(self) -> None:
+        read, categories = self._read_scenes(existing_root(self.root))
+        train, val = read["train"], read["val"]
+        self._set_categories(categories)
+        if not self.keep_empty:
+            train = train.some(np.unique(np.repeat(np.arange(len(train)), np.diff(train.first))[train.trained()]))
+        self._scenes: dict[str, Scenes] = {}
+        for part, scenes in (("train", train), ("val", val)):
+            scenes = scenes.some(np.arange(len(scenes))[: self.limits[part]])
+            if not len(scenes):
+                raise UserError(f"{scenes.source} lists no image{' with a box' if not self.keep_empty else ''}.")
+            if not os.path.isfile(scenes.path(0)):
+                raise UserError(
+                    f"image {scenes.path(0)}, the first in {scenes.source}, does not exist: check data.root."
+                )
+            self._scenes[part] = self._labelled(scenes)
+        train, test = self._scenes["train"], self._scenes[self.evaluate_on]
+        self.class_counts = np.bincount(train.labels[train.trained()], minlength=self.num_classes).tolist()
+        self.train_images, self.test_images = len(train), len(test)
+        self.train_boxes, self.test_boxes = sum(self.class_counts), int(test.trained().sum())
+        if not self.train_boxes:
+            raise UserError(f"{train.source} has no box to train on in the images chosen.")
+        self.fingerprint = train.fingerprint()
+
+    def _set_categories(self, categories: Categories) -> None:
+        """Names, ids and kinds by label."""
+        if self.labels == "contiguous":
+            position_of = dict(enumerate(range(len(categories.ids))))
+        else:
+            position_of = {identity: position for position, identity in enumerate(categories.ids)}
+        self._label_of = np.array(list(position_of), dtype=np.int64)
+        labels = range(max(position_of) + 1)
+        self.class_names = [categories.names[position_of[k]] if k in position_of else "N/A" for k in labels]
+        self.category_ids = [categories.ids[position_of[k]] if k in position_of else -1 for k in labels]
+        self.is_thing = [categories.things[position_of[k]] if k in position_of else False for k in labels]
+
+    def _labelled(self, scenes: Scenes) -> Scenes:
+        return replace(scenes, labels=self._label_of[scenes.labels])
+
+    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+        return self._loader_of("train" if training else self.evaluate_on, training)
+
+    def _loader_of(self, part: Part, training: bool) -> EpochLoader:
+        return self._host_loader(self._cached_samples(part, training), training, self.repeat if training else 1)
+
+    def _cached_samples(self, part: Part, training: bool) -> Any:
+        """The samples, with `cache` the same object for every loader."""
+        if not self.cache:
+            return self._samples(part, training)
+        if (part, training) not in self._kept:
+            from batchformer.data.loading.samples import KeptSamples
+
+            samples = self._samples(part, training)
+            if training and self.augment != "none":
+                samples.keep_decoded()
+            else:
+                there = training and self.cache == "device" and not self.workers
+                samples = KeptSamples(samples, self._device() if there else None)
+            self._kept[part, training] = samples
+        return self._kept[part, training]
+
+    def _samples(self, part: Part, training: bool) -> Any:
+        return DetectionSamples(
+            self._scenes[part],
+            self._transform(training),
+            seed=self.seed if training else None,
+            truth=not training,
+            pad_multiple=self.pad_multiple,
+        )
+
+    def declare(self) -> dict[str, Any]:
+        return {**super().declare(), "category_ids": list(self.category_ids), "is_thing": list(self.is_thing)}
+
+    def _transform(self, training: bool) -> Callable[[Any], Any]:
+        from batchformer.data.augment.detection import evaluation_transform, training_transform
+
+        if training:
+            sizes = (self.image_size, self.max_size, self.scales)
+            return training_transform(self.augment, *sizes, self.mean, self.std)
+        return evaluation_transform(self.image_size, self.max_size, self.mean, self.std)
+
+    @property
+    def predict_transform(self) -> Callable[[Image.Image], Tensor]:
+        return partial(_transformed, transform=self._transform(training=False))
+
+    def describe(self) -> dict[str, Any]:
+        """The data set in numbers; classes are counted by their training boxes, those without any left out."""
+        self.setup()
+        counts = {label: count for label, count in enumerate(self.class_counts) if count}
+        head, tail = max(counts, key=lambda k: counts[k]), min(counts, key=lambda k: (counts[k], -k))
+        return {
+            "classes": len(self.class_names) - self.category_ids.count(-1),
+            "train_images": self.train_images,
+            "test_images": self.test_images,
+            "train_boxes": self.train_boxes,
+            "test_boxes": self.test_boxes,
+            "image_size": self.image_size,
+            **count_shots(counts.values()),
+            "head": {"label": head, "name": self.class_names[head], "images": counts[head]},
+            "tail": {"label": tail, "name": self.class_names[tail], "images": counts[tail]},
+            "imbalance": counts[head] / counts[tail],
+            "fingerprint": self.fingerprint,
+        }
+
+
+def _transformed(image: Image.Image, transform: Callable[[Any], Any]) -> Tensor:
+    return transform(image.convert("RGB")).as_subclass(Tensor)

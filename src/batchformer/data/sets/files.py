@@ -1,0 +1,188 @@
+"""Data sets of image files: what lists of files and folders of images have in common."""
+
+import hashlib
+import os
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from batchformer.data.augment.options import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    FileAugmentation,
+    Statistics,
+    check_image_options,
+    check_statistics,
+)
+from batchformer.data.images import EXTENSIONS, images_in
+from batchformer.data.loading.epoch_loader import EpochLoader
+from batchformer.data.sets.classification import ClassificationData, check_labels, count_classes
+from batchformer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Image files relative to the data set's root, their labels, where they were listed (for messages), and what else
+    is known of every image (domains, pairs ...)."""
+
+    paths: list[str]
+    labels: np.ndarray
+    source: str
+    fields: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class FileData(ClassificationData):
+    """Subclasses list their files in `_read_listings`; images are read and augmented in `workers` processes."""
+
+    #: whether photos are turned as their cameras noted; published data sets are read as stored, as everybody does
+    upright = False
+
+    def __init__(
+        self,
+        root: str | None = None,
+        *,
+        augment: FileAugmentation = "imagenet-lt",
+        image_size: int = 224,
+        mean: Statistics = IMAGENET_MEAN,
+        std: Statistics = IMAGENET_STD,
+        erase_prob: float = 0.0,
+        workers: int = 4,
+        eval_batch_size: int = 256,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, workers=workers, eval_batch_size=eval_batch_size, **options)
+        if self.on_device is True:
+            raise UserError(
+                "data.on_device is for data sets held in memory; image files are read on the host: leave it out."
+            )
+        check_image_options(image_size, erase_prob)
+        check_statistics(std)
+        self.augment = augment
+        self.image_size = image_size
+        self.erase_prob = erase_prob
+        self.mean, self.std = mean, std
+
+    @abstractmethod
+    def _read_listings(self, root: str) -> tuple[dict[str, Listing], list[str]]:
+        """The files by name of their set, "train" and the `evaluation_sets`; and the class names."""
+
+    def _read(self) -> None:
+        root = existing_root(self.root)
+        self._listings, self.class_names = self._read_listings(root)
+        train = self._listings["train"]
+        tested = [self._listings[name] for name in self.evaluation_sets]
+        self.class_counts = count_classes(train.labels, self.class_names, train.source, self.allow_empty_classes)
+        for listing in tested:
+            check_labels(listing.labels, len(self.class_names), listing.source)
+        for listing in (train, *tested):
+            # one look is enough to find a wrong root; looking at all would take minutes on a network disk
+            first = os.path.join(root, listing.paths[0])
+            if not os.path.isfile(first):
+                raise UserError(f"image {first}, the first in {listing.source}, does not exist: check data.root.")
+        self.train_images, self.test_images = len(train.paths), sum(len(listing.paths) for listing in tested)
+        lines = "".join(f"{path} {label}\n" for path, label in zip(train.paths, train.labels, strict=True))
+        digest = hashlib.sha256(lines.encode(errors="surrogateescape"))
+        for name, values in sorted(train.fields.items()):
+            digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
+        self.fingerprint = digest.hexdigest()
+        self._folder = os.path.join(root, "")
+
+    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+        from batchformer.data.augment.host import file_transform
+        from batchformer.data.loading.samples import FileSamples
+
+        listing = self._listings[name]
+        transform = (
+            file_transform(self.augment, self.image_size, self.mean, self.std, self.erase_prob)
+            if training
+            else self.predict_transform
+        )
+        samples = FileSamples(
+            listing.paths,
+            torch.from_numpy(listing.labels),
+            transform,
+            self.seed if training else None,
+            self._folder,
+            self.upright,
+            fields={name: torch.from_numpy(values) for name, values in listing.fields.items()},
+            views=self.views if training else 1,
+            index=self.index,
+        )
+        return self._host_loader(samples, training)
+
+    @property
+    def predict_transform(self) -> Callable[[Image.Image], Tensor]:
+        from batchformer.data.augment.host import evaluation_transform
+
+        return evaluation_transform(self.augment, self.image_size, self.mean, self.std)
+
+
+def existing_root(root: str | None) -> str:
+    """The folder of the images, or a sentence that says it is not there."""
+    if root is None:
+        raise UserError("data.root is not set: name the folder the images are in.")
+    folder = os.path.expanduser(root)
+    if not os.path.isdir(folder):
+        raise UserError(f"data.root {root} is not a folder: name the one the images are in (--data-root DIR).")
+    return folder
+
+
+def read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text ({error}).") from error
+
+
+def find_file(name: str, root: str, keyword: str) -> Path:
+    """A text file beside the images, looked for in `root` and then in the working directory."""
+    given = Path(name).expanduser()
+    candidates = [given] if given.is_absolute() else [Path(root) / given, given]
+    for path in candidates:
+        if path.is_file():
+            return path
+    looked = " or ".join(str(path) for path in candidates)
+    raise UserError(f"data.{keyword}: there is no file {looked}.")
+
+
+def class_folders(root: str, part: str) -> list[str]:
+    folder = Path(root) / part
+    if not folder.is_dir():
+        above = Path(root).parent
+        if Path(root).name in ("train", "val") and (above / part).is_dir():
+            raise UserError(f"{root} holds one part of the images only: name the folder above it, {above}.")
+        raise UserError(
+            f"there is no folder {folder}: images are expected in {root}/train/<class>/ and {root}/val/<class>/."
+        )
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise UserError(f"{folder} has no class folders: images are expected in {folder}/<class>/.")
+    return names
+
+
+def list_images(root: str, part: str, names: list[str], allow_empty: bool = False) -> Listing:
+    """All images of the classes, classes and then paths in alphabetical order.
+
+    A training class needs one image at least, unless `allow_empty`.
+    """
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        folder = Path(root) / part / name
+        above = len(str(folder)) - len(os.path.join(part, name))
+        found = [path[above:] for path in images_in(folder)]  # os.path.relpath of a million files takes a while
+        if not found and part == "train" and not allow_empty:
+            raise UserError(
+                f"class {name} has no training image in {folder} (looked for {' '.join(EXTENSIONS)}): "
+                f"add some, or remove the folder."
+            )
+        paths += found
+        labels += [label] * len(found)
+    return Listing(paths, np.array(labels, dtype=np.int64), str(Path(root) / part))

@@ -1,0 +1,109 @@
+"""Lists of "path label" lines: the layout ImageNet-LT, Places-LT and iNaturalist 2018 are published in."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from batchformer.data.sets.files import FileData, Listing, find_file, read_lines
+from batchformer.data.sets.miniature import FILE_COUNTS, TEST_PER_CLASS, save_picture
+from batchformer.errors import UserError
+
+LAYOUT = {
+    "imagenet-lt": "DIR/{train,val}/..., ImageNet_LT_train.txt, ImageNet_LT_test.txt",
+    "places-lt": "DIR/{data_256,test_256}/..., Places_LT_train.txt, Places_LT_test.txt",
+    "inaturalist18": "DIR/train_val2018/..., iNaturalist18_train.txt, iNaturalist18_val.txt",
+}
+
+
+class ListFiles(FileData):
+    """Each line of a list names an image (relative to `root`) and its label, a whole number from 0.
+
+    Lists are looked for in `root` and then in the working directory. `val_list` is the list results are reported on:
+    ImageNet_LT_test.txt, Places_LT_test.txt, iNaturalist18_val.txt. `names` may name a text file with one class name
+    a line. iNaturalist 2018 has statistics of its own: mean (.466, .471, .380), std (.195, .194, .192).
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        train_list: str = "train.txt",
+        val_list: str = "val.txt",
+        names: str | None = None,
+        workers: int = 8,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, workers=workers, **options)
+        self.train_list = train_list
+        self.val_list = val_list
+        self.names = names
+
+    def _read_listings(self, root: str) -> tuple[dict[str, Listing], list[str]]:
+        train = read_list(find_file(self.train_list, root, "train_list"))
+        test = read_list(find_file(self.val_list, root, "val_list"))
+        classes, listings = int(train.labels.max()) + 1, {"train": train, "val": test}
+        if self.names is None:
+            return listings, [str(c) for c in range(classes)]
+        path = find_file(self.names, root, "names")
+        names = [line.strip() for line in read_lines(path) if line.strip()]
+        if len(names) != classes:
+            raise UserError(
+                f"{path} has {len(names)} class names, but the labels in {train.source} go up to {classes - 1}."
+            )
+        return listings, names
+
+
+def read_list(path: Path) -> Listing:
+    """The paths may contain spaces; empty lines are passed over; anything else that is no pair is named by its line."""
+    paths: list[str] = []
+    labels: list[int] = []
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        parts = line.rsplit(maxsplit=1)
+        if len(parts) != 2 or not parts[1].isascii() or not parts[1].isdigit():
+            raise UserError(
+                f'{path}, line {number}: expected "path label" with a label from 0 on, found {line.strip()[:80]!r}.'
+            )
+        paths.append(parts[0].strip())
+        labels.append(int(parts[1]))
+    if not paths:
+        raise UserError(f"{path} lists no image.")
+    return Listing(paths, np.array(labels, dtype=np.int64), str(path))
+
+
+class _ListedFiles(NamedTuple):
+    """Names of the two lists, and of the images in them (c: class, i: number in the class, n: number in the list)."""
+
+    train_list: str
+    test_list: str
+    train_path: str
+    test_path: str
+
+
+_MINIATURES = {
+    "imagenet-lt": _ListedFiles(
+        "ImageNet_LT_train.txt", "ImageNet_LT_test.txt", "train/n{c:08d}/n{c:08d}_{i}.JPEG", "val/test_{n:08d}.JPEG"
+    ),
+    "places-lt": _ListedFiles(
+        "Places_LT_train.txt", "Places_LT_test.txt", "data_256/c/class_{c}/{i:08d}.jpg", "test_256/test_{n:08d}.jpg"
+    ),
+    "inaturalist18": _ListedFiles(
+        "iNaturalist18_train.txt",
+        "iNaturalist18_val.txt",
+        "train_val2018/Plantae/{c}/{i}.jpg",
+        "train_val2018/Plantae/{c}/val_{n}.jpg",
+    ),
+}
+
+
+def miniature(folder: Path, name: str) -> None:
+    """Eight classes of 160 to 2 training images."""
+    layout = _MINIATURES[name]
+    train = [(layout.train_path.format(c=c, i=i), c, i) for c, count in enumerate(FILE_COUNTS) for i in range(count)]
+    spread = [(c, i) for c in range(len(FILE_COUNTS)) for i in range(TEST_PER_CLASS)]
+    test = [(layout.test_path.format(c=c, n=n), c, 10_000 + i) for n, (c, i) in enumerate(spread)]
+    for listing, entries in ((layout.train_list, train), (layout.test_list, test)):
+        for path, label, number in entries:
+            save_picture(folder / path, label, number)
+        (folder / listing).write_text("".join(f"{path} {label}\n" for path, label, _ in entries))

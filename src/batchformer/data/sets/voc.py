@@ -1,0 +1,160 @@
+"""PASCAL VOC's folders: an XML file for each image."""
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from batchformer.data.images import EXTENSIONS
+from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
+from batchformer.data.sets.detection import DetectionData
+from batchformer.data.sets.files import read_lines
+from batchformer.data.sets.miniature import CROWDED, GREY, TRAIN_SCENES, VAL_SCENES, Scene, draw_scene, save_pixels
+from batchformer.errors import UserError
+
+LAYOUT = "DIR/{JPEGImages,Annotations,ImageSets/Main}/..."
+VOC_CLASSES = ("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
+               "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor")  # fmt: skip
+
+
+class VocDetection(DetectionData):
+    """JPEGImages/, Annotations/*.xml and ImageSets/Main/<list>.txt, in `root` or in folders of it.
+
+    `train` and `val` name lists: `trainval` for ImageSets/Main/trainval.txt in `root`, `VOC2012/trainval` for that of
+    root/VOC2012; several are put together (VOC07+12 is `[VOC2007/trainval, VOC2012/trainval]` against `VOC2007/test`).
+    Classes are `class_names`, or VOC's twenty where the training objects are all of these, else the names that occur,
+    sorted. Difficult objects are trained on with `difficult=True` only; evaluation neither wants nor punishes them.
+    Pixels are counted from 1 in the files, as in VOC. Batches and other keywords: see `DetectionData`.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        train: str | list[str] = "trainval",
+        val: str | list[str] = "test",
+        class_names: list[str] | None = None,
+        difficult: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, **options)
+        self.lists = {
+            part: [names] if isinstance(names, str) else list(names) for part, names in (("train", train), ("val", val))
+        }
+        self.given_names, self.difficult = class_names, difficult
+
+    def _read_scenes(self, root: str) -> tuple[dict[str, Scenes], Categories]:
+        read = {
+            part: [image for name in self.lists[part] for image in _read_list(Path(root), name)]
+            for part in ("train", "val")
+        }
+        found = sorted({box["name"] for image in read["train"] for box in image["objects"]})
+        names = self.given_names or (list(VOC_CLASSES) if set(found) <= set(VOC_CLASSES) else found)
+        train, val = (self._scenes_of(root, part, read[part], names) for part in ("train", "val"))
+        return {"train": train, "val": val}, Categories(list(range(len(names))), names, [True] * len(names))
+
+    def _scenes_of(self, root: str, part: str, images: list[dict[str, Any]], names: list[str]) -> Scenes:
+        label_of = {name: label for label, name in enumerate(names)}
+        boxes = [(place, image["file"], box) for place, image in enumerate(images) for box in image["objects"]]
+        for _, file, box in boxes:
+            if box["name"] not in label_of:
+                raise UserError(
+                    f"{file} names the class {box['name']!r}, which is not one of the {len(names)} trained on."
+                )
+        corners = np.array([box["corners"] for _, _, box in boxes], dtype=np.float64).reshape(-1, 4)
+        difficult = np.array([box["difficult"] for _, _, box in boxes], dtype=bool)
+        return make_scenes(
+            f"{root}, {' and '.join(self.lists[part])}",
+            root,
+            [(place, image["path"], *image["size"]) for place, image in enumerate(images)],
+            np.array([place for place, _, _ in boxes], dtype=np.int64),
+            [file for _, file, _ in boxes],
+            boxes=corners,
+            labels=np.array([label_of[box["name"]] for _, _, box in boxes], dtype=np.int64),
+            area=(corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1]),
+            crowd=np.zeros(len(boxes), dtype=bool),
+            ignore=difficult & (part == "val" or not self.difficult),
+        )
+
+
+def _read_list(root: Path, name: str) -> list[dict[str, Any]]:
+    base, _, part = name.rpartition("/")
+    folder = root / base
+    listing = folder / "ImageSets" / "Main" / f"{part}.txt"
+    for expected in (listing, folder / "Annotations", folder / "JPEGImages"):
+        if not expected.exists():
+            raise UserError(
+                f"VOC's folders are not complete, {expected} is not there: set data.root to the folder with "
+                f"Annotations, ImageSets and JPEGImages, or write data.train and data.val as VOC2007/trainval."
+            )
+    # lists of one class have a second column
+    stems = [line.split()[0] for line in read_lines(listing) if line.strip()]
+    if not stems:
+        raise UserError(f"{listing} lists no image.")
+    suffix = _suffix(folder / "JPEGImages", stems[0])
+    return [
+        _read_xml(folder / "Annotations" / f"{stem}.xml") | {"path": str(Path(base) / "JPEGImages" / f"{stem}{suffix}")}
+        for stem in stems
+    ]
+
+
+def _suffix(folder: Path, stem: str) -> str:
+    return next((suffix for suffix in EXTENSIONS if (folder / f"{stem}{suffix}").is_file()), ".jpg")
+
+
+def _read_xml(path: Path) -> dict[str, Any]:
+    try:
+        tree = ElementTree.parse(path).getroot()
+        size = (int(_text(tree, "size/height")), int(_text(tree, "size/width")))
+        return {"file": str(path), "size": size, "objects": [_read_object(entry) for entry in tree.iter("object")]}
+    except FileNotFoundError as error:
+        raise UserError(
+            f"annotation {path} does not exist: unpack it again, or take the image out of the list."
+        ) from error
+    except (OSError, ElementTree.ParseError, ValueError) as error:
+        raise UserError(f"annotation {path} cannot be read ({error}): unpack or write it again.") from error
+
+
+def _read_object(entry: ElementTree.Element) -> dict[str, Any]:
+    """Corners of the area in pixels: a box from pixel 1 to pixel 1 reaches from 0 to 1."""
+    x1, y1, x2, y2 = (float(_text(entry, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax"))
+    difficult = (entry.findtext("difficult") or "0").strip() == "1"
+    return {"name": _text(entry, "name"), "corners": (x1 - 1, y1 - 1, x2, y2), "difficult": difficult}
+
+
+def _text(element: ElementTree.Element, name: str) -> str:
+    text = element.findtext(name)
+    if text is None or not text.strip():
+        raise ValueError(f"no {name} in <{element.tag}>")
+    return text.strip()
+
+
+def miniature(folder: Path) -> None:
+    """24 and 8 images of five of the twenty classes."""
+    names = ("person", "car", "cat", "bottle", "dog")
+    for part, scenes in (("trainval", TRAIN_SCENES), ("test", VAL_SCENES)):
+        stems = []
+        for number in scenes:
+            scene, stem = draw_scene(number), f"{number + 1:06d}"
+            save_pixels(folder / "JPEGImages" / f"{stem}.jpg", scene.pixels, grey=number == GREY)
+            _write_xml(folder / "Annotations" / f"{stem}.xml", scene, names, difficult=number % 1000 == CROWDED)
+            stems.append(stem)
+        listing = folder / "ImageSets" / "Main" / f"{part}.txt"
+        listing.parent.mkdir(parents=True, exist_ok=True)
+        listing.write_text("".join(f"{stem}\n" for stem in stems))
+
+
+def _write_xml(path: Path, scene: Scene, names: tuple[str, ...], difficult: bool) -> None:
+    tree = ElementTree.Element("annotation")
+    size = ElementTree.SubElement(tree, "size")
+    for name, side in zip(("width", "height"), scene.segments.shape[::-1], strict=True):
+        ElementTree.SubElement(size, name).text = str(side)
+    for place, (label, (x, y, w, h)) in enumerate(scene.objects):
+        entry = ElementTree.SubElement(tree, "object")
+        ElementTree.SubElement(entry, "name").text = names[label]
+        ElementTree.SubElement(entry, "difficult").text = str(int(difficult and place == 0))
+        box = ElementTree.SubElement(entry, "bndbox")
+        for name, value in (("xmin", x + 1), ("ymin", y + 1), ("xmax", x + w), ("ymax", y + h)):
+            ElementTree.SubElement(box, name).text = str(value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(ElementTree.tostring(tree))
