@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import milliseconds
 from lightning.pytorch.callbacks import Callback
+
+from batchformer.training.task import as_batch
+from benchmarks._common import milliseconds
 
 
 class Busy(Callback):
@@ -80,16 +82,16 @@ class Busy(Callback):
         trainer.should_stop = True
 
     def _bare_step(self, trainer: Any, task: Any) -> Callable[[], Any] | None:
-        graphed = getattr(task, "_graphed", None)
+        graphed = getattr(task, "_captured", None)
         if graphed is not None and graphed.captured:
             return graphed._graph.replay
         if not hasattr(task, "_train_on"):  # a detector's is not of tensors alone
             return None
-        images, targets = task._prepare_batch(*self._batch, 0)
+        batch = task.prepare(as_batch(self._batch), 0)
 
         def step() -> None:
             with trainer.precision_plugin.train_step_context():
-                task._train_on(images, targets)
+                task._train_on(batch)
 
         return step
 

@@ -40,6 +40,14 @@ def milliseconds(step: Callable[[], Any], repeats: int, rounds: int = 5) -> floa
     return sorted(times)[len(times) // 2]
 
 
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    """Through a temporary file beside it, so that a benchmark stopped at any moment leaves a whole file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
 def write(name: str, result: dict[str, Any], folder: Path | None = None, show: bool = True) -> Path:
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from batchformer.kernels import attention, rows
-from batchformer.kernels.bench import Shape
+from batchformer.kernels.launch import RowTiles, Tiles, attention_tiles, padded, row_tiles
 from batchformer.kernels.random_bits import Drop, Site
-from batchformer.kernels.tiles import RowTiles, Tiles, padded, plan, row_tiles
+from benchmarks._layer_timing import Shape
 
 DROP = Drop.of(0.5)
 
@@ -50,7 +50,7 @@ def candidates(shape: Shape) -> list[Candidate]:
 
 def _attention_candidates(shape: Shape) -> list[Candidate]:
     head = shape.dim // shape.heads
-    now = plan(shape.batch, head, 2)
+    now = attention_tiles(shape.batch, head, 2)
     tile = padded(shape.batch)
     found = []
     if now.single:
@@ -114,13 +114,13 @@ class Bench:
         if isinstance(tiles, RowTiles):
             return self._row_call(operation, tiles)
         assert isinstance(tiles, Tiles)
-        single = operation == "tile" or (operation == "forward" and self.problem.plan.single)
-        now = self.problem.plan._replace(single=single)
+        single = operation == "tile" or (operation == "forward" and self.problem.tiles.single)
+        now = self.problem.tiles._replace(single=single)
         if operation.startswith("forward"):
-            problem = self.problem._replace(plan=now._replace(forward=tiles))
+            problem = self.problem._replace(tiles=now._replace(forward=tiles))
             return lambda: attention.forward(problem, self.qkv, None, self.seed)
         # one pass of the two alone
-        problem = self.problem._replace(plan=now._replace(backward_keys=tiles, backward_queries=tiles))
+        problem = self.problem._replace(tiles=now._replace(backward_keys=tiles, backward_queries=tiles))
         only = {"tile": None, "queries": "_KEYS", "keys": "_QUERIES"}[operation]
         out = self.out.view(self.grad.shape)
 

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchformer.kernels import run
-from batchformer.kernels.bench import Shape
-from batchformer.kernels.choose import MEMORIES, Memory
+from batchformer.kernels import dispatch
+from batchformer.kernels.backend import MEMORIES, Memory
 from batchformer.kernels.random_bits import Drop, Site, keep_mask
 from batchformer.nn.encoder import BatchEncoderLayer
+from benchmarks._layer_timing import Shape
 
 LITTLE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-5}
 _SEED = 987654321012345678
@@ -84,11 +84,11 @@ def with_dropout(shape: Shape, dtype: torch.dtype, device: torch.device, memory:
     layer = _make(shape, dtype, device, memory, 0.5)
     x = torch.randn(shape[:3], device=device).to(dtype).requires_grad_()
     seed = torch.tensor([_SEED], device=device)
-    draw, run.draw_seed = run.draw_seed, lambda device: seed  # type: ignore[assignment]
+    draw, dispatch.draw_seed = dispatch.draw_seed, lambda device: seed  # type: ignore[assignment]
     try:
         ours = _results(layer(x), x, layer)
     finally:
-        run.draw_seed = draw
+        dispatch.draw_seed = draw
     exact, twin = copy.deepcopy(layer).double(), x.detach().double().requires_grad_()
     plain = _results(definition(layer, x, seed), x, layer)
     return _compare(ours, plain, _results(definition(exact, twin, seed), twin, exact))

@@ -33,7 +33,8 @@ def environment(jobs: int) -> dict[str, str]:
 
     torch starts as many threads as there are cores in every process, and those of all of them would fight for these.
     """
-    here = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))  # for callbacks
+    root = str(Path(__file__).parents[1])  # for callbacks
+    here = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return {**({"OMP_NUM_THREADS": "1"} if jobs > 1 else {}), **os.environ, "PYTHONPATH": here}
 
 
@@ -102,7 +103,7 @@ class Study:
         command += ["--data-root", args.data_root, "--seed", str(seed), "--out", str(out), "--resume"]
         command += [*self.common, *self.variants[variant], *args.extra]
         if args.in_turn:
-            turn = {"class_path": "_turn.InTurn", "init_args": {"lock": str(args.runs / "turn")}}
+            turn = {"class_path": "benchmarks._turn.InTurn", "init_args": {"lock": str(args.runs / "turn")}}
             command += ["--trainer.callbacks", json.dumps([turn])]
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out.parent / f"seed{seed}.log", "w") as log:

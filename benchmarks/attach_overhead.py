@@ -1,6 +1,6 @@
 """What attaching BatchFormer costs: a training step and a forward pass of ResNet-50, with and without, side by side.
 
-python benchmarks/attach_overhead.py [--batch 128] [--size 224] [--out benchmarks/results]
+python -m benchmarks.attach_overhead [--batch 128] [--size 224] [--out benchmarks/results]
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 import timm
 import torch
 import torch.nn.functional as F
-from _common import milliseconds, write
 
 import batchformer as bf
+from benchmarks._common import milliseconds, write
 
 
 def operations(model: torch.nn.Module, images: torch.Tensor) -> list[str]:

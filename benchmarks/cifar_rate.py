@@ -1,6 +1,6 @@
 """Training rate of the recipe `cifar100-lt-100` against a bare loop, side by side in one run.
 
-    python benchmarks/cifar_rate.py --data-root DIR [--epochs 60] [--out benchmarks/results]
+    python -m benchmarks.cifar_rate --data-root DIR [--epochs 60] [--out benchmarks/results]
 
 The bare loop is one CUDA graph of the same step (forward, backward, SGD of the attached, compiled ResNet-32 under bf16
 autocast) replayed over augmented batches that already lie on the device: no loader, no augmentation, no logging. The
@@ -16,14 +16,14 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
-from _common import milliseconds, write
 
 import batchformer as bf
 from batchformer.cli import main as batchformer
 from batchformer.data import CIFAR100LT
-from batchformer.kernels.bench import graph_of
 from batchformer.losses import BalancedSoftmaxLoss
 from batchformer.models import resnet32
+from benchmarks._common import milliseconds, write
+from benchmarks._layer_timing import graph_of
 
 BATCH = 512
 

@@ -1,13 +1,13 @@
 """Which settings of BatchFormer help on CIFAR-LT: tuned at imbalance 50 and seeds 10 to 12, which no result reports.
 
-    python benchmarks/cifar_tuning.py --data-root DIR [--epochs 260] [--jobs 4] [--only mean lr1]
+    python -m benchmarks.cifar_tuning --data-root DIR [--epochs 260] [--jobs 4] [--only mean lr1]
 
 Every variant is the recipe `cifar100-lt-100` with a few fields changed; see `_study.py` for how they are run.
 """
 
 from __future__ import annotations
 
-from _study import Study
+from benchmarks._study import Study
 
 MEAN = ["--model.stream_loss", "mean"]
 LR = "--model.optimizer.module_lr_factor"

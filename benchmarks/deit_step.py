@@ -1,6 +1,6 @@
 """A training step of DeiT with BatchFormerV2 after one block: against the plain model and the papers' layer there.
 
-    python benchmarks/deit_step.py [--model deit_small_patch16_224] [--batch 256] [--block 8] [--compile] [--out DIR]
+    python -m benchmarks.deit_step [--model deit_small_patch16_224] [--batch 256] [--block 8] [--compile] [--out DIR]
 
 With the module after block 8 of 12 nine blocks see B rows and three see 2B: the rows alone cost 15/12 = 1.25 times.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 import timm
 import torch
 import torch.nn.functional as F
-from _common import milliseconds, write
 from torch import Tensor, nn
 
 import batchformer as bf
+from benchmarks._common import milliseconds, write
 
 
 class PapersLayer(nn.Module):

@@ -1,6 +1,6 @@
 """A training step of Deformable DETR (ResNet-50, 800 px): plain, with BatchFormerV2, with the papers' layer.
 
-    python benchmarks/detection_step.py [--batches 4 8] [--size 800 1066] [--layer 0] [--backend auto] [--out DIR]
+    python -m benchmarks.detection_step [--batches 4 8] [--size 800 1066] [--layer 0] [--backend auto] [--out DIR]
 
 bf16 autocast, AdamW, ten objects an image, matching and auxiliary losses included, backward on the calling thread as in
 `batchformer fit`. The file is written after each batch size. Time of a step is the median over
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import milliseconds, write
 from torch import nn
 
 import batchformer as bf
-from batchformer.cli.bench_steps import PapersLayer
-from batchformer.kernels.bench import on_this_thread
 from batchformer.models import create_detector
+from benchmarks._common import milliseconds, write
+from benchmarks._layer_steps import PapersLayer
+from benchmarks._layer_timing import on_this_thread
 
 HEADS, DROPOUT = 4, 0.5
 

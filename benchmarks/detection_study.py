@@ -1,6 +1,6 @@
 """Does everything learn? Five detectors with and without BatchFormerV2 on 32 images of COCO, and one stream alone.
 
-    python benchmarks/detection_study.py --data-root DIR --weights mobilenet_v2-b0353104.pth [--jobs 3] [--minutes 3]
+    python -m benchmarks.detection_study --data-root DIR --weights mobilenet_v2-b0353104.pth [--jobs 3] [--minutes 3]
         [--detectors detr smca-detr] [--variants baseline single-all] [--results DIR] [-- more overrides]
 
 Each run is a recipe `coco128-*` in a process of its own, `--jobs` side by side on a card (then with one thread each,
@@ -24,8 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from _common import RESULTS, write
-from _study import environment, trained_on
+from benchmarks._common import RESULTS, write
+from benchmarks._study import environment, trained_on
 
 DETECTORS = ("detr", "conditional-detr", "smca-detr", "deformable-detr", "deformable-detr-refine")
 VARIANTS = {
@@ -72,7 +72,7 @@ def fit(detector: str, variant: str, args: argparse.Namespace) -> int:
         if not (out / "result.json").is_file():
             code = subprocess.call(command, **said)
         if code == 0 and not (out / VAL).is_file():
-            code = subprocess.call([sys.executable, __file__, "--evaluate", str(out)], **said)
+            code = subprocess.call([sys.executable, "-m", "benchmarks.detection_study", "--evaluate", str(out)], **said)
     ended = "done" if code == 0 else f"failed, see {log.name}"
     print(f"{detector} {variant}: {ended} after {time.perf_counter() - began:.0f} s", flush=True)
     return code

@@ -1,14 +1,14 @@
 """The kernels on this GPU: are they right, how far from the device's limits is each, and which tiles suit it best.
 
-    python benchmarks/kernel_tuning.py [SHAPE ...] [--out kernel_tuning.json] [--seconds 220]
+    python -m benchmarks.kernel_tuning [SHAPE ...] [--out kernel_tuning.json] [--seconds 220]
 
 In this order, each line printed and written as soon as it is known; what fails is a line, not an end:
   1. compile   every candidate, in processes side by side, into Triton's cache
   2. check     the layer against its definition, with the masks it draws; and at full size against torch
-  3. kernels   every kernel alone, with every candidate: ms, GB/s, share of the floor ("*": what `tiles.py` has now)
+  3. kernels   every kernel alone, with every candidate: ms, GB/s, share of the floor ("*": as in kernels/launch.py)
   4. products  the matrix products of the layer by cuBLAS; weight gradients whole and in parts
   5. layer     forward and backward: eager, in a CUDA graph, time the host needs, and where the device's time goes
-The best candidates, in the form `kernels/tiles.py` has them, come last.
+The best candidates, in the form `kernels/launch.py` has them, come last.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import _kernel_checks as checks
 import torch
-from _common import machine
-from _kernel_candidates import Bench, Candidate, candidates, compile_one, cost
 
-from batchformer.kernels.bench import SHAPES, Rates, Shape, graph_of, measure_rates, median_ms, one_call
-from batchformer.kernels.choose import MEMORIES
+from batchformer.files import write_json
+from batchformer.kernels.backend import MEMORIES
 from batchformer.nn.encoder import BatchEncoderLayer
-from batchformer.runs.atomic import write_json
+from benchmarks import _kernel_checks as checks
+from benchmarks._common import machine
+from benchmarks._kernel_candidates import Bench, Candidate, candidates, compile_one, cost
+from benchmarks._layer_timing import SHAPES, Rates, Shape, graph_of, measure_rates, median_ms, one_call
 
 FIVE = ("deformable-detr", "deit-ti", "deit-s", "detr", "batchformer")
 

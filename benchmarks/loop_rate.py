@@ -1,6 +1,6 @@
 """Does the GPU wait in the recipes? The loop of `batchformer fit` against its bare step, and the share it idles.
 
-    python benchmarks/loop_rate.py --data-root DIR [--only cifar100-lt-100 vit-cifar100-32] [--out DIR]
+    python -m benchmarks.loop_rate --data-root DIR [--only cifar100-lt-100 vit-cifar100-32] [--out DIR]
 
 A few epochs of each recipe without validation, alone on the card, one after the other. `ms` is a step of the loop, with
 its part of what an epoch's beginning and end take, `bare_ms` the replay of its CUDA graph alone, `busy_ms` the time the
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _common import RESULTS, machine, write
+from benchmarks._common import RESULTS, machine, write
 
 RECIPES: dict[str, list[str]] = {
     "cifar100-lt-100": ["cifar100-lt-100", "--model.schedule.warmup_epochs", "1"],
@@ -37,12 +37,12 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
     """Each recipe in a process of its own, with the callback in its trainer."""
     with tempfile.TemporaryDirectory() as scratch:
         found = Path(scratch) / "found.json"
-        callback = [{"class_path": "_busy.Busy", "init_args": {"out": str(found), "seconds": args.seconds}}]
+        callback = [{"class_path": "benchmarks._busy.Busy", "init_args": {"out": str(found), "seconds": args.seconds}}]
         command = [sys.executable, "-m", "batchformer.cli", "fit", *RECIPES[name], "--data-root", args.data_root]
         command += ["--out", f"{scratch}/run", "--no-analysis", "--trainer.max_epochs", "1000"]
         command += ["--trainer.check_val_every_n_epoch", "1000"]
         command += ["--trainer.callbacks", json.dumps(callback), *args.extra]
-        here = Path(__file__).parent
+        here = Path(__file__).parents[1]
         done = subprocess.run(command, env=_environment(here), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if not found.is_file():
             print(f"{name}: nothing measured\n{done.stdout.decode()[-2000:]}", flush=True)

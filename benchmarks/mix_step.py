@@ -1,7 +1,7 @@
 """A training step of a vision transformer under every mixing method, side by side in one run.
 
-    python benchmarks/mix_step.py [--model deit_small_patch16_224] [--batch 256] [--size 224] [--compile] [--out DIR]
-    python benchmarks/mix_step.py --device cpu --batch 8 --size 32 --model vit_tiny_patch16_224 --repeats 1
+    python -m benchmarks.mix_step [--model deit_small_patch16_224] [--batch 256] [--size 224] [--compile] [--out DIR]
+    python -m benchmarks.mix_step --device cpu --batch 8 --size 32 --model vit_tiny_patch16_224 --repeats 1
 
 Beside TransMix as it is here (one row of attention, fused attention stays) runs one that asks the layers for their
 attention, as the released code: in the last block alone, and in all blocks (rows "full attention"). A method that fails
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -22,14 +21,13 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from _common import RESULTS, machine, milliseconds
 from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.mix.graph_cut import GridEnergy, least_energy
 from batchformer.mix.puzzle_energy import puzzle_energy
+from benchmarks._common import RESULTS, machine, milliseconds
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the slow references live beside the tests
 CLASSES = 1000
 METHODS = (
     "no mix",

@@ -1,7 +1,7 @@
 """The comparison of the TransMix supplement's Table 2, and its Table 1, on CIFAR-100 (32 px, 50 epochs).
 
-    python benchmarks/mix_study.py --network vit --data-root DIR [--jobs 4] [--seeds 0 1 2] [--only transmix cutmix]
-    python benchmarks/mix_study.py --network resnet --data-root DIR --extractor mobilenet_v2 --checkpoint FILE
+    python -m benchmarks.mix_study --network vit --data-root DIR [--jobs 4] [--seeds 0 1 2] [--only transmix cutmix]
+    python -m benchmarks.mix_study --network resnet --data-root DIR --extractor mobilenet_v2 --checkpoint FILE
 
 Every variant is a recipe of this package with a few fields changed; see `_study.py` for how they are run. "baseline" is
 the training without CutMix: with mixup for the ViT, as the supplement has it for DeiT-S, without any mixing for the
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from _study import Study
+from benchmarks._study import Study
 
 METHOD = "--model.mix.method"
 TRANSMIX = [METHOD, "transmix"]

@@ -1,6 +1,6 @@
 """Does panoptic training work from end to end? DETR on the first 32 COCO128 images with panoptic labels, at 384 px.
 
-    python benchmarks/panoptic_study.py --data-root DIR --backbone-weights mobilenet_v2-b0353104.pth [--jobs 2]
+    python -m benchmarks.panoptic_study --data-root DIR --backbone-weights mobilenet_v2-b0353104.pth [--jobs 2]
 
 For each method, with and without BatchFormerV2: the recipe `coco128-panoptic-boxes` (a detector of 133 categories),
 then `coco128-panoptic` (the mask head on it, frozen), each `batchformer fit` in a process of its own, `--jobs` methods
@@ -11,7 +11,7 @@ pictures into the run folder of the head.
 
 After `--`: more overrides for every run, such as `--trainer.precision bf16-mixed`. A quick look on a CPU:
 
-    python benchmarks/panoptic_study.py --data-root DIR --backbone-weights FILE --images 4 --size 160 \\
+    python -m benchmarks.panoptic_study --data-root DIR --backbone-weights FILE --images 4 --size 160 \\
         --box-epochs 60 --head-epochs 20 --results look --out look --runs look/runs \\
         -- --data.batch_size 4 --data.workers 0
 """
@@ -28,8 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from _common import RESULTS, write
-from _study import environment, trained_on
+from benchmarks._common import RESULTS, write
+from benchmarks._study import environment, trained_on
 
 METHODS = ("baseline", "batchformer")
 BOXES, HEAD = "coco128-panoptic-boxes", "coco128-panoptic"

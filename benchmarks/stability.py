@@ -1,6 +1,6 @@
 """Why the related stream dies, and what keeps it alive: measured before any training, depth by depth.
 
-    python benchmarks/stability.py --data-root DIR [--batch 128] [--out benchmarks/results]
+    python -m benchmarks.stability --data-root DIR [--batch 128] [--out benchmarks/results]
 
 A small ViT (DeiT-Ti with patches of 4) with BatchFormerV2 after all twelve blocks, on one batch of CIFAR-100, at its
 initial weights: what each form of the module does to what tells samples apart. After training the same numbers are in
@@ -15,11 +15,11 @@ from typing import Any
 
 import timm
 import torch
-from _common import write
 
 import batchformer as bf
 from batchformer.analysis import stream_health
 from batchformer.data import CIFAR100
+from benchmarks._common import write
 
 FORMS: dict[str, dict[str, Any]] = {
     "published": {},

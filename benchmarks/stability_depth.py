@@ -1,6 +1,6 @@
 """How the related stream starts, by depth: a tiny ViT on the embedded digits with a module after every block. CPU.
 
-    python benchmarks/stability_depth.py [--depths 6 12 24 48] [--seeds 0 1 2] [--out benchmarks/results]
+    python -m benchmarks.stability_depth [--depths 6 12 24 48] [--seeds 0 1 2] [--out benchmarks/results]
 
 Mean loss of the plain and of the related rows over windows of 50 steps; docs/stability.md shows it.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 import timm
 import torch
 import torch.nn.functional as F
-from _common import write
 
 import batchformer as bf
 from batchformer.data import DigitsLT
+from benchmarks._common import write
 
 FORMS = {"published": {}, "published, dropout 0.1": {"dropout": 0.1}, "stable": {"variant": "stable"}}
 STEPS, WINDOW, WARM_UP, LR, BATCH = 300, 50, 100, 1e-3, 64

@@ -1,7 +1,7 @@
 """What BatchFormerV2 gives a ViT on CIFAR-100: readings of the paper, and the stable form.
 
-    python benchmarks/v2_study.py --data-root DIR [--jobs 4] [--seeds 0 1 2] [--only stable split]
-    python benchmarks/v2_study.py --data-root DIR --size 224 --jobs 1
+    python -m benchmarks.v2_study --data-root DIR [--jobs 4] [--seeds 0 1 2] [--only stable split]
+    python -m benchmarks.v2_study --data-root DIR --size 224 --jobs 1
 
 Every variant is a recipe with a few fields changed: `vit-cifar100-32` (50 epochs, three seeds), or with `--size 224`
 `deit-ti-cifar100-100`, V2's Table 7 (100 epochs, one seed); see `_study.py` for how they are run. "long" is
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 
-from _study import Study
+from benchmarks._study import Study
 
 OPTION = "--model.batchformer."
 STABLE = [f"{OPTION}variant", "stable"]

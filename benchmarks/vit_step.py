@@ -1,6 +1,6 @@
 """What a training step of the recipe `vit-cifar100-32` costs in every variant of the V2 study, alone on the card.
 
-    python benchmarks/vit_step.py [--only baseline stable] [--profile] [--out DIR]
+    python -m benchmarks.vit_step [--only baseline stable] [--profile] [--out DIR]
 
 The step is the task's own (forward, loss of both streams, backward, AdamW; compiled, in one CUDA graph) on a batch that
 lies on the device. The variants compile side by side, each in a process of its own; when all are ready they are timed
@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 import yaml
-from _common import milliseconds, write
 from v2_study import OPTION, STUDY
+
+from benchmarks._common import milliseconds, write
 
 BATCH = 512
 SHOWN = ["baseline", "published", "published-block8", "stable", "stable-block8", "stable-split", "stable-single"]
@@ -43,39 +44,41 @@ def options(variant: str) -> dict[str, Any]:
 
 def measure(variant: str, out: Path, profile: bool) -> None:
     """Says when it is ready, and waits for its turn."""
+    from batchformer.data.info import DataInfo
     from batchformer.tasks import Classification
-    from batchformer.training.graph_step import GraphedStep
+    from batchformer.training.captured_step import CapturedStep
 
     model = options(variant)
     task = Classification(**{key: model[key] for key in ("backbone", "backbone_args", "method", "batchformer")})
-    task.build(100, [500] * 100)
+    task.construct(DataInfo(classes=[str(k) for k in range(100)], class_counts=[500] * 100))
     net = task.net.cuda().train()
     net.compile(dynamic=False)
     optimizer = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-4, device="cuda"), fused=True, capturable=True)
     images = torch.randn(BATCH, 3, 32, 32, device="cuda")
     targets = torch.randn(BATCH, 100, device="cuda").softmax(1)
 
-    def step(images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        images, targets = batch
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16):
             loss = task.stream_criterion(net(images), targets)
         loss.backward()
         optimizer.step()
-        return (loss.detach(),)
+        return loss.detach()
 
-    graphed = GraphedStep(step)
+    graphed = CapturedStep(step)
     for _ in range(5):
-        graphed(images, targets)
+        graphed((images, targets))
     torch.cuda.synchronize()
     print("ready", flush=True)
     sys.stdin.readline()
     for _ in range(20):
-        graphed(images, targets)
-    ms = milliseconds(lambda: graphed(images, targets), repeats=30)
+        graphed((images, targets))
+    ms = milliseconds(lambda: graphed((images, targets)), repeats=30)
     if profile:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as record:
             for _ in range(3):
-                graphed(images, targets)
+                graphed((images, targets))
             torch.cuda.synchronize()
         table = record.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=90)
         (out / f"{variant}.profile.txt").write_text(table)
@@ -96,7 +99,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if args.out is None else args.out
         folder.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, __file__, *(["--profile"] if args.profile else []), "--measure"]
+        words = [sys.executable, "-m", "benchmarks.vit_step", *(["--profile"] if args.profile else []), "--measure"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         running = [subprocess.Popen([*words, variant, str(folder)], **pipes) for variant in args.only]
         for process in running:

@@ -1,10 +1,7 @@
-"""attach and detach beyond the behaviour suite: places, several heads, wrong calls, the Lightning callback."""
+"""attach and detach beyond the behaviour suite: places, several heads, adapted heads."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import lightning as L
 import pytest
 import timm
 import torch
@@ -12,20 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import batchformer as bf
-from batchformer.attach.lightning import BatchFormerCallback
 from batchformer.errors import UserError
-from tests.training import quiet_trainer
 
-
-class TwoHeads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Linear(6, 8)
-        self.head_a, self.head_b = nn.Linear(8, 3), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.trunk(x).relu()
-        return self.head_a(x), self.head_b(x)
+from .small_models import TOKENS, Net, TwoHeads, small
 
 
 class Mapped(nn.Module):
@@ -38,10 +24,6 @@ class Mapped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.stem(x)).mean((2, 3))
-
-
-def small() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
 def test_heads_that_read_one_feature_share_one_module_computed_once() -> None:
@@ -256,123 +238,46 @@ def test_a_lazy_layer_is_asked_to_be_filled_first() -> None:
         bf.attach(model, before="1", heads=2)
 
 
-def test_an_unknown_option_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="no option 'head': did you mean 'heads'"):
-        bf.attach(small(), head=2)
+def test_places_are_found_by_any_of_their_names() -> None:
+    model = Net().train()
+    by_alias = bf.attach(model, after="layers.1", heads=2, example_inputs=TOKENS)
+    assert len(model(TOKENS)) == 8
+    by_alias.detach()
+    assert len(model(TOKENS)) == 4
 
 
-def test_an_unknown_path_is_answered_with_the_nearest_names() -> None:
-    model = timm.create_model("resnet18", num_classes=3)
-    with pytest.raises(UserError, match=r"no submodule 'fcc'.*'fc'"):
-        bf.attach(model, before="fcc")
+class Adapted(nn.Module):
+    """A layer with a low-rank part beside it, as PEFT wraps it."""
 
-
-def test_attaching_twice_is_refused() -> None:
-    model = small()
-    bf.attach(model, heads=2)
-    with pytest.raises(UserError, match="already attached before '2'"):
-        bf.attach(model, before="2", heads=2)
-
-
-def test_detaching_what_is_not_attached_is_refused() -> None:
-    model = small()
-    with pytest.raises(UserError, match="nothing is attached to this Sequential"):
-        bf.detach(model)
-    attachment = bf.attach(model, heads=2)
-    attachment.detach()
-    with pytest.raises(UserError, match="was detached before"):
-        attachment.detach()
-
-
-@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224"])
-def test_a_model_without_a_classifier_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="has no classifier"):
-        bf.attach(timm.create_model(name, num_classes=0))
-
-
-def test_a_model_of_ones_own_is_asked_to_name_the_layer() -> None:
-    with pytest.raises(UserError, match=r"'head_a', 'head_b'.*before="):
-        bf.attach(TwoHeads())
-
-
-def test_a_list_of_layers_is_refused_because_it_is_never_called() -> None:
-    model = timm.create_model("resnet18", num_classes=3)
-    model.extra = nn.ModuleList([nn.Linear(2, 2)])
-    with pytest.raises(UserError, match="'extra' is a list of layers"):
-        bf.attach(model, before="extra")
-
-
-def test_heads_that_do_not_divide_the_width_are_refused_and_nothing_stays() -> None:
-    model = small()
-    with pytest.raises(UserError, match="dim=8 does not divide by heads=3"):
-        bf.attach(model, heads=3)
-    assert bf.attachment_of(model) is None
-    bf.attach(model, heads=2)
-
-
-class Task(L.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.model = small()
-        self.rows: list[int] = []
+        self.base_layer = layer
+        self.lora_A, self.lora_B = nn.Linear(layer.in_features, 4), nn.Linear(4, layer.out_features)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        logits = self.model(batch[0])
-        self.rows.append(len(logits))
-        return bf.TwoStreamLoss(F.cross_entropy)(logits, batch[1])
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+    def get_base_layer(self):
+        return self.base_layer
 
 
-def images() -> torch.utils.data.DataLoader:
-    generator = torch.Generator().manual_seed(0)
-    return torch.utils.data.DataLoader([(torch.randn(6, generator=generator), i % 3) for i in range(8)], batch_size=4)
+def test_the_module_stands_before_an_adapted_classifier_not_inside_the_adapter() -> None:
+    model = timm.create_model("resnet18", num_classes=3).train()
+    model.fc = Adapted(model.fc)
+    attachment = bf.attach(model)
+    assert [(point.paths, point.module.dim) for point in attachment.points] == [(("fc",), 512)]
+    assert len(model(torch.randn(2, 3, 32, 32))) == 4
 
 
-def attaching(folder: Path, epochs: int) -> L.Trainer:
-    return quiet_trainer(folder, epochs, BatchFormerCallback(heads=2))
+def test_a_layer_that_is_only_called_like_an_adapters_is_none() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_layer, self.out = nn.Linear(512, 16), nn.Linear(16, 3)
 
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.base_layer(x).relu())
 
-def test_checkpoints_of_the_callback_hold_the_plain_model_and_go_on_with_the_module(tmp_path: Path) -> None:
-    task, trainer = Task(), attaching(tmp_path, 1)
-    trainer.fit(task, images())
-    file = trainer.checkpoint_callback.best_model_path
-    trained = trainer.callbacks[0].attachment.state_dict()
-    loaded = Task.load_from_checkpoint(file)  # strict, without the callback
-    assert all(torch.equal(loaded.state_dict()[key], value) for key, value in task.state_dict().items())
-    again = attaching(tmp_path, 1)  # nothing left to train: what is there was loaded
-    again.fit(Task(), images(), ckpt_path=file)
-    restored = again.callbacks[0].attachment.state_dict()
-    assert all(torch.equal(restored[key], value) for key, value in trained.items())
-    longer = attaching(tmp_path, 2)
-    longer.fit(Task(), images(), ckpt_path=file)
-    assert longer.global_step == 4
-
-
-def test_a_network_under_another_name_is_asked_for(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, 1, BatchFormerCallback(model="network", heads=2))
-    with pytest.raises(UserError, match=r"no submodule 'network'.*BatchFormerCallback\(model=\.\.\.\)"):
-        trainer.fit(Task(), images())
-
-
-def test_the_callback_attaches_for_fit_and_leaves_the_plain_model() -> None:
-    task = Task()
-    keys = list(task.state_dict())
-    data = images()
-    callback = BatchFormerCallback(heads=2)
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[callback],
-    )
-    trainer.fit(task, data)
-    assert task.rows == [8, 8]
-    assert list(task.state_dict()) == keys
-    assert callback.attachment is not None
-    trained = sum(p.grad is not None for p in callback.attachment.parameters())
-    assert trained == len(list(callback.attachment.parameters()))
+    model = timm.create_model("resnet18", num_classes=3)
+    model.fc = Head()
+    assert bf.attach(model).paths == ("fc.out",)

@@ -1,4 +1,4 @@
-"""attach(after=...) beyond the behaviour suite: places, sharing, streams, BatchNorm, wide models, wrong calls."""
+"""attach(after=...) beyond the behaviour suite: places, sharing, streams, BatchNorm, layouts, wrong calls."""
 
 from __future__ import annotations
 
@@ -8,41 +8,15 @@ import torch
 from torch import Tensor, nn
 
 import batchformer as bf
-from batchformer.attach.after import Thin
-from batchformer.attach.separate_norm import SeparateNorm
+from batchformer.attach.per_stream import SeparateNorm
 from batchformer.errors import UserError
 
-
-class Blocks(nn.Module):
-    """A tiny token model; `captures` notes the batch size first, as XCiT does for its class token."""
-
-    def __init__(self, captures: bool = False, norm: bool = False) -> None:
-        super().__init__()
-        self.embed = nn.Linear(6, 8)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4))
-        self.norm = nn.BatchNorm1d(5) if norm else nn.Identity()
-        self.fc = nn.Linear(8, 3)
-        self.captures = captures
-        self.default_cfg = {"input_size": (5, 6)}  # as timm's models say what they eat
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch = x.shape[0]
-        x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        x = self.norm(x)
-        if self.captures:
-            x = torch.cat([torch.zeros(batch, 1, 8), x], dim=1)
-        return self.fc(x.mean(1))
-
-
-def tokens(count: int = 4) -> Tensor:
-    return torch.randn(count, 5, 6, generator=torch.Generator().manual_seed(0))
+from .small_models import Blocks, tokens
 
 
 def test_the_first_place_the_model_calls_opens_whatever_the_order_of_the_list() -> None:
     attachment = bf.attach(Blocks(), after=["blocks.2", "blocks.0"], heads=2)
-    assert [(point.paths, point.feature.opens) for point in attachment.points] == [
+    assert [(point.paths, point.site.opens) for point in attachment.points] == [
         (("blocks.0",), True),
         (("blocks.2",), False),
     ]
@@ -88,29 +62,6 @@ def test_split_and_single_keep_the_number_of_rows(streams: str) -> None:
     assert same.tolist() == ([True, True, False, False] if streams == "split" else [False] * 4)
 
 
-def test_a_model_that_noted_the_batch_size_runs_wide_and_computes_nothing_twice() -> None:
-    model, x = Blocks(captures=True).train(), tokens()
-    expected = model(x)
-    rows: dict[str, int] = {}
-    inner = {"embed": model.embed, "0": model.blocks[0][0], "1": model.blocks[1][0], "2": model.blocks[2][0]}
-    attachment = bf.attach(model, blocks=[1], heads=2, dropout=0.0)
-    kept = nn.functional.linear
-
-    def counting(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        rows.update({name: len(x) for name, layer in inner.items() if layer.weight is weight})
-        return kept(x, weight, bias)
-
-    nn.functional.linear = counting
-    try:
-        outputs = model(x)
-    finally:
-        nn.functional.linear = kept
-    torch.testing.assert_close(outputs[:4], expected)
-    assert rows == {"embed": 4, "0": 4, "1": 4, "2": 8}
-    assert any(isinstance(piece, Thin) for piece in attachment._pieces)
-    assert model.eval()(x).shape == (4, 3)
-
-
 @pytest.mark.parametrize("batch_norm", ["separate", "joint"])
 def test_batch_norm_behind_the_insertion(batch_norm: str) -> None:
     model, twin, x = Blocks(norm=True).train(), Blocks(norm=True).train(), tokens()
@@ -148,15 +99,6 @@ def test_wrong_calls_say_what_to_do_and_leave_nothing(arguments: dict, says: str
         bf.attach(model, **{"heads": 2, **arguments})
     assert {name: sorted(module.__dict__) for name, module in model.named_modules()} == before
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_a_model_of_an_unusual_input_is_asked_to_say_it() -> None:
-    model = Blocks()
-    model.default_cfg = {}
-    with pytest.raises(UserError, match=r"Blocks did not take a blank image.*default_cfg"):
-        bf.attach(model, blocks=[1], heads=2)
-    model.default_cfg = {"input_size": (5, 6)}
-    bf.attach(model, blocks=[1], heads=2)
 
 
 def test_attaching_twice_is_refused_with_the_side_it_is_on() -> None:
@@ -197,40 +139,12 @@ def test_a_model_that_does_not_take_more_rows_is_refused_with_what_it_said() -> 
         bf.attach(Three(), blocks=[0], heads=2)
 
 
-def test_attaching_asks_nothing_of_other_processes(recwarn: pytest.WarningsRecorder) -> None:
-    """In dry runs the scope is local; that there is no process group is said when training begins."""
-    attachment = bf.attach(Blocks(), blocks=[0, 2], heads=2, scope="global", share=True)
-    assert not recwarn.list
-    assert {point.module.scope for point in attachment.points} == {"global"}
-
-
 def test_rectangular_maps_of_a_swin_need_no_word() -> None:
     sizes = {"img_size": (64, 128), "embed_dim": 16, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4}
     model = timm.models.SwinTransformer(patch_size=4, num_classes=3, **sizes).train()
     attachment = bf.attach(model, blocks="all", heads=2)
     assert [point.module.dim for point in attachment.points] == [16, 32]
     assert model(torch.randn(2, 3, 64, 128)).shape == (4, 3)
-
-
-class Timed(Blocks):
-    """Takes more than tokens, and reads it behind the insertion."""
-
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        return self.fc((self.blocks[1](self.blocks[0](self.embed(x))) + time[:, None, None]).mean(1))
-
-
-@pytest.mark.parametrize("by_name", [False, True])
-def test_a_model_with_more_inputs_is_attached_to_by_an_example(by_name: bool) -> None:
-    model, x, time = Timed().train(), tokens(), torch.arange(4.0)
-    expected = model(x, time)
-    with pytest.raises(UserError, match=r"missing 1 required .*'time'.*example_inputs="):
-        bf.attach(model, blocks=[0], heads=2)
-    with pytest.raises(UserError, match=r"did not take example_inputs= with 2 rows"):
-        bf.attach(model, blocks=[0], heads=2, example_inputs=x)
-    bf.attach(model, blocks=[0], heads=2, example_inputs={"x": x, "time": time} if by_name else (x, time))
-    outputs = model(x, time=time) if by_name else model(x, time)
-    torch.testing.assert_close(outputs[:4], expected)
-    assert len(outputs) == 8
 
 
 def test_after_a_forward_that_failed_parts_of_the_model_are_refused_as_before() -> None:
@@ -242,11 +156,6 @@ def test_after_a_forward_that_failed_parts_of_the_model_are_refused_as_before() 
     with pytest.raises(UserError, match="cannot be called by itself"):
         model.forward_features(x)
     assert model(x).shape == (4, 3)
-
-
-def test_an_example_without_rows_is_refused() -> None:
-    with pytest.raises(UserError, match="no tensor with a batch axis"):
-        bf.attach(Blocks(), blocks=[0], heads=2, example_inputs=3)
 
 
 class Flattened(nn.Module):

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import batchformer as bf
 from batchformer.errors import UserError
 
+from .small_models import AuxiliaryHead
+
 
 class Behind(nn.Module):
     """A head with a BatchNorm in it, one registered before the head and called behind it, one called before it."""
@@ -205,9 +207,34 @@ def test_a_signal_has_its_channels_first(place: str) -> None:
     torch.testing.assert_close(outputs[:5], twin(x))
     # a position is a place in time: what another sample does there is seen, what it does elsewhere is not
     features = twin.conv(x) if place == "conv" else twin.norm(twin.conv(x))
-    related = attachment.points[0].feature.related(features)[5:]
+    related = attachment.points[0].site.related(features)[5:]
     moved = features.clone()
     moved[0, :, 3] += 1.0
-    changed = (attachment.points[0].feature.related(moved)[5:] - related).abs().amax(1) > 1e-6
+    changed = (attachment.points[0].site.related(moved)[5:] - related).abs().amax(1) > 1e-6
     assert changed[:, 3].all()
     assert not changed[:, [0, 1, 2, *range(4, 16)]].any()
+
+
+def test_a_batch_norm_without_running_statistics_keeps_the_streams_apart() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8, track_running_stats=False), nn.Flatten(), nn.Linear(8 * 16, 5)
+    ).train()
+    model.default_cfg = {"input_size": (3, 4, 4)}
+    plain, images = copy.deepcopy(model), torch.randn(3, 3, 4, 4)
+    attachment = bf.attach(model, after=["0"], heads=2, dropout=0.0)
+    torch.testing.assert_close(attachment.plain(model(images)), plain(images))
+
+
+def test_a_batch_norm_of_training_alone_keeps_the_streams_apart() -> None:
+    torch.manual_seed(0)
+    model = AuxiliaryHead().train()
+    plain, images = copy.deepcopy(model), torch.randn(4, 3, 8, 8)
+    attachment = bf.attach(model, after=["block"], heads=2, dropout=0.0)
+    for found, wanted in zip(attachment.plain(model(images)), plain(images), strict=True):
+        torch.testing.assert_close(found, wanted)
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(model.auxiliary[0], name), getattr(plain.auxiliary[0], name))
+    attachment.detach()
+    joint = bf.attach(model, after=["block"], batch_norm="joint", heads=2, dropout=0.0)
+    assert not torch.allclose(joint.plain(model(images))[1], plain(images)[1])

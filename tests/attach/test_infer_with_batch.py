@@ -1,4 +1,4 @@
-"""`infer_with_batch` against the computation by hand; `related` beside `plain`; doors that stay shut in training."""
+"""`infer_with_batch` against the computation by hand; `related` beside `plain`; partial forwards that are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import batchformer as bf
 from batchformer.errors import UserError
 
-from .test_attach_after import Blocks, tokens
+from .small_models import Blocks, tokens
 
 
 def vit(**arguments) -> nn.Module:
@@ -57,7 +57,7 @@ def test_maps_are_related_at_every_pixel() -> None:
     torch.testing.assert_close(outputs, model.forward_head(model.layer4(t)))
 
 
-def test_a_wide_model_runs_one_stream() -> None:
+def test_a_model_with_doubled_input_runs_one_stream() -> None:
     model, x = Blocks(captures=True).eval(), tokens()
     attachment = bf.attach(model, blocks=[1], heads=2)
     with torch.no_grad(), attachment.infer_with_batch():
@@ -143,7 +143,7 @@ def test_features_come_in_both_streams_and_intermediates_are_refused_in_training
     assert "forward_intermediates" not in model.__dict__
 
 
-def test_features_of_a_wide_model_are_refused_by_themselves_in_training() -> None:
+def test_features_of_a_model_with_doubled_input_are_refused_by_themselves_in_training() -> None:
     model, x = timm.create_model("xcit_nano_12_p16_224", img_size=32, num_classes=5).train(), images()
     bf.attach(model, blocks=[3])
     assert len(model(x)) == 6

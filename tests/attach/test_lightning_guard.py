@@ -81,7 +81,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_does_not_warn_again(tmp_path: Path
 
 def test_by_default_the_guard_learns_the_classes_from_the_logits_and_leaves_no_hook(tmp_path: Path) -> None:
     _, trainer = fit(tmp_path, 1)
-    watched = trainer.callbacks[0]._watched
+    watched = trainer.callbacks[0]._guard_hook
     assert watched.guard.chance == pytest.approx(torch.tensor(CLASSES).log().item())
     assert watched.guard.state_dict()["steps"] == 10  # of training; evaluation has one stream
     assert not trainer.lightning_module.criterion._forward_hooks

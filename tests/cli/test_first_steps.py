@@ -6,10 +6,10 @@ import shlex
 import shutil
 
 import pytest
+from batchformer.cli.training_options import words_again
 from PIL import Image
 
 from batchformer.cli.arguments import Option, read_arguments
-from batchformer.cli.training_options import words_again
 from batchformer.tasks import LongTailed
 from tests.cli.conftest import TINY
 

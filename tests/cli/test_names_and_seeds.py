@@ -6,11 +6,11 @@ import shlex
 import pytest
 import torch
 import yaml
+from batchformer.cli.training_options import name_of_recipe
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.recipe_cli import RecipeCLI
 from batchformer.cli.shelf import find_recipe, recipe_text
-from batchformer.cli.training_options import name_of_recipe
 
 from .conftest import TINY
 

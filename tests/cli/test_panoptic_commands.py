@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from batchformer.cli.predict_objects import output_names
 from PIL import ExifTags, Image
 from safetensors.torch import load_file
 
 from batchformer.cli import main
-from batchformer.cli.predict_objects import output_names
 from batchformer.cli.recipe_file import read_recipe
 from batchformer.cli.shelf import find_recipe, recipe_text
 from batchformer.data import miniature

@@ -3,14 +3,13 @@
 import importlib
 import json
 import threading
-from pathlib import Path
 
 import pytest
+from batchformer.cli.training_options import COMMON, method_override, recipe_overrides
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.recipe_cli import RecipeCLI
 from batchformer.cli.shelf import find_recipe
-from batchformer.cli.training_options import COMMON, method_override, recipe_overrides
 from benchmarks.paper import STUDIES
 
 EVERY_STUDY = pytest.mark.parametrize(
@@ -26,10 +25,9 @@ EVERY_STUDY = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def script(monkeypatch):
-    """Imports a module of benchmarks/, which is no package."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module
+def script():
+    """Imports a module of benchmarks/."""
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
 
 
 @pytest.fixture(scope="module")

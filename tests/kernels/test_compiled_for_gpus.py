@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from batchformer.kernels import blocks, record, run  # noqa: E402
-from batchformer.kernels.functions import LayerSettings, LayerWeights  # noqa: E402
-from batchformer.kernels.launch import Kernel, Launch  # noqa: E402
+from batchformer.kernels import blocks, dispatch  # noqa: E402
+from batchformer.kernels.blocks import LayerSettings, LayerWeights  # noqa: E402
+from batchformer.kernels.launch import Kernel  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
@@ -52,7 +51,7 @@ def launches(
     def note(
         self: Kernel, programs: int, tensors: Any, numbers: Any, constants: Any, warps=4, stages=1, registers=None
     ) -> None:
-        # else Triton looks for another kernel at every launch, and C++ cannot start the layer
+        # else Triton looks the kernel up at every launch
         assert all(t is None or t.data_ptr() % 16 == 0 for t in tensors), self.jit
         kinds = tuple(None if t is None else POINTERS[t.dtype] for t in tensors)
         numbers = tuple("fp32" if isinstance(n, float) else "i32" for n in numbers)
@@ -67,7 +66,7 @@ def launches(
     settings = LayerSettings(heads, None, 0.5, 1e-5, 1e-5, dtype, dtype)
     valid = torch.ones(batch, 2, dtype=torch.bool) if masked else None
     with NoProducts():
-        run.encoder_layer(x, weights, settings, valid, is_lean).sum().backward()
+        dispatch.encoder_layer(x, weights, settings, valid, is_lean).sum().backward()
     return list(dict.fromkeys(seen))
 
 
@@ -113,19 +112,6 @@ def test_for_cards_of_data_centres_and_without_lost_speed(
         kernel = compiled(launch, HOPPER)
         assert kernel.metadata.shared <= SHARED[HOPPER], launch
         assert not complaints(kernel.asm["ptx"], tmp_path), launch
-
-
-@pytest.mark.parametrize("is_lean", [False, True])
-def test_what_cpp_needs_to_start_them_is_known(monkeypatch: pytest.MonkeyPatch, is_lean: bool) -> None:
-    """All but the address, which a kernel gets when it is loaded: threads, shared memory, and arguments."""
-    for launch in launches(monkeypatch, 24, 256, 4, torch.bfloat16, masked=True, is_lean=is_lean):
-        kernel = compiled(launch, HOPPER)
-        loaded = SimpleNamespace(metadata=kernel.metadata, src=kernel.src, asm=kernel.asm, function=7)
-        tensors, numbers, warps = launch[1], launch[2], launch[4]
-        given = len([kind for kind in tensors if kind is not None]) + len(numbers)
-        function, threads, shared, arguments = record.start_of(Launch(launch[0], 1, (), (), (), loaded))
-        assert (function, threads, shared) == (7, 32 * warps, kernel.metadata.shared)
-        assert given <= arguments <= given + 2, launch  # Triton adds two addresses of scratch memory
 
 
 @pytest.mark.parametrize(("dim", "heads"), [(256, 4), (384, 6), (2048, 4)])

@@ -8,9 +8,10 @@ from torch import nn
 
 import batchformer as bf
 from batchformer.errors import UserError
-from batchformer.kernels import choose as room
+from batchformer.kernels import backend as room
 from batchformer.tasks import BatchFormerOptions, InsertionOptions, LongTailed
 
+from ..tasks.conftest import info
 from ..tasks.tiny_vit import vit_task
 
 
@@ -80,7 +81,7 @@ def test_recipes_may_set_them_and_the_scope() -> None:
         vit_task(batchformer=InsertionOptions(blocks=[0, 2], **said)),
     )
     for task in tasks:
-        task.build(4, [1] * 4)
+        task.construct(info([1] * 4))
         for point in task.attachment.points:
             assert (point.module.scope, point.module.members.process_group) == ("global", 2)
             assert point.module.layers[0].memory == "lean"

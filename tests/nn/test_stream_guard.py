@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import batchformer as bf
 from batchformer.errors import UserError
-from batchformer.nn.stream_guard import StreamGuard, chance_loss
+from batchformer.nn.two_stream_loss import StreamGuard, chance_loss
 
 CLASSES = 6
 

@@ -44,7 +44,7 @@ def exactness(rank: int, batches: Batches) -> dict[str, Any]:
 def handed_over(rank: int) -> Any:
     """Bytes given to torch.distributed for other processes; the exchanges themselves are the real ones."""
     total = [0]
-    to_all, gather, scatter = dist.all_to_all_single, parallel.collect._all_gather, parallel.collect._reduce_scatter
+    to_all, gather, scatter = dist.all_to_all_single, parallel.relate._all_gather, parallel.relate._reduce_scatter
 
     def count_to_all(output: Tensor, given: Tensor, out=None, into=None, **keywords: Any) -> Any:
         if into is not None:
@@ -62,12 +62,12 @@ def handed_over(rank: int) -> Any:
         return scatter(output, given, **keywords)
 
     dist.all_to_all_single = count_to_all
-    parallel.collect._all_gather, parallel.collect._reduce_scatter = count_gather, count_scatter
+    parallel.relate._all_gather, parallel.relate._reduce_scatter = count_gather, count_scatter
     try:
         yield total
     finally:
         dist.all_to_all_single = to_all
-        parallel.collect._all_gather, parallel.collect._reduce_scatter = gather, scatter
+        parallel.relate._all_gather, parallel.relate._reduce_scatter = gather, scatter
 
 
 def one_pass(rank: int, batches: Batches) -> dict[str, int]:

@@ -6,7 +6,7 @@ import pytest
 
 from batchformer.errors import UserError
 from batchformer.parallel import bytes_sent, cheapest_exchange, step_cost
-from batchformer.parallel.peers import SIZES_BYTES
+from batchformer.parallel.members import SIZES_BYTES
 
 from .cases import BATCHES, CASES, DIM
 

@@ -10,9 +10,10 @@ import os
 import signal
 import sys
 
+from batchformer.training.labelled_task import LabelledTask
+
 from batchformer.cli import main
 from batchformer.runs import checkpoint_io
-from batchformer.training.labelled_task import LabelledTask
 
 
 def die() -> None:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from batchformer.errors import UserError
-from batchformer.runs.atomic import remove_stale_temporaries, write_atomically, write_json, write_text
+from batchformer.files import remove_stale_temporaries, write_atomically, write_json, write_text
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from batchformer.errors import UserError
-from batchformer.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from batchformer.runs.checkpoints import AtomicCheckpointIO, read_checkpoint
 
 
 def test_what_was_saved_is_read_again(tmp_path):

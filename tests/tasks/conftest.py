@@ -5,7 +5,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from batchformer.data.info import DataInfo
+
 COUNTS = [150, 60, 20, 5]
+
+
+def info(counts: list[int], classes: int | None = None) -> DataInfo:
+    """Declared by data with so many training images of each class."""
+    return DataInfo(classes=[str(label) for label in range(classes or len(counts))], class_counts=counts)
 
 
 class TinyData(L.LightningDataModule):

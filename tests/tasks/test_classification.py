@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from batchformer.errors import NonFiniteLoss, UserError
 from batchformer.tasks import AdamWOptions, CosineOptions, InsertionOptions
 
-from .conftest import COUNTS, TinyData, make_trainer
+from .conftest import COUNTS, TinyData, info, make_trainer
 from .tiny_vit import NO_MIX, WholeClassification, built, fit, vit_task
 
 STILL = {"optimizer": AdamWOptions(lr=0.0, lr_per=None), "schedule": CosineOptions(warmup_epochs=0, min_lr=0.0)}
@@ -80,7 +80,7 @@ class TestBuilding:
     def test_the_plain_network_takes_the_weights_of_the_detached_one(self):
         task = built()
         task.attachment.detach()
-        task.plain_net(4).load_state_dict(task.net.state_dict(), strict=True)
+        task.plain_network().load_state_dict(task.net.state_dict(), strict=True)
 
     def test_a_small_vit_for_32_pixels_comes_from_the_arguments(self):
         net = built(backbone_args={"img_size": 32, "patch_size": 4}, method="baseline").net
@@ -146,18 +146,19 @@ class TestMeasuring:
         logits = task.net(data.images)
         right = (logits.argmax(1) == data.labels).double()
         metrics = trainer.callback_metrics
-        assert metrics["val/top1"].item() == metrics["val/all"].item() == pytest.approx(100 * right.mean().item())
+        assert metrics["val/top1"].item() == pytest.approx(100 * right.mean().item())
         assert metrics["val/top5"].item() == 100  # of four classes
         assert metrics["val/loss"].item() == pytest.approx(F.cross_entropy(logits, data.labels).item(), rel=1e-5)
         per_class = [100 * right[data.labels == c].mean().item() for c in range(4)]
-        assert task.per_class_accuracy == pytest.approx(per_class)
+        assert task.per_class == pytest.approx(per_class)
         assert metrics["val/few"].item() == pytest.approx(per_class[3])
-        assert task.metric_names == ("top1", "top5", "all", "many", "medium", "few")
+        assert {"val/many", "val/medium", "val/few"} <= set(metrics)
 
     def test_equal_classes_have_no_splits(self):
-        task = vit_task()
-        task.build(4, [500] * 4)
-        assert task.metric_names == ("top1", "top5", "all")
+        data = TinyData()
+        data.class_counts = [500] * 4
+        seen = fit(vit_task(), data, limit_val_batches=1.0).callback_metrics
+        assert {key for key in seen if key.startswith("val/")} == {"val/top1", "val/top5", "val/loss"}
 
 
 class TestGuard:
@@ -203,7 +204,7 @@ def test_bf16_trains_on_the_cpu():
 def test_gradients_are_clipped_by_the_trainer():
     """With plain SGD and one step, the whole change of the weights is the learning rate times the clipped norm."""
     task = vit_task(optimizer=AdamWOptions(name="sgd", lr=1.0, lr_per=None, weight_decay=0.0))
-    task.build(4, COUNTS)
+    task.construct(info(COUNTS))
     before = [p.detach().clone() for p in task.net.parameters()]
     fit(task, gradient_clip_val=0.01, max_steps=1, max_epochs=-1)
     moved = torch.cat([(p - b).flatten() for p, b in zip(task.net.parameters(), before, strict=True)]).norm()

@@ -59,7 +59,7 @@ def test_the_step_is_captured_and_the_average_follows_it():
 
     class Watching(Classification):
         def on_train_epoch_end(self):
-            seen.append((self._graphed.captured, self.ema.module.head.weight.clone()))
+            seen.append((self._captured.captured, self.ema.module.head.weight.clone()))
             super().on_train_epoch_end()
 
     task = vit_task(Watching, cuda_graph=True, ema=0.5)

@@ -16,7 +16,7 @@ from batchformer.metrics import CocoAP
 from batchformer.models import DETECTORS, create_detector
 from batchformer.tasks import Detection, DetectorModuleOptions, DetectorOptimizerOptions, ScheduleOptions
 
-from .conftest import make_trainer
+from .conftest import info, make_trainer
 
 SMALL = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 8,
          "decoder_attention_heads": 2, "decoder_ffn_dim": 8, "num_queries": 6, "dropout": 0.0,
@@ -137,7 +137,7 @@ def test_both_methods_begin_with_the_same_detector(data):
     data.setup()
     tasks = [task_of(method=method, seed=3) for method in ("baseline", "batchformer")]
     for task in tasks:
-        task.build(data.num_classes, data.class_counts)
+        task.construct(data)
     plain, attached = tasks[0].net.state_dict(), tasks[1].attachment.plain_state_dict()
     assert plain.keys() == attached.keys()
     assert all(torch.equal(plain[key], attached[key]) for key in plain)
@@ -156,7 +156,7 @@ def test_a_random_backbone_is_warned_of(data, tmp_path):
 def test_boxes_that_are_no_numbers_stop_the_training(data):
     task = task_of("conditional-detr")
     data.setup()
-    task.build(data.num_classes, data.class_counts)
+    task.construct(data)
     nn.init.constant_(task.net.bbox_predictor.layers[-1].bias, math.nan)
     with pytest.raises(NonFiniteLoss, match=r"step 0 .*lower model.optimizer.lr"):
         train(task, data)
@@ -195,7 +195,7 @@ def test_validation_gives_cocos_numbers_in_percent(data):
     for name in ("ap", "ap50", "ar100"):
         assert float(seen[f"val/{name}"]) == pytest.approx(100 * float(values[name]), abs=1e-4)
     assert seen["val/all"] == seen["val/ap"]
-    assert task.per_class_accuracy == pytest.approx((100 * values["per_class"]).tolist(), nan_ok=True)
+    assert task.per_class == pytest.approx((100 * values["per_class"]).tolist(), nan_ok=True)
 
 
 def test_the_plain_detector_is_evaluated_and_with_the_module_where_asked(data):
@@ -205,20 +205,19 @@ def test_the_plain_detector_is_evaluated_and_with_the_module_where_asked(data):
     for k, batch in enumerate(data.evaluation_loader("val")):
         inputs = batch["pixel_values"], batch["pixel_mask"]
         with torch.no_grad():
-            assert torch.equal(task.metric.logits[k], plain(*inputs).logits)
+            assert torch.equal(task.metrics["val"].logits[k], plain(*inputs).logits)
             with task.attachment.infer_with_batch():
                 related = task.net.eval()(*inputs).logits
-        torch.testing.assert_close(task.batch_metric.logits[k], related)
-        assert not torch.allclose(related, task.metric.logits[k])
+        torch.testing.assert_close(task.batch_metrics["val"].logits[k], related)
+        assert not torch.allclose(related, task.metrics["val"].logits[k])
     assert seen["val/ap_batch"] > 0
-    assert "ap_batch" in task.metric_names
-    assert "ap_batch" not in task_of(method="baseline", evaluate_with_batch=True).metric_names
+    assert not task_of(method="baseline", evaluate_with_batch=True).evaluate_with_batch
 
 
 def test_predictions_are_boxes_in_the_pixels_of_the_original_image(data):
     task = task_of("smca-detr")
     data.setup()
-    task.build(data.num_classes, data.class_counts)
+    task.construct(data)
     batch = next(iter(data.evaluation_loader("val")))
     with torch.no_grad():
         found = task.eval().predict_step(batch, 0)
@@ -307,4 +306,4 @@ def test_fields_that_have_a_place_of_their_own_are_sent_there():
         with pytest.raises(UserError, match=f"cannot hold '{name}': .*{said}"):
             Detection("detr", {name: 3})
     with pytest.raises(UserError, match="encoder_layers names no layer"):
-        task_of(batchformer={"encoder_layers": []}).build(2, [1, 1])
+        task_of(batchformer={"encoder_layers": []}).construct(info([1, 1]))

@@ -10,7 +10,7 @@ from batchformer.errors import UserError
 from batchformer.losses import DistillationLoss
 from batchformer.tasks import DistillationOptions, InsertionOptions
 
-from .conftest import COUNTS, TinyData
+from .conftest import COUNTS, TinyData, info
 from .tiny_vit import NO_MIX, VIT, fit, vit_task
 
 TEACHER = {"teacher": "vit_tiny_patch16_224", "teacher_args": {**VIT, "depth": 1}}
@@ -33,7 +33,7 @@ def distilling(checkpoint: str, kind: str = "hard", **arguments):
 @pytest.mark.parametrize("places", [InsertionOptions(blocks=[1]), InsertionOptions()], ids=["inside", "before heads"])
 def test_both_heads_learn_and_the_teacher_does_not(teacher_file, kind, places):
     task = distilling(teacher_file, kind, batchformer=places)
-    task.build(4, COUNTS)
+    task.construct(info(COUNTS))
     before = {name: p.detach().clone() for name, p in task.net.named_parameters()}
     fit(task)
     for name in ("head.weight", "head_dist.weight", "dist_token"):
@@ -47,7 +47,7 @@ def test_both_heads_learn_and_the_teacher_does_not(teacher_file, kind, places):
 def test_each_head_has_its_own_teacher(teacher_file, alpha, still):
     """The class head learns from the labels alone, that of the token from the teacher alone."""
     task = distilling(teacher_file, alpha=alpha)
-    task.build(4, COUNTS)
+    task.construct(info(COUNTS))
     batch = TinyData().images, torch.arange(16) % 4
     task._teacher.append(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4)))
     outputs = task.net.train()(batch[0])
@@ -68,7 +68,7 @@ def test_a_pretrained_teacher_sees_images_normalised_as_it_was_trained(teacher_f
     task = vit_task(backbone="deit_tiny_distilled_patch16_224", distillation=options, mix=NO_MIX)
     data, seen = TinyData(), {"teacher": [], "student": []}
     data.mean, data.std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
-    task.build(4, COUNTS)
+    task.construct(info(COUNTS))
     task.net.register_forward_pre_hook(lambda net, x: seen["student"].append(x[0].clone()))
 
     class Watch(Callback):
@@ -83,7 +83,7 @@ def test_a_pretrained_teacher_sees_images_normalised_as_it_was_trained(teacher_f
 
 def test_the_teacher_sees_each_mixed_image_once(teacher_file):
     task, seen = distilling(teacher_file), {"teacher": [], "student": []}
-    task.build(4, COUNTS)
+    task.construct(info(COUNTS))
     task._load_teacher()
     task._teacher[0].register_forward_pre_hook(lambda _, x: seen["teacher"].append(x[0].clone()))
     task.net.patch_embed.register_forward_pre_hook(lambda _, x: seen["student"].append(x[0].clone()))
@@ -110,7 +110,7 @@ def test_the_losses_are_those_of_the_paper():
 
 def test_at_test_time_the_heads_are_averaged(teacher_file):
     task = distilling(teacher_file, mix=NO_MIX)
-    task.build(4, COUNTS)
+    task.construct(info(COUNTS))
     assert task.eval()(TinyData().images).shape == (16, 4)
 
 
@@ -123,11 +123,11 @@ def test_a_teacher_that_is_chosen_while_nothing_is_distilled_is_told(chosen):
 
 def test_what_cannot_teach_is_refused(teacher_file, tmp_path):
     with pytest.raises(UserError, match="head for it, which deit_tiny_patch16_224 has not"):
-        vit_task(distillation={"kind": "hard"}).build(4, COUNTS)
+        vit_task(distillation={"kind": "hard"}).construct(info(COUNTS))
     with pytest.raises(UserError, match="no file"):
         fit(distilling(str(tmp_path / "none.pth")))
     options = {"kind": "hard", "checkpoint": teacher_file, "teacher": "vit_tiny_patch16_224", "teacher_args": VIT}
     with pytest.raises(UserError, match="does not hold the weights of a vit_tiny_patch16_224"):
         fit(vit_task(backbone="deit_tiny_distilled_patch16_224", distillation=options))
     with pytest.raises(UserError, match="alpha"):
-        distilling(teacher_file, alpha=2.0).build(4, COUNTS)
+        distilling(teacher_file, alpha=2.0).construct(info(COUNTS))

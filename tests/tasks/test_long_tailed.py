@@ -7,7 +7,7 @@ from batchformer.errors import UserError
 from batchformer.models import NormedLinear
 from batchformer.tasks import BatchFormerOptions, LongTailed, LossOptions, OptimizerOptions, ScheduleOptions
 
-from .conftest import COUNTS, TinyData, make_trainer
+from .conftest import COUNTS, TinyData, info, make_trainer
 
 
 def weights(task: LongTailed) -> dict[str, torch.Tensor]:
@@ -16,7 +16,7 @@ def weights(task: LongTailed) -> dict[str, torch.Tensor]:
 
 def built(**arguments) -> LongTailed:
     task = LongTailed("resnet20", **arguments)
-    task.build(4, COUNTS)
+    task.construct(info(COUNTS))
     return task
 
 
@@ -106,7 +106,7 @@ class TestBuilding:
     def test_the_plain_network_takes_the_weights_of_the_detached_one(self):
         task = built()
         task.attachment.detach()
-        task.plain_net(4).load_state_dict(task.net.state_dict(), strict=True)
+        task.plain_network().load_state_dict(task.net.state_dict(), strict=True)
 
     def test_channels_last_changes_layout_only(self):
         images = torch.randn(2, 3, 8, 8)
@@ -116,12 +116,12 @@ class TestBuilding:
 
     def test_a_wrong_number_of_counts_or_classes_is_refused(self):
         with pytest.raises(UserError, match="class counts"):
-            LongTailed().build(3, COUNTS)
+            LongTailed().construct(info(COUNTS, classes=3))
         with pytest.raises(UserError, match="4 classes"):
-            built().build(2, [5, 5])
+            built().construct(info([5, 5]))
 
     def test_unknown_classes_are_refused(self):
-        with pytest.raises(UserError, match="class_counts"):
+        with pytest.raises(UserError, match="does not know its data"):
             make_trainer(max_epochs=1).fit(LongTailed("resnet20"), train_dataloaders=TinyData().train_dataloader())
 
     def test_an_unknown_option_is_named(self):
@@ -177,7 +177,7 @@ class TestEvaluation:
         task.attachment.detach()
         right = (task.net(data.images).argmax(1) == data.labels).double()
         per_class = [100 * right[data.labels == c].mean().item() for c in range(4)]
-        assert task.per_class_accuracy == pytest.approx(per_class)
+        assert task.per_class == pytest.approx(per_class)
         metrics = trainer.callback_metrics
         assert metrics["val/all"].item() == pytest.approx(100 * right.mean().item())
         assert metrics["val/many"].item() == pytest.approx(per_class[0])

@@ -15,11 +15,11 @@ from torch._dynamo.utils import counters
 import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.tasks import Classification, DistillationOptions, InsertionOptions, MixOptions
-from batchformer.tasks import mixing as mixing_module
+from batchformer.tasks.classification.task import mixing as mixing_module
 from batchformer.training.compiling import compile_in_place
 from batchformer.training.reseed import seed_from
 
-from .conftest import COUNTS, TinyData, make_trainer
+from .conftest import COUNTS, TinyData, info, make_trainer
 from .test_checkpoints import SaveAt
 from .test_classification import STILL
 from .test_distillation import TEACHER, teacher_file  # noqa: F401
@@ -96,7 +96,7 @@ def test_a_method_trains_all_in_another_precision(mixing, method, precision):
 def test_the_network_is_shown_one_layout_whatever_mixed_the_batch(mixing, channels_last):
     """Another one is compiled anew, and breaks a CUDA graph that is being captured."""
     task, seen = vit_task(mix=mixing("puzzlemix"), channels_last=channels_last, method="baseline"), []
-    task.build(4, COUNTS)
+    task.construct(info(COUNTS))
     task.net.register_forward_pre_hook(lambda net, given: seen.append(given[0].stride()) if net.training else None)
     fit(task, max_epochs=4)
     assert (len(seen), len(set(seen))) == (8, 1)
@@ -144,7 +144,7 @@ class TestTransMix:
         still = {**STILL, "backbone": "deit_tiny_distilled_patch16_224", "distillation": options, "method": "baseline"}
         data = TinyData(batch_size=16)
         task, seen = vit_task(mix=mixing("transmix", mixup=0.0), **still), []
-        task.build(4, COUNTS)
+        task.construct(info(COUNTS))
         task._load_teacher()
         task._teacher[0].register_forward_pre_hook(lambda _, x: seen.append(x[0].clone()))
         logged = fit(task, data).callback_metrics["train/loss"].item()
@@ -157,7 +157,7 @@ class TestTransMix:
         losses = []
         for block in (None, 0, "rollout"):
             task = vit_task(mix=mixing("transmix", mixup=0.0, block=block), seed=5, **STILL)
-            task.build(4, COUNTS)
+            task.construct(info(COUNTS))
             with torch.no_grad():
                 for layer in [*(block.attn.qkv for block in task.net.blocks), task.net.head]:
                     layer.weight.normal_(generator=torch.Generator().manual_seed(1))  # not as good as uniform
@@ -217,7 +217,7 @@ class TestMistakes:
 
 @pytest.mark.parametrize("name", ["test_resnet", "squeezenet1_1"])  # of timm, and of torchvision
 def test_an_extractor_without_network_asks_for_a_file(name, monkeypatch, tmp_path):
-    from batchformer.tasks.classification.mix_extractor import load_extractor
+    from batchformer.tasks.classification.mixing import load_extractor
 
     def no_network(*_, **__):
         raise urllib.error.URLError("no network")
@@ -232,7 +232,7 @@ def test_an_extractor_without_network_asks_for_a_file(name, monkeypatch, tmp_pat
 
 
 def test_a_torchvision_extractor_by_name_and_file(tmp_path):
-    from batchformer.tasks.classification.mix_extractor import load_extractor
+    from batchformer.tasks.classification.mixing import load_extractor
 
     torch.manual_seed(0)
     model = torchvision.models.mobilenet_v2(weights=None)

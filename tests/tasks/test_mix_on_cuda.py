@@ -75,7 +75,7 @@ class Watching(Classification):
     captured = False
 
     def on_train_epoch_end(self) -> None:
-        self.captured = self._graphed is not None and self._graphed.captured
+        self.captured = self._captured is not None and self._captured.captured
         super().on_train_epoch_end()
 
 
@@ -90,7 +90,7 @@ def trained(
         cuda_graph=fast,
         **{"method": "baseline", **arguments},
     )
-    task.build(Data.num_classes, Data.class_counts)
+    task.construct(Data)
     with torch.no_grad():
         for name, value in task.net.named_parameters():
             if name.endswith("attn.qkv.weight") or name == "head.weight":

@@ -2,7 +2,7 @@
 
 from batchformer.tasks import AdamWOptions, Classification, CosineOptions, InsertionOptions, MixOptions
 
-from .conftest import COUNTS, TinyData, make_trainer
+from .conftest import COUNTS, TinyData, info, make_trainer
 from .whole_step import whole_step
 
 VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2}
@@ -22,7 +22,7 @@ def vit_task(kind: type[Classification] = Classification, **arguments) -> Classi
 
 def built(**arguments) -> Classification:
     task = vit_task(**arguments)
-    task.build(4, COUNTS)
+    task.construct(info(COUNTS))
     return task
 
 

@@ -7,8 +7,8 @@ import torch
 from batchformer.errors import UserError
 from batchformer.tasks import LongTailed, LossOptions, OptimizerOptions
 
-from ..tasks.conftest import COUNTS, TinyData, make_trainer
-from .whole_step import WholeStep
+from ..tasks.conftest import COUNTS, TinyData, info, make_trainer
+from ..tasks.whole_step import WholeStep
 
 
 def train(task: LongTailed, epochs: int, resume: str | None = None, callbacks=(), steps: int = -1) -> L.Trainer:
@@ -58,7 +58,7 @@ def test_a_checkpoint_loads_safely_and_restores_the_task_without_data(tmp_path, 
 
 def test_the_state_holds_the_network_and_nothing_else(tmp_path):
     task = LongTailed("resnet20", loss=LossOptions("ldam"))
-    task.build(4, COUNTS)
+    task.construct(info(COUNTS))
     assert {name.split(".")[0] for name in task.state_dict()} == {"net"}
 
 
@@ -71,8 +71,8 @@ def test_testing_a_checkpoint_splits_by_the_counts_it_was_trained_with(tmp_path)
     tested = LongTailed("resnet20")
     make_trainer().test(tested, datamodule=data, ckpt_path=path, verbose=False)
     assert tested.class_counts == COUNTS
-    assert tested.metric.shots == ["many", "medium", "medium", "few"]
-    assert tested.per_class_accuracy == task.per_class_accuracy
+    assert tested.metrics["val"].shots == ["many", "medium", "medium", "few"]
+    assert tested.per_class == task.per_class
 
 
 def test_a_foreign_checkpoint_is_refused():

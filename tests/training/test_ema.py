@@ -6,7 +6,7 @@ import torch
 
 from batchformer.tasks import AdamWOptions, Classification, InsertionOptions
 
-from ..tasks.conftest import TinyData, make_trainer
+from ..tasks.conftest import TinyData, info, make_trainer
 from ..tasks.tiny_vit import WholeClassification, fit, vit_task
 
 
@@ -23,7 +23,7 @@ class Weights(L.Callback):
 @pytest.mark.parametrize("kind", [Classification, WholeClassification])
 def test_it_is_the_average_over_the_steps(kind):
     watch, task = Weights(), vit_task(kind, ema=0.7)
-    task.build(4, TinyData.class_counts)
+    task.construct(info(TinyData.class_counts))
     average = {name: value.clone() for name, value in task.net.state_dict().items()}
     fit(task, callbacks=[watch], max_epochs=2)
     assert len(watch.seen) == 4
@@ -35,7 +35,7 @@ def test_it_is_the_average_over_the_steps(kind):
 
 def test_accumulated_batches_are_one_step():
     task, watch = vit_task(ema=0.5), Weights()
-    task.build(4, TinyData.class_counts)
+    task.construct(info(TinyData.class_counts))
     start = task.net.state_dict()["pos_embed"].clone()
     fit(task, callbacks=[watch], accumulate_grad_batches=2)
     torch.testing.assert_close(task.ema.module.pos_embed, 0.5 * start + 0.5 * task.net.pos_embed)
@@ -46,7 +46,7 @@ def test_it_is_evaluated_without_the_module_and_not_trained():
     trainer = fit(task, data, max_epochs=2, limit_val_batches=1.0)
     right = (task.ema.module.eval()(data.images).argmax(1) == data.labels).double()
     assert trainer.callback_metrics["val/top1_ema"].item() == pytest.approx(100 * right.mean().item())
-    assert {"top1_ema", "top5_ema"} <= set(task.metric_names)
+    assert {"val/top1_ema", "val/top5_ema"} <= set(trainer.callback_metrics)
     assert not any(p.requires_grad for p in task.ema.parameters())
     trained = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
     assert not trained & {id(p) for p in task.ema.parameters()}
@@ -88,7 +88,7 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(tmp_path, kind):
 
 def test_a_checkpoint_of_a_step_has_the_average_of_that_step(tmp_path):
     path, watch, task = str(tmp_path / "step.ckpt"), Weights(), vit_task(ema=0.5)
-    task.build(4, TinyData.class_counts)
+    task.construct(info(TinyData.class_counts))
     start = task.net.state_dict()["head.weight"].clone()
     fit(task, callbacks=[watch, SaveAt(path, step=1)])
     saved = torch.load(path, weights_only=True)["state_dict"]

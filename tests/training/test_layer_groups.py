@@ -5,7 +5,7 @@ import timm
 import torch
 
 from batchformer.tasks import AdamWOptions
-from batchformer.training.layer_groups import layer_rules
+from batchformer.training.optimizers import layer_rules
 
 from ..tasks.tiny_vit import VIT, built, fit, vit_task
 

@@ -6,10 +6,10 @@ import torch
 
 from batchformer.errors import NonFiniteLoss
 from batchformer.tasks import LongTailed
-from batchformer.training.train_meter import TrainMeter
+from batchformer.training.meter import Meter
 
 from ..tasks.conftest import TinyData, make_trainer
-from .whole_step import WholeStep
+from ..tasks.whole_step import WholeStep
 
 
 class SaveEachStep(L.Callback):
@@ -49,17 +49,17 @@ def test_the_whole_step_notices_before_validation_and_names_the_first_bad_step()
 
 
 def test_the_meter_counts_rows_steps_and_the_first_bad_one():
-    meter = TrainMeter(torch.device("cpu"), batches_per_step=2)
+    meter = Meter(torch.device("cpu"), batches_per_step=2)
     meter.restart(global_step=10)
-    meter.update(torch.tensor(1.0), torch.tensor([True, False, True, True]))
-    meter.update(torch.tensor(4.0), torch.tensor([False, False]))
-    assert meter.values() == (pytest.approx((4 * 1 + 2 * 4) / 6), 50.0)
+    meter.update({"loss": torch.tensor(1.0), "acc": torch.tensor([100.0, 0.0, 100.0, 100.0])}, 4)
+    meter.update({"loss": torch.tensor(4.0), "acc": torch.tensor([0.0, 0.0])}, 2)
+    assert meter.values() == {"loss": pytest.approx((4 * 1 + 2 * 4) / 6), "acc": 50.0}
     meter.raise_if_not_finite(epoch=0)
-    again = TrainMeter(torch.device("cpu"), batches_per_step=2)
+    again = Meter(torch.device("cpu"), batches_per_step=2)
     again.load_state_dict(meter.state_dict())
     assert again.values() == meter.values()
     for bad in ("nan", "inf"):
-        again.update(torch.tensor(float(bad)), torch.tensor([True]))
+        again.update({"loss": torch.tensor(float(bad))}, 1)
     with pytest.raises(NonFiniteLoss, match=r"step 11 "):
         again.raise_if_not_finite(epoch=3)
     again.restart(20)

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from batchformer.tasks import Classification, image_task
-from batchformer.training.patch_conv import PatchConv2d, convolve_again, cut_into_patches
+from batchformer.tasks import Classification
+from batchformer.training import network_task
+from batchformer.training.compiling import PatchConv2d, convolve_again, cut_into_patches
 
 from ..tasks.tiny_vit import NO_MIX, built
 
@@ -74,7 +75,7 @@ def test_convolutions_that_overlap_pad_or_see_features_stay():
 
 def test_training_compiles_products_and_ends_with_the_layer_as_it_was(monkeypatch):
     task, compiled = built(compile=True, mix=NO_MIX), []
-    monkeypatch.setattr(image_task, "compile_in_place", lambda net: compiled.append(type(net.patch_embed.proj)))
+    monkeypatch.setattr(network_task, "compile_in_place", lambda net: compiled.append(type(net.patch_embed.proj)))
     monkeypatch.setattr(Classification, "device", torch.device("cuda"))  # asked for, never used
     task.on_fit_start()
     assert compiled == [PatchConv2d]

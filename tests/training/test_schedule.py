@@ -7,7 +7,7 @@ import pytest
 
 from batchformer.errors import UserError
 from batchformer.tasks import LongTailed, OptimizerOptions, ScheduleOptions
-from batchformer.training.schedule import lr_factor
+from batchformer.training.schedules import lr_factor
 
 from ..tasks.conftest import TinyData, make_trainer
 

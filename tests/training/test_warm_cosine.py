@@ -7,9 +7,9 @@ from timm.scheduler import CosineLRScheduler
 
 from batchformer.errors import UserError
 from batchformer.tasks import AdamWOptions, CosineOptions
-from batchformer.training.warm_cosine import warm_cosine
+from batchformer.training.schedules import warm_cosine
 
-from ..tasks.conftest import TinyData, make_trainer
+from ..tasks.conftest import TinyData, info, make_trainer
 from ..tasks.tiny_vit import fit, vit_task
 
 
@@ -81,6 +81,6 @@ def test_what_cannot_be_scheduled_is_refused():
     with pytest.raises(UserError, match="max_epochs"):
         fit(vit_task(), max_epochs=-1)
     task = vit_task(optimizer=AdamWOptions())
-    task.build(4, [5, 5, 5, 5])
+    task.construct(info([5, 5, 5, 5]))
     with pytest.raises(UserError, match="lr_per"):
         make_trainer(max_epochs=1).fit(task, train_dataloaders=TinyData().train_dataloader())

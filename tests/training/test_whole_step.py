@@ -5,10 +5,10 @@ import torch
 
 from batchformer.errors import UserError
 from batchformer.tasks import LongTailed, LossOptions, OptimizerOptions
-from batchformer.training.graph_step import GraphedStep
+from batchformer.training.captured_step import CapturedStep
 
 from ..tasks.conftest import TinyData, make_trainer
-from .whole_step import WholeStep
+from ..tasks.whole_step import WholeStep
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -78,7 +78,7 @@ class TestOnCuda:
 
         class Watching(LongTailed):
             def on_train_epoch_end(self):
-                seen.append(self._graphed.captured)
+                seen.append(self._captured.captured)
                 super().on_train_epoch_end()
 
         task = Watching("resnet20", cuda_graph=True)
@@ -95,23 +95,23 @@ class TestOnCuda:
     def test_replays_draw_the_dropout_of_their_seed(self):
         images, labels = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
 
-        def step(images, labels):
-            return (torch.nn.functional.dropout(images, 0.5) + labels,)
+        def step(batch):
+            return torch.nn.functional.dropout(batch["images"], 0.5) + batch["labels"]
 
-        graphed, drawn = GraphedStep(step, warmup=1), []
+        graphed, drawn = CapturedStep(step, warmup=1), []
         for seed in (1, 2, 3, 2):
             torch.manual_seed(seed)
-            drawn.append(graphed(images, labels)[0].clone())
+            drawn.append(graphed({"images": images, "labels": labels}).clone())
         assert graphed.captured
         assert torch.equal(drawn[1], drawn[3])
         assert not torch.equal(drawn[1], drawn[2])
         for seed, values in zip((1, 2, 3), drawn, strict=False):
             torch.manual_seed(seed)
-            assert torch.equal(step(images, labels)[0], values)
+            assert torch.equal(step({"images": images, "labels": labels}), values)
 
     def test_replays_see_new_inputs_and_other_shapes_run_as_they_are(self):
-        graphed = GraphedStep(lambda images, labels: (2 * images + labels,), warmup=1)
+        graphed = CapturedStep(lambda batch: 2 * batch["images"] + batch["nested"][0], warmup=1)
         for value in (1.0, 2.0, 3.0, 4.0):
             images = torch.full((5,), value, device="cuda")
-            assert graphed(images, images)[0].tolist() == [3 * value] * 5
-        assert graphed(images[:2], images[:2])[0].tolist() == [12.0, 12.0]
+            assert graphed({"images": images, "nested": (images,)}).tolist() == [3 * value] * 5
+        assert graphed({"images": images[:2], "nested": (images[:2],)}).tolist() == [12.0, 12.0]

@@ -16,8 +16,8 @@ from batchformer.analysis.batch_attention import AttentionOverBatch
 from batchformer.analysis.mini_batch import attention_at, place_number, whole_number
 from batchformer.analysis.stream_gradients import handle_of
 from batchformer.analysis.token_layout import Layout
-from batchformer.analysis.untouched import untouched
 from batchformer.attach import Attachment
+from batchformer.attach.contexts import untouched
 from batchformer.errors import UserError
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from batchformer.analysis.mini_batch import first_tensor
 from batchformer.analysis.token_layout import layout_of, side_of_channels
-from batchformer.analysis.untouched import untouched
+from batchformer.attach.contexts import untouched
 from batchformer.errors import UserError
 
 Channels = Literal["auto", "first", "last"]

@@ -59,7 +59,7 @@ def gradient_influence(
     """
     point = attachment.points[0]
     classifier = net.get_submodule(point.paths[0])
-    channels_first = getattr(point.feature, "channels", "last") == "first"
+    channels_first = getattr(point.site, "channels", "last") == "first"
     criterion = criterion or _cross_entropy
     totals = torch.zeros(num_classes, dtype=torch.float64)
     counts = torch.zeros(num_classes, dtype=torch.float64)

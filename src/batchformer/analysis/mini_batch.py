@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from batchformer.analysis.stream_gradients import handle_of
 from batchformer.analysis.token_layout import Layout, layout_of
-from batchformer.analysis.untouched import untouched
 from batchformer.analysis.watch import as_tokens, channels_of
 from batchformer.attach import Attachment
-from batchformer.attach.point import Point
+from batchformer.attach.contexts import untouched
+from batchformer.attach.plan import Point
 from batchformer.errors import UserError
 from batchformer.nn import BatchAttention
 
@@ -68,7 +68,7 @@ def infer_watched(model: nn.Module, images: Tensor, place: int | str = 0, layer:
                 handle.remove()
     # A module that serves several places is called once at each, in their order.
     which = [p.module for p in attachment.points[:number]].count(module)
-    plain = passed[0].transpose(1, 2) if getattr(point.feature, "is_signal", False) else passed[0]
+    plain = passed[0].transpose(1, 2) if getattr(point.site, "is_signal", False) else passed[0]
     layout = layout_of(plain, channels, images, attachment.model)
     without = as_tokens(plain, channels).float()
     return Inference(path, point.side, attention, entered[which].detach(), without, related[which].float(), layout)
@@ -84,7 +84,7 @@ def _watch(block: nn.Module, side: str, passed: list[Tensor]) -> torch.utils.hoo
 
 
 def _channels_at(point: Point) -> str:
-    return getattr(point.feature, "channels", None) or channels_of(point.module)
+    return getattr(point.site, "channels", None) or channels_of(point.module)
 
 
 def whole_number(name: str, value: Any) -> int:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from batchformer.analysis.untouched import Mode, set_mode, untouched
 from batchformer.attach import Attachment, attachment_of
+from batchformer.attach.contexts import Mode, set_mode, untouched
 from batchformer.errors import UserError
 from batchformer.nn.streams import plain_count, repeat_targets
 

@@ -29,10 +29,9 @@ from batchformer.analysis.stream_gradients import (
     handle_of,
 )
 from batchformer.analysis.tokens import TokenStats, mean_cosine, relative_change, sample_signal, token_stats
-from batchformer.analysis.untouched import set_mode, untouched
 from batchformer.analysis.watch import Call, Forward, sibling_blocks, watched_forward
 from batchformer.attach import Attachment
-from batchformer.attach.temporarily import temporarily
+from batchformer.attach.contexts import set_mode, temporary_attributes, untouched
 from batchformer.errors import UserError
 from batchformer.nn import BatchFormer, repeat_targets
 from batchformer.nn.streams import plain_count
@@ -229,7 +228,7 @@ def _attention(attention: Any, x: Tensor, valid: Tensor | None) -> LayerAttentio
 
 def _each_alone(module: BatchFormer, x: Tensor) -> Tensor:
     """The same module with nobody else to look at."""
-    with temporarily({layer.self_attn: {"group_size": 1} for layer in module.layers}):
+    with temporary_attributes({layer.self_attn: {"group_size": 1} for layer in module.layers}):
         return module.relate(x)
 
 

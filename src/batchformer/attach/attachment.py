@@ -10,27 +10,26 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from batchformer.attach.classifiers import find_classifiers
+from batchformer.attach.contexts import temporary_attributes
 from batchformer.attach.dry_run import Example
-from batchformer.attach.entry import Entry, RowCheck
-from batchformer.attach.feature import Channels
-from batchformer.attach.insertion import Held, InstanceForward, relates_in_eval
-from batchformer.attach.padding import takes_padded_images
-from batchformer.attach.plan_after import block_paths, encoder_layer_paths, plan_after
-from batchformer.attach.plan_before import norms_behind, points_before
-from batchformer.attach.point import Point
-from batchformer.attach.refuse import (
+from batchformer.attach.hooks import InputHook, register_hooks, remove_hooks
+from batchformer.attach.insertion import InstanceForward, ModuleHolder, relates_in_eval
+from batchformer.attach.locate import Channels, block_paths, encoder_layer_paths, find_classifiers
+from batchformer.attach.per_stream import BatchNormMode, MeanOfStreams, SeparateNorm
+from batchformer.attach.plan import Point
+from batchformer.attach.planner import norms_behind_heads, plan_after, points_before
+from batchformer.attach.preconditions import (
+    check_batch_norm,
+    check_before,
     check_channels,
+    check_one_place,
     refuse_attached_parts,
     refuse_spread_over_processes,
     refuse_unknown_options,
     refuse_what_is_no_model,
 )
-from batchformer.attach.separate_norm import BatchNormMode, SeparateNorm, check_batch_norm
-from batchformer.attach.stream_loss import MeanOfStreams
-from batchformer.attach.temporarily import temporarily
 from batchformer.errors import UserError
-from batchformer.kernels.choose import Choice
+from batchformer.kernels.backend import Choice
 from batchformer.nn.streams import count_rows, plain_count, plain_rows, related_rows
 
 PREFIX = "batchformer"
@@ -97,8 +96,7 @@ def attach(
     check_batch_norm(batch_norm)
     check_channels(channels)
     example = Example.of(example_inputs)
-    if sum(place is not None for place in (before, after, blocks, encoder_layers)) > 1:
-        raise UserError("attach takes one of before=, after=, blocks= and encoder_layers=: choose one.")
+    check_one_place(before=before, after=after, blocks=blocks, encoder_layers=encoder_layers)
     if blocks is not None:
         after = block_paths(model, blocks)
     elif encoder_layers is not None:
@@ -115,19 +113,12 @@ def attach(
             keywords=module_keywords,
             example=example,
         )
-        return Attachment(model, plan.points(), plan.entry, plan.supports)
-    for name, given in (("mask_padding", mask_padding), ("share", share)):
-        if given:
-            raise UserError(f"{name}=True goes with after=, blocks= or encoder_layers=: leave it out.")
-    if takes_padded_images(model):
-        raise UserError(
-            f"{type(model).__name__} is a detector, which the second stream enters inside the encoder: say "
-            f"encoder_layers=[0], as the paper does, or after=[paths]."
-        )
+        return Attachment(model, plan.points(), plan.input_hook, plan.supports)
+    check_before(model, mask_padding=mask_padding, share=share)
     paths = [before] if isinstance(before, str) else find_classifiers(model) if before is None else list(before)
     points = points_before(model, paths, dim, channels, module_keywords, example)
-    norms = norms_behind(model, points, batch_norm, example)
-    return Attachment(model, points, Entry(model, points[0].module), norms)
+    norms = norms_behind_heads(model, points, batch_norm, example)
+    return Attachment(model, points, InputHook(model, points[0].module), norms)
 
 
 def detach(model: nn.Module) -> nn.Module:
@@ -159,7 +150,7 @@ class _Attached:
     its weights, until Python's garbage collector happens to look for cycles.
     """
 
-    def __init__(self, points: list[Point], pieces: list[InstanceForward], modules: Held, prefix: str) -> None:
+    def __init__(self, points: list[Point], pieces: list[InstanceForward], modules: ModuleHolder, prefix: str) -> None:
         self.points, self.pieces, self.modules, self.prefix = points, pieces, modules, prefix
         self.handle: weakref.ref[Attachment] | None = None
 
@@ -187,12 +178,12 @@ class Attachment:
         self,
         model: nn.Module,
         points: list[Point],
-        entry: Entry,
+        input_hook: InputHook,
         supports: Sequence[InstanceForward] = (),
     ) -> None:
         # In this order: an insertion before a BatchNorm goes round what keeps the streams apart there.
         pieces = [*supports, *(piece for point in points for piece in point.insertions)]
-        modules = Held(dict.fromkeys(point.module for point in points))  # a shared one is held once
+        modules = ModuleHolder(dict.fromkeys(point.module for point in points))  # a shared one is held once
         modules.train(model.training)
         owner = _owner(model, points)
         if hasattr(owner, PREFIX):
@@ -204,10 +195,8 @@ class Attachment:
         owner.add_module(PREFIX, modules)
         for piece in pieces:
             piece.put()
-        entry.norms = [piece for piece in pieces if isinstance(piece, SeparateNorm)]
-        model.register_forward_pre_hook(entry, with_kwargs=True)
-        check = RowCheck([point.feature for point in points], entry)
-        model.register_forward_hook(check, with_kwargs=True, always_call=True)
+        input_hook.norms = [piece for piece in pieces if isinstance(piece, SeparateNorm)]
+        register_hooks(model, input_hook, [point.site for point in points])
         model.__dict__[_HANDLE] = self._held
 
     def _hold(self, model: nn.Module, held: _Attached) -> None:
@@ -242,7 +231,7 @@ class Attachment:
     @contextmanager
     def disabled(self) -> Iterator[nn.Module]:
         """The model without the module, also in training. (Under DDP the module's parameters are unused meanwhile.)"""
-        with temporarily({point.module: {"enabled": False} for point in self.points}):
+        with temporary_attributes({point.module: {"enabled": False} for point in self.points}):
             yield self.model
 
     @contextmanager
@@ -252,7 +241,7 @@ class Attachment:
         There is one stream, all of it related, and no dropout; what an image gets depends on the images beside it.
         Training goes on as ever, and outside the context eval mode is the plain model again.
         """
-        with temporarily({point.feature: {"infers": True} for point in self.points}):
+        with temporary_attributes({point.site: {"infers": True} for point in self.points}):
             yield self.model
 
     def backend_used(self) -> dict[str, Choice]:
@@ -281,7 +270,7 @@ class Attachment:
             rows = count_rows(outputs)
             none_left = rows is not None and plain_count(rows, module.streams) == rows  # one image, split
             return None if none_left else related_rows(outputs, module.streams)
-        return outputs if self.attached and relates_in_eval(self.points[0].feature) else None
+        return outputs if self.attached and relates_in_eval(self.points[0].site) else None
 
     def stream_losses(self) -> tuple[Tensor, Tensor] | None:
         """The loss of the plain and of the related rows in the last training forward, of detectors that were given
@@ -303,7 +292,7 @@ class Attachment:
             raise UserError("this attachment was detached before: attach again to get a new one.")
         for piece in reversed(self._pieces):
             piece.remove()
-        _remove_hooks(self.model)
+        remove_hooks(self.model)
         if (owner := _owner(self.model, self.points)) is not None:
             del owner._modules[PREFIX]
         del self.model.__dict__[_HANDLE]
@@ -324,16 +313,3 @@ def _owner(model: nn.Module, points: list[Point]) -> Any:
     # A container calls or counts its children, so there the module lives on the layer it stands before.
     contained = isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict)
     return points[0].insertions[0].layer if contained else model
-
-
-def _remove_hooks(model: nn.Module) -> None:
-    # By kind, not by handle: the handle of a copied model's hook points to the original.
-    for key, hook in list(model._forward_hooks.items()):
-        if isinstance(hook, RowCheck):
-            del model._forward_hooks[key]
-            model._forward_hooks_with_kwargs.pop(key, None)
-            model._forward_hooks_always_called.pop(key, None)
-    for key, pre_hook in list(model._forward_pre_hooks.items()):
-        if isinstance(pre_hook, Entry):
-            del model._forward_pre_hooks[key]
-            model._forward_pre_hooks_with_kwargs.pop(key, None)

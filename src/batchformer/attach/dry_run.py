@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
+import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchformer.attach.padding import blank_mask
+from batchformer.attach.contexts import dry_run_state
 from batchformer.errors import UserError
 from batchformer.nn.streams import count_rows, resize_rows
 
 _SIZES = (224, 32, 64, 299, 384, 28, 96, 128, 256, 160, 192, 288, 336, 448, 512)  # a wrong one is refused at once
+_PIXEL_MASK = "pixel_mask"  # how transformers' detectors are told which pixels are image
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def call_blank(
         noise: images of noise, the same at each call, instead of blank ones.
     """
     problem: Exception | None = None
-    with _without_state(model, training), torch.set_grad_enabled(with_graph):
+    with dry_run_state(model, training), torch.set_grad_enabled(with_graph):
         for args, kwargs in [example.rows(images)] if example is not None else _blanks(model, images, noise):
             if before_each is not None:
                 before_each()
@@ -118,52 +117,19 @@ def _blank(model: nn.Module, shape: tuple[int, ...], images: int) -> Tensor:
     return torch.zeros(images, *shape, device=weight.device, dtype=weight.dtype)
 
 
-@contextmanager
-def _without_state(model: nn.Module, training: bool = False) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    model.eval()
-    for module in modes if training else ():  # not by train(), of which a model may make something of its own
-        module.training = True
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=devices), _eagerly(model):
-            if training:
-                with _kept(model), warnings.catch_warnings(action="ignore"):  # of checkpoints without gradients
-                    yield
-            else:
-                yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+def argument_names(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
-@contextmanager
-def _kept(model: nn.Module) -> Iterator[None]:
-    """What a forward in training may count or collect is as before: buffers, and plain numbers of the modules."""
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.eval()
-    buffers = [(module, name, b, b.clone()) for module in model.modules() for name, b in _own_buffers(module)]
-    numbers = {
-        module: {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
-        for module in model.modules()
-    }
-    try:
-        yield
-    finally:
-        for module, name, buffer, value in buffers:
-            module._buffers[name] = buffer
-            if not buffer.is_meta and not torch.equal(buffer, value):
-                buffer.copy_(value)
-        for module, values in numbers.items():
-            vars(module).update(values)
+def takes_padded_images(model: nn.Module) -> bool:
+    """Whether a model takes images of several sizes in one batch, as every detector of transformers does."""
+    return _PIXEL_MASK in argument_names(type(model).forward)
 
 
-def _own_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [(name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
-
-
-def _eagerly(model: nn.Module) -> AbstractContextManager[Any]:
-    """Parts that were compiled in place run as they are written: a compiler would follow the hooks of a dry run."""
-    compiled = (hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in model.modules())
-    return torch.compiler.set_stance("force_eager") if any(compiled) else nullcontext()
+def blank_mask(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """For a dry run: the last image is half as wide as the canvas, because masks of whole images are not passed on."""
+    if not takes_padded_images(model):
+        return {}
+    mask = torch.ones(len(images), *images.shape[-2:], dtype=torch.long, device=images.device)
+    mask[-1, :, images.shape[-1] // 2 :] = 0
+    return {_PIXEL_MASK: mask}

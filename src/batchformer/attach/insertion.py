@@ -1,4 +1,4 @@
-"""What attach really puts into a model: objects in the place of the `forward` of single layers.
+"""The objects that attach puts in the place of the `forward` of single layers, before or after what the layer does.
 
 Why an instance `forward` and neither a hook nor a wrapper: keys stay, `deepcopy` and pickling give a copy that drives
 itself, and `torch.compile` guards on it, whereas it skips guards on hooks (an attached model compiled after a plain
@@ -10,16 +10,27 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
-from batchformer.attach.feature import Channels
+from batchformer.attach.dry_run import argument_names
+from batchformer.attach.locate import Channels
+from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
-from batchformer.nn.batchformer_v2 import with_channels_last
+from batchformer.nn.batchformer_v2 import BatchFormerV2, with_channels_last
+from batchformer.nn.streams import alike, count_rows, twice
+
+if TYPE_CHECKING:
+    from batchformer.attach.doubled_input import PlainHalfOnly
+    from batchformer.attach.hooks import InputHook
+
+_MASK = "attention_mask"  # how transformers' detectors tell their encoder layers which positions are image
 
 
-def weakly(module: nn.Module | None) -> weakref.ref[nn.Module] | None:
+def weak_reference(module: nn.Module | None) -> weakref.ref[nn.Module] | None:
     return None if module is None else weakref.ref(module)
 
 
@@ -31,7 +42,7 @@ class InstanceForward:
     """
 
     def __init__(self, layer: nn.Module, name: str = "forward") -> None:
-        self._layer, self.name = weakly(layer), name
+        self._layer, self.name = weak_reference(layer), name
         self.previous: Callable[..., Any] | None = None  # what stood there when it was put
         self.removed = False
 
@@ -42,7 +53,7 @@ class InstanceForward:
 
     @layer.setter
     def layer(self, layer: nn.Module | None) -> None:
-        self._layer = weakly(layer)
+        self._layer = weak_reference(layer)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         if self.previous is not None:
@@ -67,7 +78,7 @@ class InstanceForward:
                 layer.__dict__[self.name] = self.previous
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, with the module itself: a weak reference cannot travel."""
+        """For copies and pickles, with the module itself: a weak reference cannot be copied or pickled."""
         return {name: value() if isinstance(value, weakref.ref) else value for name, value in self.__dict__.items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -75,9 +86,16 @@ class InstanceForward:
         self.layer = state["_layer"]
 
 
-def relates_in_eval(feature: Any) -> bool:
-    """Whether a place relates the rows of the batch although the model is in eval mode (V2, Table 12)."""
-    return feature.infers and feature.module.enabled and not feature.module.training
+class ModuleHolder(nn.ModuleList):
+    """Holds the modules on the model. A container that calls all its children finds one that changes nothing."""
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+def relates_in_eval(site: SharedFeature | After) -> bool:
+    """Whether the rows of the batch are related there although the model is in eval mode (V2, Table 12)."""
+    return site.infers and site.module.enabled and not site.module.training
 
 
 def relate_alone(module: BatchFormer, x: Tensor, channels: Channels, valid: Tensor | None = None) -> Tensor:
@@ -87,8 +105,8 @@ def relate_alone(module: BatchFormer, x: Tensor, channels: Channels, valid: Tens
     return with_channels_last(partial(module.relate, valid=valid), x)
 
 
-class Once:
-    """One feature, computed once per forward, for the several heads that read it.
+class SharedFeature:
+    """One feature, related once per forward, for the several heads that read it.
 
     The first head of the model's order computes both streams and leaves them here; the last one takes them away. Which
     is which was seen in a dry run, so nothing depends on what earlier forwards left behind.
@@ -96,7 +114,7 @@ class Once:
 
     def __init__(self, module: BatchFormer, channels: Channels) -> None:
         self.module, self.channels = module, channels
-        self.rows: int | None = None  # that left the module in the forward under way, for `RowCheck`
+        self.rows: int | None = None  # that left the module in the forward under way, for `hooks.RowCheck`
         self.read: Tensor | None = None
         self.streams: Tensor | None = None
         self.infers = False  # see `Attachment.infer_with_batch`
@@ -130,7 +148,7 @@ class Once:
 class Before(InstanceForward):
     """The instance `forward` of a layer: relate its input, then do what the layer does."""
 
-    def __init__(self, layer: nn.Module, feature: Once, first: bool = True, last: bool = True) -> None:
+    def __init__(self, layer: nn.Module, feature: SharedFeature, first: bool = True, last: bool = True) -> None:
         super().__init__(layer)
         self.feature, self.first, self.last = feature, first, last
 
@@ -144,8 +162,104 @@ class Before(InstanceForward):
         return self.original(*args, **kwargs)
 
 
-class Held(nn.ModuleList):
-    """Holds the modules on the model. A container that calls all its children finds one that changes nothing."""
+class After(InstanceForward):
+    """Do what the layer does, then relate its output (of nested tuples, the first tensor) over the batch.
 
-    def forward(self, x: Any) -> Any:
+    Mostly it simply returns twice the rows and everything behind it follows; else see `doubled_input.py`. Whether it
+    opens the streams is decided once, at attach: a flag that is set while running would be read again, and wrongly,
+    when gradient checkpointing computes the forward anew.
+    """
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        module: BatchFormerV2,
+        opens: bool,
+        padding: LayerPadding | None = None,
+        is_signal: bool = False,  # (B, C, length), which no shape tells from tokens (B, N, C)
+    ) -> None:
+        super().__init__(layer)
+        self.module, self.opens, self.padding, self.is_signal = module, opens, padding, is_signal
+        self.plain_half: PlainHalfOnly | None = None  # of a model with doubled input: the layer itself sees B rows
+        self.input_hook: InputHook | None = None  # of a detector, whose images differ in size from batch to batch
+        self.rows: int | None = None
+        self.infers = False  # see `Attachment.infer_with_batch`
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.removed or not (self.module.active or relates_in_eval(self)):
+            return self.original(*args, **kwargs)
+        if self.plain_half is not None and self.module.active:
+            args, kwargs = self.plain_half.halved(args, kwargs)
+        valid = None if self.padding is None else self.padding(args, kwargs)
+        return self.related(self.original(*args, **kwargs), valid)
+
+    def related(self, out: Any, valid: Tensor | None = None) -> Any:
+        """The first tensor related; where that has doubled its rows, tensors beside it that had as many are doubled."""
+        if isinstance(out, Tensor):
+            relate = partial(self._relate, valid=valid)
+            return with_channels_last(relate, out) if self.is_signal else relate(out)
+        rows, first, items = count_rows(out), True, []
+        for item in out:
+            if first and count_rows(item) is not None:
+                item, first = self.related(item, valid), False
+            elif isinstance(item, Tensor) and item.ndim and item.shape[0] == rows and self._doubled(rows):
+                item = twice(item)
+            items.append(item)
+        return alike(out, items)
+
+    def _relate(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        if valid is None and self.padding is not None and self.module.scope == "global":
+            # nothing is padded here, but it may be on other processes, and all must come with a mask
+            valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        if not self.module.active:
+            return relate_alone(self.module, x, self.module.channels if x.ndim == 4 else "last", valid)
+        x = self.module(x, valid, opens=self.opens, grid=None if self.input_hook is None else self.input_hook.canvas)
+        self.rows = x.shape[0]
         return x
+
+    def forget(self) -> None:
+        self.rows = None
+
+    def _doubled(self, rows: int | None) -> bool:
+        return self.module.active and self.opens and self.rows != rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "rows": None}
+
+
+class LayerPadding:
+    """Finds the valid positions, for `mask_padding=True`, in what an encoder layer of a detector is called with.
+
+    A batch of images that differ in size shares one canvas: every image stands at its top left corner, the rest is
+    padding. A position of BatchFormerV2 is a cell of that canvas (of several feature maps: a cell of one of them): the
+    same distance from the corner in every image, not the same part of it. So the grids of all images are aligned
+    whatever their sizes; beyond the edge of a smaller image a larger one finds padding to attend to, as in the released
+    code. `mask_padding=True` leaves it out.
+
+    The mask is read from the arguments, and not noted while running: when gradient checkpointing calls the layer again,
+    the model may have been given other batches since.
+    """
+
+    def __init__(self, layer: nn.Module, path: str) -> None:
+        names = argument_names(type(layer).forward)
+        if _MASK not in names:
+            raise UserError(
+                f"mask_padding=True needs a layer that is told the padding in an argument {_MASK!r}, as the encoder "
+                f"layers of transformers' detectors are; {path!r} ({type(layer).__name__}) is not: leave it out."
+            )
+        self.at = names.index(_MASK)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bool[Tensor, "batch position"] | None:
+        """None where nothing is padded."""
+        mask = args[self.at] if self.at < len(args) else kwargs.get(_MASK)
+        if mask is None:
+            return None
+        if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
+            raise UserError(
+                f"mask_padding=True cannot read padding from a {type(mask).__name__}: build the model with "
+                f'attn_implementation="sdpa" or "eager".'
+            )
+        if mask.ndim == 4:  # (batch, 1, query, key), the same keys for every query
+            mask = mask[:, 0, 0]
+        # Masks that are added to the scores have zero where one may look, and minus a lot elsewhere.
+        return mask == 0 if mask.is_floating_point() else mask != 0

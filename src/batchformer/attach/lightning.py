@@ -1,21 +1,23 @@
-"""BatchFormer for Lightning users, as a callback."""
+"""BatchFormer as a Lightning callback: attached during `fit`, plain in checkpoints, watched by a `StreamGuard`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any
 
 import lightning as L
+import torch
+import torch.nn.functional as F
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from batchformer.attach.attachment import PREFIX, Attachment, attach, attachment_of
-from batchformer.attach.classifiers import get_submodule
 from batchformer.attach.insertion import InstanceForward
-from batchformer.attach.watched_loss import WatchedLoss
+from batchformer.attach.locate import get_submodule
 from batchformer.errors import UserError
-from batchformer.nn import StreamGuard, TwoStreamLoss
+from batchformer.nn import StreamGuard, TwoStreamLoss, repeat_targets
 
 #: Where the module's own weights stand in a checkpoint, for each set of weights there. `WeightAveraging` saves the
 #: average as the model's weights and those that training goes on with under the second name.
@@ -49,7 +51,7 @@ class BatchFormerCallback(L.Callback):
     ) -> None:
         self.model, self.guard, self.keywords = model, guard, keywords
         self.attachment: Attachment | None = None
-        self._watched: WatchedLoss | None = None
+        self._guard_hook: StreamGuardHook | None = None
         self._plain_checkpoint: _PlainCheckpoint | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -61,26 +63,26 @@ class BatchFormerCallback(L.Callback):
             self._plain_checkpoint = _PlainCheckpoint(pl_module, prefix)
             self._plain_checkpoint.put()
             if self.guard is not False and trainer.is_global_zero:
-                self._watched = WatchedLoss(
+                self._guard_hook = StreamGuardHook(
                     self.attachment, self.guard if isinstance(self.guard, StreamGuard) else None
                 )
-                self._watched.watch(part for part in pl_module.modules() if isinstance(part, TwoStreamLoss))
+                self._guard_hook.register(part for part in pl_module.modules() if isinstance(part, TwoStreamLoss))
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._watched is not None and self._watched.guard is not None:
-            checkpoint[_GUARD_KEY] = self._watched.guard.state_dict()
+        if self._guard_hook is not None and self._guard_hook.guard is not None:
+            checkpoint[_GUARD_KEY] = self._guard_hook.guard.state_dict()
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.attachment is not None and self.attachment.attached and _BESIDE["state_dict"] in checkpoint:
             assert self._plain_checkpoint is not None
             self.attachment.load_state_dict(checkpoint[_BESIDE["state_dict"]])
             self._plain_checkpoint.put_back(checkpoint)  # the callbacks that average load both sets after this one
-        if self._watched is not None and _GUARD_KEY in checkpoint:
-            self._watched.go_on_from(checkpoint[_GUARD_KEY])
+        if self._guard_hook is not None and _GUARD_KEY in checkpoint:
+            self._guard_hook.resume_from(checkpoint[_GUARD_KEY])
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if self._watched is not None:
-            self._watched.leave()
+        if self._guard_hook is not None:
+            self._guard_hook.remove()
         if self._plain_checkpoint is not None:
             self._plain_checkpoint.remove()
         if self.attachment is not None and self.attachment.attached:
@@ -159,3 +161,50 @@ def _own_weights_come_separately(module: nn.Module, incompatible: Any) -> None:
     """A plain checkpoint is complete for an attached model: what it lacks is loaded by the callback."""
     missing = incompatible.missing_keys
     missing[:] = [key for key in missing if f"{PREFIX}." not in key]
+
+
+class StreamGuardHook:
+    """A forward hook of `TwoStreamLoss`: the `StreamGuard` gets the cross entropy of every row, whatever the criterion.
+
+    Class ids and soft labels are understood; of several outputs the first counts. Anything else is ignored.
+    Without a guard given one is made at the first step, which shows how many classes there are.
+    """
+
+    def __init__(self, attachment: Attachment, guard: StreamGuard | None = None) -> None:
+        self.attachment, self.guard = attachment, guard
+        self._state: dict[str, Any] | None = None  # of the guard of the run that is resumed
+        self._handles: list[Any] = []
+
+    def register(self, losses: Iterable[TwoStreamLoss]) -> None:
+        self._handles += [loss.register_forward_hook(self) for loss in losses]
+
+    def remove(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def resume_from(self, state: dict[str, Any]) -> None:
+        """What `StreamGuard.state_dict` gave in an earlier run; taken up at the first step, on its device."""
+        self._state = state
+
+    @torch.no_grad()
+    def __call__(self, loss: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        if len(args) != 2:
+            return
+        logits, targets = (given[0] if isinstance(given, tuple) else given for given in args)
+        if not _understood(logits, targets) or self.attachment.related(logits) is None:
+            return
+        if self.guard is None:
+            self.guard = StreamGuard(logits.shape[1])
+        if self._state is not None:
+            self.guard.load_state_dict(self._state, logits.device)
+            self._state = None
+        repeated = repeat_targets(targets, logits)
+        self.guard.update_rows(F.cross_entropy(logits.float(), repeated, reduction="none"), self.attachment)
+
+
+def _understood(logits: Any, targets: Any) -> bool:
+    """Scores of two classes or more, and class ids or a distribution over the same classes."""
+    if not (isinstance(logits, Tensor) and isinstance(targets, Tensor)) or logits.ndim != 2 or logits.shape[1] < 2:
+        return False
+    ids = targets.ndim == 1 and targets.dtype == torch.long
+    return ids or (targets.ndim == 2 and targets.is_floating_point() and targets.shape[1] == logits.shape[1])

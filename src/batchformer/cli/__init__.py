@@ -20,7 +20,6 @@ COMMANDS = {
     "report": "write one HTML page about runs or comparisons",
     "recipes": "list the recipes, or print one",
     "data": "what data a recipe needs, and what is there",
-    "bench": "time and memory of the layer on this GPU, beside the papers' own",
 }
 _TRAIN_EXTRA = ("lightning", "jsonargparse", "timm", "torchvision", "torchmetrics", "tensorboard", "sklearn",
                 "safetensors", "PIL", "yaml", "docstring_parser")  # fmt: skip
@@ -94,7 +93,7 @@ def _explain(problem: BaseException) -> tuple[int, str]:
         cause = cause.__cause__
     if isinstance(problem, ModuleNotFoundError) and (problem.name or "").split(".")[0] in _TRAIN_EXTRA:
         return 2, f'this command needs {problem.name}; install it with: pip install "batchformer[train]"'
-    from batchformer.runs.atomic import disk_problem
+    from batchformer.files import disk_problem
 
     if (reason := disk_problem(problem)) is not None:
         where = f" ({problem.filename})" if isinstance(problem, OSError) and problem.filename else ""

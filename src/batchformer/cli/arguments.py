@@ -16,10 +16,10 @@ from batchformer.errors import UserError
 
 @dataclass(frozen=True)
 class Option:
-    """``--name``: a flag, one value, or several values up to the next option."""
+    """``--name``: a flag, one value, several values up to the next option, or one value each time it is given."""
 
     name: str
-    takes: Literal["nothing", "one", "many"] = "one"
+    takes: Literal["nothing", "one", "many", "repeated"] = "one"
 
 
 @dataclass
@@ -77,6 +77,8 @@ def read_arguments(args: Sequence[str], options: Sequence[Option], recipe_keys: 
             found.values[name] = []
         elif option.takes == "one":
             found.values[name] = [given if equals else _take_one(name, rest)]
+        elif option.takes == "repeated":
+            found.values.setdefault(name, []).append(given if equals else _take_one(name, rest))
         else:
             values = [given] if equals else []
             while rest and not rest[0].startswith("--"):

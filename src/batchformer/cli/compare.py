@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from batchformer.cli.arguments import Option, read_arguments
+from batchformer.cli.arguments import Arguments, Option, read_arguments
 from batchformer.cli.shelf import find_recipe
 from batchformer.cli.show import program
-from batchformer.cli.training_options import (
+from batchformer.cli.training import (
     COMMON,
-    METHODS,
     SEED_OF_LIGHTNING,
+    RunMaker,
     a_word_while_loading,
-    method_override,
     name_of_recipe,
     recipe_overrides,
     refuse_both,
+    refuse_odd_names,
     seed_overrides,
     the_recipe,
+    variants_on_the_line,
     words_again,
 )
 from batchformer.errors import UserError
-from batchformer.runs.atomic import write_json
+from batchformer.files import write_json
 from batchformer.runs.folder import RunFolder, is_main_process
 
 _GIVEN_BY_COMPARE = ("model.method", "model.seed", "data.seed", "data.init_args.seed")
@@ -31,24 +34,44 @@ HELP = """
 batchformer compare RECIPE --seeds 3 [options] [--key value ...]
 
 Train a recipe with and without BatchFormer over several seeds, on the same batches, and print one table:
-mean and deviation of both, and their paired difference with its 95 % interval.
+mean and deviation of both, and their paired difference with its 95 % interval. Or train any variants of it, the first
+being the one that the others are held to.
 
   --seeds 3          that many seeds: 0, 1, 2;   --seeds 5 6 7: these ones (3)
+  --variant NAME:KEY=VALUE[,KEY=VALUE]   a variant; repeat it for each one (--variant plain:model.method=baseline
+                     --variant four:model.batchformer.layers=4); a name alone is that variant of the recipe
+  --variants FILE    the same from a YAML file: name: {model.method: baseline}
+  --targets all      where the data have several targets (leave one domain out): all of them, or their names
   --name NAME        what the results call this variant of the recipe (the recipe's name)
   --out DIR          folder of the comparison (runs/RECIPE-compare): a run folder each, compare.json, report.html
   --data-root DIR    where the data is (data)
+  --init-from [PART=]SOURCE   begin with these weights (batchformer fit --help)
   --resume           go on; runs that are finished are kept
   --overwrite        start anew in a folder that exists
-  --no-analysis      leave out the gradient influence
+  --no-analysis      leave out the analyses after each training
 
-Any field of the recipe can be changed for both sides: --trainer.max_epochs 3 --data.imbalance 50
+Any field of the recipe can be changed for all sides: --trainer.max_epochs 3 --data.imbalance 50
 """
 
 
+@dataclass(frozen=True)
+class Planned:
+    """One run of the comparison."""
+
+    variant: str
+    target: str | None
+    seed: int
+    overrides: list[tuple[str, str]]
+    folder: RunFolder
+
+    @property
+    def label(self) -> str:
+        return " ".join(part for part in (self.variant, self.target, f"seed {self.seed}") if part)
+
+
 def run(args: list[str]) -> int:
-    given = read_arguments(
-        args, [*COMMON, Option("seeds", "many"), Option(SEED_OF_LIGHTNING), Option("method")], recipe_keys=True
-    )
+    own = [Option("seeds", "many"), Option("targets", "many"), Option("variants"), Option(SEED_OF_LIGHTNING)]
+    given = read_arguments(args, [*COMMON, *own, Option("method")], recipe_keys=True)
     refuse_both(given)
     if given.flag("method"):
         raise UserError("compare trains both methods: leave out --method, or train one of them with batchformer fit.")
@@ -61,44 +84,98 @@ def run(args: list[str]) -> int:
     seeds = read_seeds(given.values.get("seeds", ["3"]))
     out = Path(given.value("out") or f"runs/{name}-compare")
     resume = given.flag("resume")
-    pairs = [(seed, method) for seed in seeds for method in METHODS]
-    folders = [RunFolder(out / f"{method}-seed{seed}") for seed, method in pairs]
-    if is_main_process():
-        _refuse_what_exists(out, folders, resume or given.flag("overwrite"))
+    allowed = resume or given.flag("overwrite")
+    if is_main_process() and not allowed and (out / "compare.json").exists():
+        _refuse_what_exists(out, [], allowed)
 
     with a_word_while_loading():
         from batchformer.cli.recipe_cli import RecipeCLI
         from batchformer.runs.progress import ProgressLine
-        from batchformer.runs.train import open_folder, prepare, train
 
-    cli, line, results = RecipeCLI(), ProgressLine(len(pairs)), []
+    cli = RecipeCLI()
     overrides = [*recipe_overrides(given), ("run.recipe", name)]
-    again = f"batchformer compare {words_again(given, 'name', 'seeds', 'no-analysis')}"
+    planned = _plan(cli, file, given, overrides, seeds, out)
+    folders = [each.folder for each in planned]
+    if is_main_process():
+        _refuse_what_exists(out, folders, allowed)
+    line, results = ProgressLine(len(planned)), []
+    kept = ("name", "seeds", "variant", "variants", "targets", "init-from", "no-analysis")
+    again = f"batchformer compare {words_again(given, *kept)}"
+    maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
+
+    def clear() -> None:  # as late as the first run is ready: a wrong call must not cost the old comparison
+        if given.flag("overwrite"):
+            _clear(out, folders)
+
     try:
-        for index, ((seed, method), folder) in enumerate(zip(pairs, folders, strict=True)):
-            line.begin_run(index, f"{method} seed {seed}")
-            config = cli.load(file, [*overrides, *seed_overrides(seed), *method_override(method)])
+        for index, each in enumerate(planned):
+            line.begin_run(index, each.label)
+            config = maker.config(each.overrides)
             if config["trainer"].get("limit_val_batches") == 0:
                 raise UserError(
                     "compare compares evaluations, and trainer.limit_val_batches 0 leaves none: leave it out."
                 )
-            if resume and folder.finished:
-                results.append(_kept(folder, config, line))
+            if resume and each.folder.finished:
+                results.append(_kept(each.folder, config, line))
                 continue
-            prepared = prepare(folder, cli.build(), line, resume)
-            if index == 0 and given.flag("overwrite") and is_main_process():
-                _clear(out, folders)  # as late as this: a wrong call must not cost the old comparison
-            checkpoint = open_folder(folder, config, resume, overwrite=False)
-            results.append(train(prepared, config, checkpoint, not given.flag("no-analysis"), again))
-            del prepared
+            results.append(maker.train(each.folder, each.overrides, False, clear if index == 0 else None))
             _free_memory()
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
         raise KeyboardInterrupt(f"stopped; go on with: {program()} compare {shlex.join(words)} --resume") from None
     line.clear()
     if is_main_process():
-        _conclude(name, out, seeds, results, words_again(given, "name", "data-root", "no-analysis"))
+        _conclude(name, out, planned, results, words_again(given, *kept, "data-root"))
     return 0
+
+
+def _plan(
+    cli: Any, file: Path, given: Arguments, overrides: list[tuple[str, str]], seeds: list[int], out: Path
+) -> list[Planned]:
+    """Every (seed, target, variant), the first variant being the reference."""
+    cli.load(file, overrides)
+    variants = _variants(cli, given)
+    targets = _targets(cli.build()[1], given)
+    refuse_odd_names([*variants, *(target for target in targets if target)])
+    reference = next(iter(variants))
+    usual = all(changed == [("model.method", variant)] for variant, changed in variants.items())
+    planned = []
+    for seed, target, (variant, changed) in product(seeds, targets, variants.items()):
+        named = [] if usual else [("run.variant", variant), ("run.reference", reference)]
+        aimed = [] if target is None else [("data.init_args.target", target)]
+        place = "-".join(part for part in (variant, target, f"seed{seed}") if part)
+        words = [*changed, *overrides, *named, *aimed, *seed_overrides(seed)]
+        planned.append(Planned(variant, target, seed, words, RunFolder(out / place)))
+    return planned
+
+
+def _variants(cli: Any, given: Arguments) -> dict[str, list[tuple[str, str]]]:
+    from batchformer.cli.recipe_cli import read_variants
+
+    known = cli.variants
+    if given.flag("variants") and given.flag("variant"):
+        raise UserError("--variants FILE and --variant name the same thing: give one of them.")
+    if given.flag("variants"):
+        return read_variants(Path(given.value("variants") or ""))
+    if given.flag("variant"):
+        on_the_line = variants_on_the_line(given.values["variant"])
+        return {name: changed or known.get(name, []) for name, changed in on_the_line.items()}
+    return known
+
+
+def _targets(data: Any, given: Arguments) -> list[str | None]:
+    known = list(getattr(data, "targets", ()))
+    asked = [word for part in given.values.get("targets", []) for word in part.split(",") if word]
+    if not asked:
+        return [None]
+    if not known:
+        raise UserError(f"--targets: {type(data).__name__} has no targets to choose from: leave it out.")
+    if asked == ["all"]:
+        return known
+    for name in asked:
+        if name not in known:
+            raise UserError(f"--targets {name}: the data have {', '.join(known)}.")
+    return list(asked)
 
 
 def read_seeds(words: list[str]) -> list[int]:
@@ -142,20 +219,31 @@ def _kept(folder: RunFolder, config: dict[str, Any], line: Any) -> dict[str, Any
     return result
 
 
-def _conclude(name: str, out: Path, seeds: list[int], results: list[dict[str, Any]], again: str) -> None:
+def _conclude(name: str, out: Path, planned: list[Planned], results: list[dict[str, Any]], again: str) -> None:
     from batchformer.report import compare_runs, format_table, verdict, write_report
 
     table = compare_runs(results)
-    judged = verdict(table)
-    write_json(out / "compare.json", {**table.as_plain(), "recipe": name, "seeds": seeds, "verdict": judged.sentence})
-    page = write_report([out], out / "report.html")
-    print(
-        f"\n{name}: {table.primary.words} after the last epoch, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}\n"
+    seeds = sorted({each.seed for each in planned})
+    variants = list(dict.fromkeys(each.variant for each in planned))
+    targets = list(dict.fromkeys(each.target for each in planned if each.target))
+    write_json(
+        out / "compare.json",
+        {
+            "recipe": name,
+            "variants": variants,
+            "targets": targets,
+            "seeds": seeds,
+            "table": table.as_plain(),
+            "verdict": verdict(table).sentence,
+        },
     )
+    page = write_report([out], out / "report.html")
+    over = f", {len(targets)} targets" if targets else ""
+    print(f"\n{name}: after the last epoch, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}{over}\n")
     print(format_table(table))
-    print(f"\n{judged.sentence}\n")
-    print(f"Look at:  {page}   (open it in a browser: curves, every run, every class)")
-    trained = shlex.quote(f"{out}/batchformer-seed{seeds[0]}")
+    print(f"\n{verdict(table).sentence}\n")
+    print(f"Look at:  {page}   (open it in a browser)")
+    trained = shlex.quote(str(planned[-1].folder.path if len(variants) != 2 else planned[1].folder.path))
     print(f"Next:     {program()} export {trained}     the plain weights, without BatchFormer")
     print(f"          {program()} compare {again} --seeds 5 --out DIR   more seeds, a narrower interval")
     print(f"          {program()} recipes   the other data sets, and folder-lt for your own images")

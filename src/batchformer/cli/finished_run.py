@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from batchformer.data.info import DataInfo
 from batchformer.errors import UserError
 from batchformer.runs.folder import RunFolder
 
@@ -20,7 +21,6 @@ class FinishedRun:
     task: Any
     data: Any
     trainer_keywords: dict[str, Any]
-    class_names: list[str]
     epochs_done: int
 
     def note(self) -> str:
@@ -32,13 +32,13 @@ class FinishedRun:
         return f"Note: {self.folder.path} is not finished ({how_far}); these are the weights of its last checkpoint."
 
 
-def load_run(path: str, overrides: list[tuple[str, str]] | None = None) -> FinishedRun:
-    """Read config.yaml and checkpoints/last.ckpt of a run folder."""
+def load_run(path: str, overrides: list[tuple[str, str]] | None = None, trust: bool = False) -> FinishedRun:
+    """Read config.yaml and checkpoints/last.ckpt of a run folder; `trust`: import code that it names."""
     folder = RunFolder(Path(path))
     folder.require()
 
     from batchformer.cli.recipe_cli import RecipeCLI
-    from batchformer.runs.checkpoint_io import read_checkpoint
+    from batchformer.training.weights import read_checkpoint
 
     checkpoint = read_checkpoint(folder.checkpoint)
     result = folder.read_result()
@@ -47,13 +47,14 @@ def load_run(path: str, overrides: list[tuple[str, str]] | None = None) -> Finis
             f"{folder.checkpoint} is of step {checkpoint['global_step']}, {folder.result} of step {result['steps']}: "
             "they are not the same network; restore the one that belongs to the other, or train again with --overwrite."
         )
-    cli = RecipeCLI()
+    cli = RecipeCLI(trust)
     # Weights come from the checkpoint: nothing is to be fetched, compiled or captured.
-    plain = [("model.compile", "false"), ("model.cuda_graph", "false"), ("trainer.logger", "false")]
-    config = cli.load(folder.config, [*plain, *(overrides or [])])
+    config = cli.load(folder.config, [("trainer.logger", "false"), *(overrides or [])])
     task, data, trainer_keywords, _ = cli.build()
-    for name in ("pretrained", "pretrained_cfg_overlay"):
-        task.backbone_args.pop(name, None)
+    task.compile_net = task.cuda_graph = False
+    if hasattr(task, "backbone_args"):
+        for name in ("pretrained", "pretrained_cfg_overlay"):
+            task.backbone_args.pop(name, None)
     try:
         task.on_load_checkpoint(checkpoint)
         task.load_state_dict(checkpoint["state_dict"])
@@ -62,10 +63,16 @@ def load_run(path: str, overrides: list[tuple[str, str]] | None = None) -> Finis
             f"{folder.checkpoint} does not fit {folder.config} ({_first_reason(problem)}): was one of them changed?"
         ) from problem
     task.eval()
+    _name_classes_of_0_1(task, checkpoint)
+    return FinishedRun(folder, config, task, data, trainer_keywords, int(checkpoint["epoch"]) + 1)
+
+
+def _name_classes_of_0_1(task: Any, checkpoint: dict[str, Any]) -> None:
+    """Version 0.1 kept the names of the classes in another part of the checkpoint."""
     states: dict[str, dict[str, Any]] = checkpoint["callbacks"]
-    recorder = next((state for key, state in states.items() if "RunRecorder" in key), {})
-    names = recorder.get("class_names") or [str(label) for label in range(len(task.class_counts))]
-    return FinishedRun(folder, config, task, data, trainer_keywords, names, int(checkpoint["epoch"]) + 1)
+    names = next((state["class_names"] for state in states.values() if state.get("class_names")), None)
+    if names is not None:
+        task.data_info = DataInfo(**{**task.data_info.as_dict(), "classes": list(names)})
 
 
 def best_device() -> Any:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
-from batchformer.cli.arguments import Option, read_arguments
+from batchformer.cli.arguments import Arguments, Option, read_arguments
+from batchformer.cli.nearest import did_you_mean
 from batchformer.cli.shelf import find_recipe
 from batchformer.cli.show import metrics_table, program
-from batchformer.cli.training_options import (
+from batchformer.cli.training import (
     COMMON,
     SEED_OF_LIGHTNING,
+    RunMaker,
     a_word_while_loading,
     method_override,
     name_of_recipe,
@@ -18,8 +21,10 @@ from batchformer.cli.training_options import (
     refuse_both,
     seed_overrides,
     the_recipe,
+    variants_on_the_line,
     words_again,
 )
+from batchformer.errors import UserError
 from batchformer.runs.folder import RunFolder, is_main_process
 
 HELP = """
@@ -31,10 +36,13 @@ Train one recipe: a shipped name (batchformer recipes) or a YAML file of your ow
   --seed N                        weights, order of the data, augmentation and dropout (0)
   --name NAME                     what result.json calls this variant of the recipe (the recipe's name)
   --out DIR                       run folder (runs/RECIPE/METHOD-seedN)
+  --variant NAME                  one of the recipe's variants, by name
   --data-root DIR                 where the data is (data)
+  --init-from [PART=]SOURCE       begin with these weights: a run folder, a .safetensors, .pth or .pt file, a folder of
+                                  save_pretrained; of the whole network or of a part (backbone=FILE, detector=RUN)
   --resume                        go on from the last checkpoint, to the same weights as without the stop
   --overwrite                     start anew in a run folder that exists
-  --no-analysis                   leave out the gradient influence at the end
+  --no-analysis                   leave out the analyses at the end
 
 Any field of the recipe: --trainer.max_epochs 3 --trainer.precision bf16-mixed --trainer.devices 2
   --model.batchformer.heads 8 --model.loss.name cross_entropy --data.imbalance 50 --run.checkpoint_every_steps 100
@@ -59,13 +67,19 @@ def run(args: list[str]) -> int:
     with a_word_while_loading():
         from batchformer.cli.recipe_cli import RecipeCLI
         from batchformer.runs.progress import ProgressLine
-        from batchformer.runs.train import open_folder, prepare, refuse_other_settings, train
+        from batchformer.runs.result import variant_of
+        from batchformer.runs.train import refuse_other_settings
 
-    cli = RecipeCLI()
-    config = cli.load(file, overrides)
-    method, seed = config["model"]["method"], config["model"]["seed"]
-    folder = RunFolder(Path(given.value("out") or f"runs/{name}/{method}-seed{seed}"))
-    resume = given.flag("resume")
+    cli, resume = RecipeCLI(), given.flag("resume")
+    line = ProgressLine()
+    again = f"batchformer fit {words_again(given, 'name', 'method', 'variant', 'seed', 'init-from', 'no-analysis')}"
+    maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
+    overrides = [*_variant(cli, file, given), *overrides]
+    config = maker.config(overrides)
+    variant, seed = variant_of(config), config["model"]["seed"]
+    target = config["data"].get("init_args", {}).get("target")
+    run_name = "-".join(part for part in (variant, target, f"seed{seed}") if part)
+    folder = RunFolder(Path(given.value("out") or f"runs/{name}/{run_name}"))
     if resume and folder.finished:
         if folder.config.is_file():
             refuse_other_settings(folder, config)
@@ -73,21 +87,27 @@ def run(args: list[str]) -> int:
         print(f"{folder.path} is finished already; nothing to do.")
         _show(folder)
         return 0
-    line = ProgressLine()
-    line.begin_run(0, f"{method} seed {seed}")
-    prepared = prepare(folder, cli.build(), line, resume)
-    checkpoint = open_folder(folder, config, resume, given.flag("overwrite"))
-    if checkpoint is not None and is_main_process():
-        line.say(f"Going on from {checkpoint}.")
+    line.begin_run(0, " ".join(part for part in (variant, target, f"seed {seed}") if part))
     try:
-        again = f"batchformer fit {words_again(given, 'name', 'method', 'seed', SEED_OF_LIGHTNING, 'no-analysis')}"
-        train(prepared, config, checkpoint, not given.flag("no-analysis"), again)
+        maker.train(folder, overrides, given.flag("overwrite"))
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
         raise KeyboardInterrupt(f"stopped; go on with: {program()} fit {shlex.join(words)} --resume") from None
     if is_main_process():
         _show(folder)
     return 0
+
+
+def _variant(cli: Any, file: Path, given: Arguments) -> list[tuple[str, str]]:
+    """The keys of the variant that was asked for, the last one if it was named twice; none without it."""
+    if not given.flag("variant"):
+        return []
+    cli.load(file)
+    known, (name, changed) = cli.variants, list(variants_on_the_line(given.values["variant"]).items())[-1]
+    if not changed and name not in known:
+        hint = did_you_mean(name, known) or f" There are: {', '.join(known)}."
+        raise UserError(f"{file.stem} has no variant {name}.{hint}")
+    return [*known.get(name, []), *changed, ("run.variant", name), ("run.reference", next(iter(known)))]
 
 
 def _show(folder: RunFolder) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,9 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from batchformer.cli.mistakes import in_one_line
 from batchformer.cli.nearest import did_you_mean
 from batchformer.cli.recipe_file import read_recipe
-from batchformer.data import ClassificationData
-from batchformer.data.module import DataModule
 from batchformer.errors import UserError
-from batchformer.runs.options import RunOptions
-from batchformer.tasks import TASKS, ImageTask
+from batchformer.runs.options import RunOptions, current_key, with_current_keys
+from batchformer.tasks import TASKS, Task
 
 TRAINER_DEFAULTS = {
     "use_distributed_sampler": False,  # the data modules share the order among processes themselves
@@ -26,27 +28,46 @@ TRAINER_DEFAULTS = {
     "log_every_n_steps": 50,
 }
 DEFAULT_TASK = "long_tailed"  # of recipes that name none
+PAIR = {"baseline": {"model.method": "baseline"}, "batchformer": {"model.method": "batchformer"}}
+Overrides = list[tuple[str, str]]
+_KNOWN_CODE = ("batchformer.", "lightning.", "pytorch_lightning.", "torch.")
 
 
 class RecipeCLI:
-    """Loads and builds recipes of every task; the parser of a task is made when the first of its recipes comes."""
+    """Loads and builds recipes of every task; the parser of a task is made when the first of its recipes comes.
 
-    def __init__(self) -> None:
-        self._parsers: dict[str, TaskCLI] = {}
+    Args:
+        trust: whether classes outside this package that a file names may be imported. A recipe is the user's own; the
+            config.yaml of a run folder may be anybody's.
+    """
+
+    def __init__(self, trust: bool = True) -> None:
+        self.trust = trust
+        self.variants: dict[str, Overrides] = {}
+        self.stages: list[tuple[str, Overrides]] = []
+        self._parsers: dict[type[Task], TaskCLI] = {}
         self._current: TaskCLI | None = None
 
     def load(self, file: Path, overrides: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
         """Parse a recipe file with overrides; returns the resolved recipe as plain values."""
-        content = read_recipe(file)
-        task = content.pop("task", DEFAULT_TASK)
-        if not isinstance(task, str) or task not in TASKS:
-            hint = did_you_mean(str(task), TASKS) or f" There are: {', '.join(TASKS)}."
-            raise UserError(f"task in {file}: there is no {task}.{hint}")
+        content = with_current_keys(read_recipe(file))
+        content.pop("about", None)
+        variants, stages = content.pop("variants", None), content.pop("stages", None)
+        name = content.pop("task", DEFAULT_TASK)
+        code = _code_folder(content, file)
+        if not self.trust:
+            _refuse_code_of_others(name, content, file)
+        task = self._task(name, file, code)
         if task not in self._parsers:
-            self._parsers[task] = TaskCLI(TASKS[task])
+            self._parsers[task] = TaskCLI(task)
         self._current = self._parsers[task]
-        resolved = self._current.load(content, file, overrides)
-        return resolved if task == DEFAULT_TASK else {"task": task, **resolved}
+        self.variants = _variants_in(variants, task, file)
+        self.stages = _stages_in(stages, file)
+        outside = {name, *_class_paths(content)} - set(TASKS)
+        if any(not path.startswith(_KNOWN_CODE) for path in outside):
+            overrides = [("run.code", str(code)), *overrides]
+        resolved = self._current.load(content, file, [(current_key(key), value) for key, value in overrides])
+        return resolved if name == DEFAULT_TASK else {"task": name, **resolved}
 
     def keys_of(self, file: Path) -> set[str]:
         """Every key that can be given for this recipe."""
@@ -54,19 +75,42 @@ class RecipeCLI:
         assert self._current is not None
         return self._current.own_keys() | _flat_keys(loaded)
 
-    def build(self) -> tuple[ImageTask, DataModule, dict[str, Any], RunOptions]:
+    def build(self) -> tuple[Task, Any, dict[str, Any], RunOptions]:
         """Task, data module, keywords of the Trainer and run options of what was parsed last."""
         assert self._current is not None
         return self._current.build()
+
+    @staticmethod
+    def _task(name: Any, file: Path, code: Path) -> type[Task]:
+        if isinstance(name, str) and name in TASKS:
+            return TASKS[name]
+        if not isinstance(name, str) or "." not in name:
+            hint = did_you_mean(str(name), TASKS) or f" There are: {', '.join(TASKS)}, or the class path of your own."
+            raise UserError(f"task in {file}: there is no {name}.{hint}")
+        if str(code) not in sys.path:
+            sys.path.append(str(code))  # at the end: it must not take the place of anybody's module
+        module, _, kind = name.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), kind)
+        except (ImportError, AttributeError) as problem:
+            raise UserError(
+                f"task in {file}: {name} cannot be imported ({problem}); it is looked for in {code} and on the Python "
+                f"path."
+            ) from problem
+        if not (inspect.isclass(found) and issubclass(found, Task)):
+            raise UserError(f"task in {file}: {name} is not a batchformer.tasks.Task.")
+        if "seed" not in inspect.signature(found).parameters:
+            raise UserError(f"{name} takes no seed: add seed: int = 0 to its arguments and hand it to Task.")
+        return found
 
 
 class TaskCLI(LightningCLI):
     """The parser of one task: built once, then any number of its recipes parsed and instantiated with it."""
 
-    def __init__(self, task: type[ImageTask]) -> None:
+    def __init__(self, task: type[Task]) -> None:
         super().__init__(
             task,
-            getattr(task, "data_class", ClassificationData),
+            task.data_class,
             save_config_callback=None,
             subclass_mode_data=True,
             run=False,
@@ -108,10 +152,12 @@ class TaskCLI(LightningCLI):
             del self.config_dump
         return self._as_dict(self.config)
 
-    def build(self) -> tuple[ImageTask, DataModule, dict[str, Any], RunOptions]:
+    def build(self) -> tuple[Task, Any, dict[str, Any], RunOptions]:
         # Not kept as `config_init`: the task and the data of a run would be in memory beside those of the next one.
         made = self.parser.instantiate(self.config)
-        return made["model"], made["data"], dict(made["trainer"].items()), made["run"]
+        task, run = made["model"], made["run"]
+        task.init_from = {part: source for part, source in run.init_from.items() if source is not None}
+        return task, made["data"], dict(made["trainer"].items()), run
 
     def own_keys(self) -> set[str]:
         """The keys of the task, the trainer and the run; those of the data come with its class."""
@@ -127,6 +173,84 @@ class TaskCLI(LightningCLI):
 
     def _as_dict(self, config: Any) -> dict[str, Any]:
         return yaml.safe_load(self.parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml"))
+
+
+def read_variants(file: Path) -> dict[str, Overrides]:
+    """``--variants FILE``: a YAML file of names and the keys that each changes."""
+    try:
+        content = yaml.safe_load(file.read_text())
+    except OSError as problem:
+        raise UserError(f"--variants {file} cannot be read: {problem.strerror}.") from problem
+    except (yaml.YAMLError, UnicodeDecodeError) as problem:
+        raise UserError(f"--variants {file} is not valid YAML: {' '.join(str(problem).split())}.") from problem
+    return _named_overrides(content, f"--variants {file}")
+
+
+def _variants_in(given: Any, task: type[Task], file: Path) -> dict[str, Overrides]:
+    """Those of the recipe; else with and without the module, where the task can be trained so."""
+    if given is not None:
+        return _named_overrides(given, f"variants in {file}")
+    if "method" in inspect.signature(task).parameters:
+        return _named_overrides(PAIR, "variants")
+    return {"default": []}
+
+
+def _stages_in(given: Any, file: Path) -> list[tuple[str, Overrides]]:
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(stage, dict) and "name" in stage for stage in given):
+        raise UserError(f"stages in {file}: expected a list of stages, each with a name and the keys that it changes.")
+    return [(str(stage["name"]), _as_overrides({k: v for k, v in stage.items() if k != "name"})) for stage in given]
+
+
+def _named_overrides(given: Any, where: str) -> dict[str, Overrides]:
+    if not isinstance(given, dict) or not given or not all(isinstance(keys, dict | None) for keys in given.values()):
+        raise UserError(f"{where}: expected names, and for each the keys that it changes (model.method: baseline).")
+    return {str(name): _as_overrides(keys or {}) for name, keys in given.items()}
+
+
+def _as_overrides(keys: dict[str, Any]) -> Overrides:
+    """Dotted keys and values as on the command line; the sections of a recipe (model:, data:) are taken apart."""
+    return [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in _leaves(keys)]
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, dict) and value and str(key) in ("model", "data", "init_args", "trainer", "run"):
+            yield from _leaves(value, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+def _code_folder(content: dict[str, Any], file: Path) -> Path:
+    """Where classes outside the package are looked for: beside the recipe, or where a run remembers that it was."""
+    run = content.get("run")
+    kept = run.get("code") if isinstance(run, dict) else None
+    return Path(kept) if isinstance(kept, str) else file.resolve().parent
+
+
+def _class_paths(values: Any) -> Iterator[str]:
+    """Every class path in a file, wherever it stands."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            if key == "class_path" and isinstance(value, str):
+                yield value
+            else:
+                yield from _class_paths(value)
+    elif isinstance(values, list):
+        for value in values:
+            yield from _class_paths(value)
+
+
+def _refuse_code_of_others(task: Any, content: dict[str, Any], file: Path) -> None:
+    named = [*([task] if isinstance(task, str) and task not in TASKS else []), *_class_paths(content)]
+    for path in named:
+        if not path.startswith(_KNOWN_CODE):
+            raise UserError(
+                f"{file} names {path}, which is code outside this package: add --trust to import it, if you know where "
+                f"the run folder comes from."
+            )
 
 
 def _seeds_in(content: dict[str, Any], file: Path) -> list[str]:

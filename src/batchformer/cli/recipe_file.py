@@ -17,7 +17,7 @@ from batchformer.cli.shelf import find_recipe, recipe_names
 from batchformer.errors import UserError
 
 EXTENDS = "extends"
-SECTIONS = (EXTENDS, "task", "seed_everything", "trainer", "model", "data", "run")
+SECTIONS = (EXTENDS, "about", "variants", "stages", "task", "seed_everything", "trainer", "model", "data", "run")
 
 
 def read_recipe(file: Path) -> dict[str, Any]:

@@ -6,16 +6,19 @@ import math
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.errors import UserError
+from batchformer.metrics.measures import with_current_names
 
 HELP = """
-batchformer test RUN [--data-root DIR]
+batchformer test RUN [--data-root DIR] [--trust]
 
 Evaluate the last checkpoint of a run folder on the test set again, and say whether result.json has the same numbers.
+
+  --trust   import classes outside this package that the run folder names; only if you know where it comes from
 """
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [Option("data-root")])
+    given = read_arguments(args, [Option("data-root"), Option("trust", "nothing")])
     if len(given.positional) != 1:
         raise UserError("test needs one run folder: batchformer test runs/digits-lt/batchformer-seed0")
 
@@ -24,10 +27,11 @@ def run(args: list[str]) -> int:
     from batchformer.runs.folder import is_main_process
     from batchformer.runs.progress import ProgressLine
     from batchformer.runs.recorder import RunRecorder
-    from batchformer.runs.train import make_trainer
+    from batchformer.runs.result import variant_of
+    from batchformer.runs.trainer import make_trainer
 
     root = given.value("data-root")
-    found = load_run(given.positional[0], [("data.init_args.root", root)] if root else [])
+    found = load_run(given.positional[0], [("data.init_args.root", root)] if root else [], given.flag("trust"))
     recorder = RunRecorder()
     keywords = {**found.trainer_keywords, "logger": False}
     if keywords.get("limit_val_batches") == 0:  # of a run that was trained without evaluation; here it is wanted
@@ -36,13 +40,14 @@ def run(args: list[str]) -> int:
     trainer.validate(found.task, datamodule=found.data, verbose=False)
     if not is_main_process():
         return 0  # the first process has the numbers of all, and says them once
-    model = found.config["model"]
     fresh = {
         "recipe": found.config["run"]["recipe"],
-        "method": model["method"],
-        "seed": model["seed"],
+        "variant": variant_of(found.config),
+        "target": getattr(found.data, "target", None),
+        "seed": found.task.seed,
+        "measures": recorder.measures,
         "metrics": recorder.metrics,
-        "class_counts": found.task.class_counts,
+        "class_counts": found.task.data_info.get("class_counts", []),
     }
     print(metrics_table(fresh))
     stored = found.folder.read_result()
@@ -50,6 +55,7 @@ def run(args: list[str]) -> int:
         print(f"\nThe run is not finished (epoch {found.epochs_done} of {found.config['trainer']['max_epochs']}): "
               "there is no result.json to compare with.")  # fmt: skip
         return 0
+    stored = with_current_names(stored)
     if not stored["metrics"]:
         print("\nresult.json has no numbers to compare with: the run was not evaluated.")
         return 0

@@ -1,5 +1,5 @@
 """The fast path of batch attention and of the layer around it, in Triton.
 
-Nothing here is imported before it is used, and Triton only after `choose.why_not_triton` has found it; the slow,
-obvious reference is in `batchformer.nn.attention`.
+Only `backend` is imported before the kernels are used, and Triton only after `backend.why_not_triton` has found it; the
+slow reference is in `batchformer.nn.attention`.
 """

@@ -1,35 +1,33 @@
-"""Batch attention straight out of the input projection: (B, N, 3C) in, (B, N, C) out, and the gradient back."""
+"""Batch attention on the output of the input projection: (B, N, 3C) in, (B, N, C) out, and its gradient."""
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from batchformer.kernels import _attention_backward as _backward
-from batchformer.kernels._attention_forward import attend_forward
-from batchformer.kernels.launch import Kernel
+from batchformer.kernels import _attention_kernels as kernels
+from batchformer.kernels.launch import AttentionTiles, Kernel, Tiles, attention_tiles
 from batchformer.kernels.random_bits import Drop
-from batchformer.kernels.tiles import Plan, Tiles, plan
 
-_FORWARD = Kernel(attend_forward)
-_TILE, _QUERIES = Kernel(_backward.attend_backward_tile), Kernel(_backward.attend_backward_queries)
-_KEYS = Kernel(_backward.attend_backward_keys)
+_FORWARD, _TILE = Kernel(kernels.attend_forward), Kernel(kernels.attend_backward_tile)
+_QUERIES, _KEYS = Kernel(kernels.attend_backward_queries), Kernel(kernels.attend_backward_keys)
 
 
 class Problem(NamedTuple):
-    """What does not change between forward and backward."""
+    """Sizes, tiles and dropout of one call; the same in forward and backward."""
 
     batch: int
     positions: int
     heads: int
     head: int
     group: int
-    plan: Plan
+    tiles: AttentionTiles
     drop: Drop
     first_position: int
 
@@ -58,7 +56,7 @@ def problem_of(
 def _problem(batch: int, positions: int, width: int, heads: int, group_size: int | None, dropout: float,
              first_position: int, element_size: int) -> Problem:  # fmt: skip
     head, group = width // (3 * heads), min(group_size or batch, batch)
-    tiles = plan(group, head, element_size)
+    tiles = attention_tiles(group, head, element_size)
     return Problem(batch, positions, heads, head, group, tiles, Drop.of(dropout), first_position)
 
 
@@ -66,19 +64,18 @@ def forward(
     problem: Problem, qkv: Float[Tensor, "batch position 3*dim"], valid: Bool[Tensor, "batch position"] | None,
     seed: Int[Tensor, " 1"] | None,
 ) -> tuple[Float[Tensor, "batch position dim"], Float[Tensor, " ..."] | None]:  # fmt: skip
-    """The mixed values, and the logarithms of the sums of the softmax, None where the backward can do without. They are
-    measured as scores are before they are scaled."""
-    it, tiles = problem, problem.plan.forward
+    """The mixed values, and the log-sum-exp of the unscaled scores, None where the backward does not need it."""
+    it, tiles = problem, problem.tiles.forward
     out = torch.empty((it.batch, it.positions, it.heads * it.head), dtype=qkv.dtype, device=qkv.device)
     lse = None
-    if not it.plan.single:
+    if not it.tiles.single:
         lse = torch.empty(it.positions * it.heads * it.batch, dtype=torch.float32, device=qkv.device)
     blocks = -(-it.group // tiles.queries)
     _FORWARD(
         it.groups * it.positions * it.heads * blocks, (qkv, out, lse, valid, seed),
         (it.batch, it.positions, it.heads, it.group, blocks, it.first_position, it.scale * math.log2(math.e),
          it.drop.threshold, it.drop.scale),
-        (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys, it.plan.single), *tiles[2:],
+        (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys, it.tiles.single), *tiles[2:],
     )  # fmt: skip
     return out, lse
 
@@ -98,8 +95,8 @@ def backward(
     grad_qkv = torch.empty_like(qkv)
     scales = (it.scale, it.scale * math.log2(math.e), it.drop.threshold, it.drop.scale)
     each = it.groups * it.positions
-    if it.plan.single:
-        tiles = it.plan.backward_keys
+    if it.tiles.single:
+        tiles = it.tiles.backward_keys
         query_sums, value_sums = (_lines(it, each, wants_sums, qkv) for _ in range(2))
         _TILE(
             each * it.heads, (qkv, grad_out, grad_qkv, query_sums, value_sums, valid, seed),
@@ -109,7 +106,7 @@ def backward(
     else:
         assert lse is not None
         means = torch.empty_like(lse)
-        tiles = it.plan.backward_queries
+        tiles = it.tiles.backward_queries
         blocks = -(-it.group // tiles.queries)
         query_sums = _lines(it, each * blocks, wants_sums, qkv)
         _QUERIES(
@@ -117,7 +114,7 @@ def backward(
             (it.batch, it.positions, it.heads, it.group, blocks, it.first_position, *scales),
             (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys), *tiles[2:],
         )  # fmt: skip
-        tiles = it.plan.backward_keys
+        tiles = it.tiles.backward_keys
         blocks = -(-it.group // tiles.keys)
         value_sums = _lines(it, each * blocks, wants_sums, qkv)
         _KEYS(
@@ -139,15 +136,34 @@ def _lines(problem: Problem, lines: int, wanted: bool, like: Tensor) -> Tensor |
 def _constants(problem: Problem, qkv: Tensor, valid: Tensor | None, tiles: Tiles) -> tuple[int | bool | str, ...]:
     exact = qkv.dtype == torch.float32 and is_exact()
     return (
-        problem.head, problem.plan.head, valid is not None, problem.drop.bits, "ieee" if exact else "tf32",
+        problem.head, problem.tiles.head, valid is not None, problem.drop.bits, "ieee" if exact else "tf32",
         problem.is_even(tiles),
     )  # fmt: skip
 
 
 def is_exact() -> bool:
-    """Whether products of single precision are to be exact. torch has two ways to say so, and refuses to answer by the
-    first once somebody has used the second."""
+    """Whether float32 products must not use TF32. torch has two settings for it, and raises when the first is read
+    after the second was set."""
     try:
         return not torch.backends.cuda.matmul.allow_tf32
     except RuntimeError:
         return torch.backends.cuda.matmul.fp32_precision != "tf32"
+
+
+class AttentionNode(torch.autograd.Function):
+    """Attention alone as an autograd node, for layers that are not fused. It has no second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, valid: Tensor | None, seed: Tensor | None, heads: int, group_size: int | None,
+                dropout: float) -> Tensor:  # fmt: skip
+        qkv = qkv.contiguous()
+        ctx.problem = problem_of(qkv, heads, group_size, dropout)
+        mixed, lse = forward(ctx.problem, qkv, valid, seed)
+        ctx.save_for_backward(qkv, None if ctx.problem.tiles.single else mixed, lse, valid, seed)
+        return mixed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        qkv, mixed, lse, valid, seed = ctx.saved_tensors
+        return backward(ctx.problem, grad.contiguous(), qkv, mixed, lse, valid, seed).qkv, *[None] * 5

@@ -4,13 +4,15 @@
     project, norm    LN(x + dropout(mixed W + b))           out_proj, residual, norm1
     mlp, norm        LN(y + dropout(hidden W2 + b2))        linear1, ReLU, dropout, linear2, residual, norm2
 
-Each function takes and gives plain tensors and knows nothing of autograd; `layer` and `lean` make autograd nodes of
-them, `operators` makes operators of torch. Gradients of vectors come as lines that are still to be summed
-(`rows.sum_lines`), so that all of a layer can be summed in one launch.
+Functions take and return plain tensors, without autograd; `layer` wraps them in autograd nodes, `operators` in custom
+operators. Gradients of vectors are returned as lines that remain to be summed (`rows.sum_lines`), so that those of a
+whole layer are summed in one launch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,10 +20,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from batchformer.kernels.random_bits import Drop, Site
-from batchformer.kernels.rows import Added, Piece, add_norm, add_norm_gradients, relu_, relu_gradient_
+from batchformer.kernels.rows import Added, Piece, add_norm, add_norm_gradients, relu_, relu_gradient_, sum_lines
 
-# Elements of an activation up to which a backward works in one go; beyond, in equal pieces, to keep its peak low. A
-# piece of a fast layer holds two activations beside what is stored, one of a lean layer twelve.
+# A backward of an activation with more elements works in equal pieces, to keep its peak memory low. A piece of a fast
+# layer holds two activations beside what is stored, one of a lean layer twelve.
 FAST_ELEMENTS, LEAN_ELEMENTS = 14 * 2**20, 28 * 2**20
 
 
@@ -31,12 +33,12 @@ class Normed(NamedTuple):
     statistics: Float[Tensor, "rows 2"] | None
 
 
-# Rows of which a piece of rows has a multiple: then all that belongs to it starts at a multiple of 16 bytes.
+# Pieces have a multiple of this many rows: then all their tensors start at a multiple of 16 bytes.
 ALIGNED_ROWS = 8
 
 
 def piece_length(count: int, elements: int, at_once: int, multiple: int = 1) -> int:
-    """Into how long pieces to cut `count` things of so many elements each."""
+    """The length of equal pieces of `count` rows or positions, so that one has about `at_once` elements."""
     length = -(-count // -(-count * elements // at_once)) if count else 1
     return min(-(-length // multiple) * multiple, max(count, 1))
 
@@ -45,6 +47,67 @@ class NormSettings(NamedTuple):
     eps: float
     drop: Drop
     site: Site
+
+
+@lru_cache(maxsize=256)
+def norm_settings(eps: float, dropout: float, site: Site) -> NormSettings:
+    """Cached: a layer needs them several times in every call."""
+    return NormSettings(eps, Drop.of(dropout), site)
+
+
+class MlpWeights(NamedTuple):
+    weight1: Float[Tensor, "hidden dim"]
+    bias1: Float[Tensor, " hidden"]
+    weight2: Float[Tensor, "dim hidden"]
+    bias2: Float[Tensor, " dim"]
+    norm_weight: Float[Tensor, " dim"]
+    norm_bias: Float[Tensor, " dim"]
+
+
+class LayerWeights(NamedTuple):
+    """The parameters of the layer, by the names they have in `torch.nn.TransformerEncoderLayer`."""
+
+    in_weight: Tensor
+    in_bias: Tensor
+    out_weight: Tensor
+    out_bias: Tensor
+    norm1_weight: Tensor
+    norm1_bias: Tensor
+    weight1: Tensor
+    bias1: Tensor
+    weight2: Tensor
+    bias2: Tensor
+    norm2_weight: Tensor
+    norm2_bias: Tensor
+
+    @property
+    def mlp(self) -> MlpWeights:
+        return MlpWeights(*self[6:])
+
+    def cast(self, dtype: torch.dtype) -> LayerWeights:
+        """The matrices and the first bias in the type of the products; the other vectors are read as they are."""
+        if self.in_weight.dtype == dtype:
+            return self
+        names = ("in_weight", "in_bias", "out_weight", "weight1", "weight2")
+        return self._replace(**{name: getattr(self, name).to(dtype) for name in names})
+
+
+class LayerSettings(NamedTuple):
+    heads: int
+    group_size: int | None
+    dropout: float
+    eps1: float
+    eps2: float
+    dtype: torch.dtype  # of the matrix products
+    out_dtype: torch.dtype
+
+    @property
+    def norm1(self) -> NormSettings:
+        return norm_settings(self.eps1, self.dropout, Site.ATTENDED)
+
+    @property
+    def norm2(self) -> NormSettings:
+        return norm_settings(self.eps2, self.dropout, Site.MLP)
 
 
 def project_norm(
@@ -94,7 +157,7 @@ def project_norm_gradients(
     whole_into: bool = False,
     lines: Float[Tensor, "lines 3*dim"] | None = None,
 ) -> ProjectNormGradients:
-    """The gradient of the residual goes to `into`; that of the weight is added to `summed`, those of the vectors to
+    """The gradient of the residual is written to `into`; that of the weight is added to `summed`, those of vectors to
     `lines`, where these are given. `total` and `known`: see `add_norm_gradients`."""
     branch, lines = add_norm_gradients(grad, total, known, norm_weight, settings.drop, settings.site, seed, piece,
                                        into, whole_grad, whole_into, lines)  # fmt: skip
@@ -107,15 +170,6 @@ def weight_gradient(
 ) -> Float[Tensor, "outer inner"]:
     """grad' rows, or that added to `summed`."""
     return torch.mm(grad.t(), rows) if summed is None else summed.addmm_(grad.t(), rows)
-
-
-class MlpWeights(NamedTuple):
-    weight1: Float[Tensor, "hidden dim"]
-    bias1: Float[Tensor, " hidden"]
-    weight2: Float[Tensor, "dim hidden"]
-    bias2: Float[Tensor, " dim"]
-    norm_weight: Float[Tensor, " dim"]
-    norm_bias: Float[Tensor, " dim"]
 
 
 def mlp_hidden(
@@ -189,3 +243,35 @@ def mlp_norm_gradients(
         del got
     assert lines1 is not None and lines2 is not None  # noqa: PT018
     return MlpGradients(into, summed1, summed2, lines1, lines2)
+
+
+class VectorLines(NamedTuple):
+    """Lines to be summed for the gradients of the layer's vectors, one entry for each piece of the backward."""
+
+    in_bias: list[list[Tensor]]  # queries, keys, values
+    norm1: list[Tensor]  # and the bias of the output projection
+    bias1: list[Tensor]
+    norm2: list[Tensor]  # and the second bias
+
+
+def layer_gradients(
+    matrices: list[Tensor | None], lines: VectorLines, dtypes: list[torch.dtype]
+) -> list[Tensor | None]:
+    """Gradients of the weights, in their order and types; `matrices`: of in, out, 1 and 2."""
+    parts = [_joined(part) for part in (*zip(*lines.in_bias, strict=True), lines.norm1, lines.bias1, lines.norm2)]
+    dim, hidden = parts[5].shape[1] // 3, parts[4].shape[1]
+    sizes = [3 * parts[0].shape[1], dim, dim, dim, hidden, dim, dim, dim]
+    one_type = dtypes[0] if dtypes.count(dtypes[0]) == len(dtypes) else torch.float32
+    in_bias, norm1, shift1, out_bias, bias1, norm2, shift2, bias2 = sum_lines(parts, sizes, one_type)
+    into, out, first, second = matrices
+    gradients = (into, in_bias, out, out_bias, norm1, shift1, first, bias1, second, bias2, norm2, shift2)
+    return [g if g is None or g.dtype == dtype else g.to(dtype) for g, dtype in zip(gradients, dtypes, strict=True)]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def add_product_(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """total += left @ right, in one pass where the types allow."""
+    return total.addmm_(left, right) if total.dtype == left.dtype else total.add_(torch.mm(left, right))

@@ -1,46 +1,112 @@
-"""Launching a kernel by the shortest way there is.
+"""Tile sizes of the kernels, and the shortest way to launch a kernel that Triton has compiled before.
 
-Triton finds out anew at every launch which of its compiled kernels fits the arguments, in Python; for small inputs that
-takes longer than the work. Here what was compiled is remembered by what it depends on, and its launcher called as
-Triton itself does in the end.
+Tile sizes are tables, by the samples of a group, the width of a head or row and the size of an element. There is no
+search at run time: it would measure in the middle of a training step, again in every process, and cannot run while a
+CUDA graph is captured. `benchmarks/kernel_tuning.py` measures the candidates.
+
+Triton looks up the compiled kernel that fits the arguments anew at every launch, in Python; for small inputs that takes
+longer than the kernel. `Kernel` keeps what was compiled in a dictionary and calls its launcher as Triton itself does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
-_stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # not in a torch without CUDA
-
-
-class Launch(NamedTuple):
-    """One launch, as it was asked for; `compiled` is None where Triton looks for it at every launch."""
-
-    kernel: Kernel
-    programs: int
-    tensors: tuple[Tensor | None, ...]
-    numbers: tuple[float, ...]
-    constants: tuple[Any, ...]
-    compiled: Any
+_stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # missing in a torch without CUDA
 
 
-_watcher: Callable[[Launch], None] | None = None
+class Tiles(NamedTuple):
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    registers: int | None = None  # limit per thread; a lower one lets more programs run at once
 
 
-def watch(watcher: Callable[[Launch], None] | None) -> None:
-    """Have every launch reported, after it; None: no longer."""
-    global _watcher
-    _watcher = watcher
+class AttentionTiles(NamedTuple):
+    """Of the attention kernels, for one size of group and head."""
+
+    head: int  # width of a head, padded
+    single: bool  # a group fits one tile
+    forward: Tiles
+    backward_keys: Tiles
+    backward_queries: Tiles
+
+
+class RowTiles(NamedTuple):
+    """Of the kernels over rows: a forward program takes `rows` of them, backward programs loop over all rows."""
+
+    width: int  # of a row, padded
+    rows: int
+    warps: int
+    backward_rows: int
+    backward_warps: int
+    programs: int  # for each multiprocessor, backward
+
+    def for_more_registers(self) -> RowTiles:
+        """For a backward that recomputes the normalised sum: it needs more registers, so fewer programs fit at once."""
+        return self._replace(programs=max(1, 2 * self.programs // 3))
+
+
+def padded(size: int) -> int:
+    """The power of two that holds `size`, at least 16: the smallest side of a matrix product on the device."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+@cache
+def row_tiles(width: int) -> RowTiles:
+    """Narrow rows: four loads of 16 bytes for each thread forward; one backward, which has its sums to keep in
+    registers too, in many small programs."""
+    columns = padded(width)
+    if columns <= 512:
+        warps = 1 if columns <= 256 else 2
+        return RowTiles(columns, 2048 // columns, 2, 256 * warps // columns, warps, 24 // warps)
+    warps = 4 if columns <= 2048 else 8
+    return RowTiles(columns, max(1, 2048 // columns), warps, 1, warps, 6)
+
+
+@cache
+def attention_tiles(samples: int, head: int, element_size: int) -> AttentionTiles:
+    head, tile = padded(head), padded(samples)
+    if element_size == 4:
+        return _full_precision(tile, head)
+    largest = 128 if head <= 64 else 64 if head <= 128 else 32 if head <= 256 else 16
+    if tile <= largest:
+        size = tile * max(tile, head)
+        forward = 1 if size <= 2048 else 4 if tile < 128 else 8
+        backward = 1 if size <= 1024 else 2 if size <= 2048 else 4 if tile < 128 else 8
+        return _one(head, Tiles(tile, tile, forward, 1), Tiles(tile, tile, backward, 1))
+    if head <= 64:
+        return AttentionTiles(head, False, Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3, 160))
+    if head <= 128:
+        return AttentionTiles(head, False, Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(64, 64, 4, 2))
+    if head <= 256:
+        return AttentionTiles(head, False, Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1))
+    return AttentionTiles(head, False, Tiles(16, 64, 8, 1), Tiles(16, 16, 4, 1), Tiles(16, 64, 8, 1))
+
+
+def _full_precision(tile: int, head: int) -> AttentionTiles:
+    """Exact products of single precision run outside of the matrix units, and take registers for every operand."""
+    if tile <= 32 and head <= 128:
+        tiles = Tiles(tile, tile, 4 if tile * head <= 2048 else 8, 1)
+        return _one(head, tiles, tiles)
+    side = 32 if head <= 128 else 16
+    return AttentionTiles(head, False, Tiles(side, 32, 8, 1), Tiles(side, 32, 8, 1), Tiles(side, 32, 8, 1))
+
+
+def _one(head: int, forward: Tiles, backward: Tiles) -> AttentionTiles:
+    return AttentionTiles(head, True, forward, backward, backward)
 
 
 class Kernel:
-    """A Triton kernel whose parameters are, in this order: tensors (or None), numbers, constants of the compilation.
+    """A Triton kernel whose parameters are, in this order: tensors (or None), numbers, compile-time constants.
 
-    Numbers have to be named in `do_not_specialize`: a compiled kernel must fit them all.
+    Numbers have to be named in `do_not_specialize`, so that one compiled kernel fits all of them.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -51,45 +117,32 @@ class Kernel:
         self, programs: int, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...],
         constants: tuple[Any, ...], warps: int = 4, stages: int = 1, registers: int | None = None,
     ) -> None:  # fmt: skip
-        watcher = _watcher  # read once: another thread may stop watching meanwhile
-        if watcher is not None:
-            with _disable_current_modes():  # what Triton itself does with tensors is its own affair
-                compiled = self._start(programs, tensors, numbers, constants, warps, stages, registers)
-            watcher(Launch(self, programs, tensors, numbers, constants, compiled))
-            return
-        self._start(programs, tensors, numbers, constants, warps, stages, registers)
-
-    def _start(self, programs: int, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...],
-               constants: tuple[Any, ...], warps: int, stages: int, registers: int | None) -> Any:  # fmt: skip
-        """What was compiled, where it is remembered."""
         device = tensors[0].get_device()  # type: ignore[union-attr]  # the first is always given
         key = (device, constants, warps, stages, registers, *[None if t is None else t.dtype for t in tensors])
         addresses = [None if t is None else t.data_ptr() for t in tensors]
-        together = 0
+        any_bits = 0
         for address in addresses:
             if address is not None:
-                together |= address
-        # An address that is no multiple of 16 bytes needs a kernel of its own: rare, and Triton finds it.
-        if not together & 15:
+                any_bits |= address
+        # An address that is not a multiple of 16 bytes needs a kernel of its own: rare, and left to Triton's lookup.
+        is_aligned = not any_bits & 15
+        if is_aligned:
             known = self._compiled.get(key)
             if known is not None:
                 known[1](programs, *addresses, *numbers, *constants)
-                return known[0]
+                return
         limit = {} if registers is None else {"maxnreg": registers}
         compiled = self.jit[(programs,)](*tensors, *numbers, *constants, num_warps=warps, num_stages=stages, **limit)
-        if compiled is not None and not together & 15:  # the interpreter gives nothing back
+        if compiled is not None and is_aligned:  # the interpreter returns None
             self._compiled[key] = compiled, _launcher(compiled, device)
-            return compiled
-        return None
 
     def compiled_last(self) -> Any:
-        """What Triton gave for the latest kind of arguments; None when there is none."""
+        """The kernel Triton compiled most recently; None when there is none."""
         return next(reversed(self._compiled.values()), (None,))[0]
 
 
 def _launcher(compiled: Any, device: int) -> Callable[..., None]:
-    """Starts what was compiled, on the stream that is current then. No hooks of Triton's run: they are for profilers
-    that want to see sources."""
+    """A function that launches a compiled kernel on the current stream, without Triton's profiler hooks."""
     run, function, metadata, stream_of = compiled.run, compiled.function, compiled.packed_metadata, _stream_of
     assert stream_of is not None
 

@@ -1,4 +1,9 @@
-"""The layer with `memory="fast"`: one autograd node, everything stored that its backward needs."""
+"""The fused layer as one autograd node, with `memory="fast"` or `memory="lean"`. Second derivatives are not supported.
+
+"fast" stores everything its backward needs. "lean" stores the input alone and recomputes the layer in the backward, for
+some positions at a time: batch attention relates no two positions, so the layer can be cut there. Dropout masks depend
+on the place of an element in the whole tensor: both drop the same elements.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,25 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from batchformer.kernels import attention
+from batchformer.kernels import attention, blocks
 from batchformer.kernels.blocks import (
+    LayerSettings,
+    LayerWeights,
+    VectorLines,
+    add_product_,
+    layer_gradients,
+    mlp_hidden,
     mlp_norm,
     mlp_norm_gradients,
     project_norm,
     project_norm_gradients,
     weight_gradient,
 )
-from batchformer.kernels.functions import LayerSettings, LayerWeights, VectorLines, add_product_, layer_gradients
-from batchformer.kernels.rows import whole
+from batchformer.kernels.rows import Piece, take_piece, whole
 
 
-class Facts(NamedTuple):
-    """What the backward needs to know beside tensors."""
+class BackwardInfo(NamedTuple):
+    """What `fast_backward` needs beside tensors."""
 
     settings: LayerSettings
     problem: attention.Problem
@@ -31,8 +41,8 @@ class Facts(NamedTuple):
 
 def fast_forward(
     x: Tensor, valid: Tensor | None, seed: Tensor | None, settings: LayerSettings, weights: LayerWeights
-) -> tuple[Tensor, list[Tensor | None], Facts]:
-    """The output, and what `fast_backward` takes."""
+) -> tuple[Tensor, list[Tensor | None], BackwardInfo]:
+    """The output, the tensors to save, and what else `fast_backward` takes."""
     w, dim = weights.cast(settings.dtype), x.shape[2]
     x = x.contiguous()
     rows = x.to(settings.dtype).view(-1, dim)
@@ -44,52 +54,52 @@ def fast_forward(
         mixed.view(-1, dim), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias, settings.norm1, seed, piece,
         settings.dtype,
     )  # fmt: skip
-    # In its last shape from the start: autograd lets nobody change a view that was made inside of a node.
+    # Allocated in its final shape: autograd forbids in-place changes of a view that was made inside of a node.
     (out, total2, statistics2), hidden = mlp_norm(
         attended, w.mlp, settings.norm2, seed, piece, settings.out_dtype, shape=x.shape
     )
     saved = [rows, qkv, mixed, lse, total1, statistics1, attended, hidden, total2, statistics2, valid, seed, *w]
-    return out, saved, Facts(settings, problem, x.dtype, [t.dtype for t in weights])
-
-
-_ALL: Any = LayerWeights._make([True] * len(LayerWeights._fields))
+    return out, saved, BackwardInfo(settings, problem, x.dtype, [t.dtype for t in weights])
 
 
 def fast_backward(
-    grad: Tensor, saved: list[Any], facts: Facts, wants_x: bool = True, wants: Any = _ALL
+    grad: Tensor, saved: list[Any], info: BackwardInfo, wants_x: bool, wants: Any
 ) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Gradients of the input and of the weights. What was saved is taken out of the list and let go once it is used."""
+    """Gradients of the input and of the weights, where `wants_x` and `wants` (`LayerWeights` of booleans) are True.
+
+    `saved` is emptied, so that each tensor is freed after its last use.
+    """
     rows, qkv, mixed, lse, total1, statistics1, attended, hidden, total2, statistics2, valid, seed, *weights = saved
     saved.clear()
-    w, settings = LayerWeights(*weights), facts.settings
+    w, settings = LayerWeights(*weights), info.settings
     piece = whole(rows.shape[0])
     mlp = mlp_norm_gradients(
         grad.contiguous().view(rows.shape), attended, hidden, total2, statistics2, w.mlp, settings.norm2, seed, piece,
         wants=(wants.weight1, wants.weight2),
     )  # fmt: skip
     del attended, hidden, total2, statistics2
-    # The gradient of the residual takes the place of the one that arrives, where the types allow.
-    into = mlp.rows if facts.dtype == mlp.rows.dtype else torch.empty_like(mlp.rows, dtype=facts.dtype)
+    # The gradient of the residual is written over the incoming one, where the types allow.
+    into = mlp.rows if info.dtype == mlp.rows.dtype else torch.empty_like(mlp.rows, dtype=info.dtype)
     out = project_norm_gradients(
         mlp.rows, mixed.view(rows.shape[0], -1), total1, statistics1, w.out_weight, w.norm1_weight, settings.norm1,
         seed, piece, into, wants_weight=wants.out_weight,
     )  # fmt: skip
     del total1, statistics1
-    arrived, mixed = out.mixed.view(mixed.shape), None if facts.problem.plan.single else mixed
-    got = attention.backward(facts.problem, arrived, qkv, mixed, lse, valid, seed, True)
+    arrived, mixed = out.mixed.view(mixed.shape), None if info.problem.tiles.single else mixed
+    got = attention.backward(info.problem, arrived, qkv, mixed, lse, valid, seed, True)
     of_out, lines = out.weight, VectorLines([got.sums], [out.lines], [mlp.lines1], [mlp.lines2])
     del qkv, mixed, out, arrived
     grad_qkv = got.qkv.view(rows.shape[0], -1)
     of_in = weight_gradient(grad_qkv, rows) if wants.in_weight else None
     grad_x = add_product_(into, grad_qkv, w.in_weight).view(grad.shape) if wants_x else None
-    return grad_x, layer_gradients([of_in, of_out, mlp.weight1, mlp.weight2], lines, facts.dtypes)
+    return grad_x, layer_gradients([of_in, of_out, mlp.weight1, mlp.weight2], lines, info.dtypes)
 
 
 class FastLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, valid: Tensor | None, seed: Tensor | None, settings: LayerSettings,
                 *weights: Tensor) -> Tensor:  # fmt: skip
-        out, saved, ctx.facts = fast_forward(x, valid, seed, settings, LayerWeights(*weights))
+        out, saved, ctx.info = fast_forward(x, valid, seed, settings, LayerWeights(*weights))
         ctx.save_for_backward(*saved)
         return out
 
@@ -97,15 +107,110 @@ class FastLayer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         saved = list(ctx.saved_tensors)
-        forget = getattr(ctx, "maybe_clear_saved_tensors", None)  # unless the graph is retained
-        if forget is not None:
-            forget()
+        clear = getattr(ctx, "maybe_clear_saved_tensors", None)  # does nothing where the graph is retained
+        if clear is not None:
+            clear()
         wants = LayerWeights(*ctx.needs_input_grad[4:])
-        grad_x, gradients = fast_backward(grad, saved, ctx.facts, ctx.needs_input_grad[0], wants)
+        grad_x, gradients = fast_backward(grad, saved, ctx.info, ctx.needs_input_grad[0], wants)
         return grad_x, None, None, None, *gradients
 
 
-def fast_layer(
+def lean_forward(
     x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, seed: Tensor | None
 ) -> Tensor:
-    return FastLayer.apply(x, valid, seed, settings, *weights)
+    w, dim = weights.cast(settings.dtype), x.shape[2]
+    x = x.contiguous()
+    qkv = torch.addmm(w.in_bias, x.to(settings.dtype).view(-1, dim), w.in_weight.t()).view(*x.shape[:2], -1)
+    problem = attention.problem_of(qkv, settings.heads, settings.group_size, settings.dropout)
+    mixed, _ = attention.forward(problem, qkv, valid, seed)
+    del qkv
+    piece = whole(x.shape[0] * x.shape[1])
+    attended = project_norm(mixed.view(-1, dim), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias,
+                            settings.norm1, seed, piece, settings.dtype, save=False).out  # fmt: skip
+    del mixed
+    normed, _ = mlp_norm(attended, w.mlp, settings.norm2, seed, piece, settings.out_dtype, save=False, shape=x.shape)
+    return normed.out
+
+
+def lean_backward(
+    grad: Tensor, x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, seed: Tensor | None
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The gradient of `x`, and those of the weights in their order and types."""
+    w = weights.cast(settings.dtype)
+    batch, positions, width = x.shape
+    grad, x = grad.contiguous(), x.contiguous()
+    at_once = blocks.piece_length(positions, batch * width, blocks.LEAN_ELEMENTS)
+    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    matrices: list[Tensor | None] = [None] * 4
+    lines = VectorLines([], [], [], [])
+    for start in range(0, positions, at_once):
+        part = slice(start, min(start + at_once, positions))
+        taken, seen = x, valid
+        if at_once < positions:
+            count = part.stop - start
+            taken = take_piece(x, batch * count, Piece(count, positions, start)).view(batch, count, width)
+            seen = None if valid is None else valid[:, part].contiguous()
+        matrices = _piece_backward(grad, taken, grad_x, w, settings, seen, seed, part, matrices, lines)
+        del taken
+    return grad_x, layer_gradients(matrices, lines, [t.dtype for t in weights])
+
+
+def _piece_backward(
+    grad: Tensor, x: Tensor, grad_x: Tensor, w: LayerWeights, settings: LayerSettings, valid: Tensor | None,
+    seed: Tensor | None, part: slice, matrices: list[Tensor | None], lines: VectorLines,
+) -> list[Tensor | None]:  # fmt: skip
+    """The backward of the positions `part`: `x` and `valid` hold these only, `grad` and `grad_x` all positions.
+    Gradients of the matrices are added to `matrices`, lines appended to `lines`."""
+    batch, count, dim = x.shape
+    piece = Piece(count, grad.shape[1], part.start)
+    rows = x.to(settings.dtype).view(-1, dim)
+    qkv = torch.addmm(w.in_bias, rows, w.in_weight.t()).view(batch, count, -1)
+    problem = attention.problem_of(qkv, settings.heads, settings.group_size, settings.dropout, part.start)
+    mixed, lse = attention.forward(problem, qkv, valid, seed)
+    attended, total1, statistics1 = project_norm(
+        mixed.view(-1, dim), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias, settings.norm1, seed, piece,
+        settings.dtype,
+    )  # fmt: skip
+    assert statistics1 is not None
+    hidden = mlp_hidden(attended, w.mlp, settings.norm2.drop, seed, piece)
+    branch2 = torch.mm(hidden, w.weight2.t())
+    of_in, of_out, of_1, of_2 = matrices
+    mlp = mlp_norm_gradients(grad, attended, hidden, branch2, None, w.mlp, settings.norm2, seed, piece,
+                             (of_1, of_2), whole_grad=True)  # fmt: skip
+    del attended, hidden, branch2
+    out = project_norm_gradients(mlp.rows, mixed.view(-1, dim), total1, statistics1, w.out_weight, w.norm1_weight,
+                                 settings.norm1, seed, piece, grad_x, of_out, whole_into=True)  # fmt: skip
+    del total1, statistics1
+    got = attention.backward(problem, out.mixed.view(mixed.shape), qkv, mixed, lse, valid, seed, True)
+    for known, new in ((lines.in_bias, [got.sums]), (lines.norm1, [out.lines]), (lines.bias1, [mlp.lines1]),
+                       (lines.norm2, [mlp.lines2])):  # fmt: skip
+        known.extend(new)  # type: ignore[arg-type]
+    grad_qkv = got.qkv.view(rows.shape[0], -1)
+    _add_product_(grad_x[:, part], got.qkv, w.in_weight)
+    return [weight_gradient(grad_qkv, rows, of_in), out.weight, mlp.weight1, mlp.weight2]
+
+
+def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, where `total` may be a slice of positions and then is not contiguous."""
+    if total.is_contiguous():
+        add_product_(total.view(-1, total.shape[2]), left.view(-1, left.shape[2]), right)
+    elif total.dtype == left.dtype:
+        total.baddbmm_(left, right.expand(left.shape[0], -1, -1))
+    else:
+        total += left @ right
+
+
+class LeanLayer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, valid: Tensor | None, seed: Tensor | None, settings: LayerSettings,
+                *weights: Tensor) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x, valid, seed, *weights)
+        ctx.settings = settings
+        return lean_forward(x, LayerWeights(*weights), settings, valid, seed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, valid, seed, *weights = ctx.saved_tensors
+        grad_x, gradients = lean_backward(grad, x, LayerWeights(*weights), ctx.settings, valid, seed)
+        return grad_x, None, None, None, *gradients

@@ -1,6 +1,6 @@
-"""The blocks as operators of torch: what `torch.compile` sees, each as one, with shapes, types and gradients declared.
+"""The blocks as custom operators for `torch.compile`, with shapes, types and gradients declared.
 
-In eager mode `layer` and `lean` run the same blocks with a tenth of the overhead of an operator written in Python.
+In eager mode `layer` runs the same blocks with a tenth of the overhead of an operator written in Python.
 """
 
 # Operators read their signature from real annotations: no `from __future__ import annotations` here.
@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
-from batchformer.kernels import attention, blocks, lean
-from batchformer.kernels.blocks import MlpWeights, NormSettings
-from batchformer.kernels.functions import LayerSettings, LayerWeights
-from batchformer.kernels.random_bits import Drop, Site
+from batchformer.kernels import attention, blocks
+from batchformer.kernels.blocks import LayerSettings, LayerWeights, MlpWeights, norm_settings
+from batchformer.kernels.layer import lean_backward, lean_forward
+from batchformer.kernels.random_bits import Site
 from batchformer.kernels.rows import sum_lines, whole
 
 
@@ -69,7 +69,7 @@ def project_norm_operator(
     mixed: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor,
     seed: Tensor | None, eps: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    how = NormSettings(eps, Drop.of(dropout), Site.ATTENDED)
+    how = norm_settings(eps, dropout, Site.ATTENDED)
     return _made(blocks.project_norm(mixed.contiguous(), residual.contiguous(), weight, bias, norm_weight, norm_bias,
                                      how, seed, whole(mixed.shape[0]), mixed.dtype))  # fmt: skip
 
@@ -91,7 +91,7 @@ def project_norm_backward(
     grad: Tensor, mixed: Tensor, residual: Tensor, total: Tensor, statistics: Tensor, weight: Tensor,
     norm_weight: Tensor, seed: Tensor | None, eps: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    how = NormSettings(eps, Drop.of(dropout), Site.ATTENDED)
+    how = norm_settings(eps, dropout, Site.ATTENDED)
     into = torch.empty_like(total, dtype=residual.dtype)
     got = blocks.project_norm_gradients(grad.contiguous(), mixed.contiguous(), total, statistics, weight, norm_weight,
                                         how, seed, whole(mixed.shape[0]), into)  # fmt: skip
@@ -131,7 +131,7 @@ def mlp_norm_operator(
     norm_bias: Tensor, seed: Tensor | None, eps: float, dropout: float, out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     weights = MlpWeights(weight1, bias1, weight2, bias2, norm_weight, norm_bias)
-    how = NormSettings(eps, Drop.of(dropout), Site.MLP)
+    how = norm_settings(eps, dropout, Site.MLP)
     normed, hidden = blocks.mlp_norm(rows.contiguous(), weights, how, seed, whole(rows.shape[0]), out_dtype)
     out, total, statistics = _made(normed)
     return out, hidden, total, statistics
@@ -157,7 +157,7 @@ def mlp_norm_backward(
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     weights = MlpWeights(weight1, bias1, weight2, bias2, norm_weight, norm_bias)
-    how = NormSettings(eps, Drop.of(dropout), Site.MLP)
+    how = norm_settings(eps, dropout, Site.MLP)
     got = blocks.mlp_norm_gradients(grad.contiguous(), rows.contiguous(), hidden, total, statistics, weights, how, seed,
                                     whole(rows.shape[0]))  # fmt: skip
     assert got.weight1 is not None and got.weight2 is not None  # noqa: PT018
@@ -203,7 +203,7 @@ def lean_layer_operator(
     dropout: float, eps1: float, eps2: float, dtype: torch.dtype, out_dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     settings = LayerSettings(heads, group_size or None, dropout, eps1, eps2, dtype, out_dtype)
-    return lean.lean_forward(x, LayerWeights(*weights), settings, valid, seed)
+    return lean_forward(x, LayerWeights(*weights), settings, valid, seed)
 
 
 @lean_layer_operator.register_fake
@@ -218,7 +218,7 @@ def lean_layer_backward(
     group_size: int, dropout: float, eps1: float, eps2: float, dtype: torch.dtype, out_dtype: torch.dtype,
 ) -> list[Tensor]:  # fmt: skip
     settings = LayerSettings(heads, group_size or None, dropout, eps1, eps2, dtype, out_dtype)
-    grad_x, gradients = lean.lean_backward(grad, x, LayerWeights(*weights), settings, valid, seed)
+    grad_x, gradients = lean_backward(grad, x, LayerWeights(*weights), settings, valid, seed)
     # copies: some are rows of one tensor, and what an operator returns must not share memory
     return [grad_x, *(g.clone() for g in gradients if g is not None)]
 
@@ -245,7 +245,7 @@ lean_layer_operator.register_autograd(_lean_grad, setup_context=_lean_setup)
 def compiled_layer(
     x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, seed: Tensor | None, is_lean: bool
 ) -> Tensor:
-    """`layer.fast_layer` or `lean.lean_layer`, in operators."""
+    """`layer.fast_layer` or `lean_layer`, in operators."""
     s = settings
     if is_lean:
         return lean_layer_operator(x, list(weights), valid, seed, s.heads, s.group_size or 0, s.dropout, s.eps1, s.eps2,

@@ -1,4 +1,4 @@
-"""Random bits by counting: the dropout masks of the kernels, and the same masks in plain torch.
+"""Dropout masks from a counter-based generator: in torch, for tests, and in Triton, for the kernels.
 
 Whether an element is kept depends on nothing but (seed, site, problem, row, column): not on tile sizes, not on the
 order of programs, not on the device. The backward pass draws the mask again instead of reading it; the same seed gives
@@ -13,15 +13,18 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
+import triton  # type: ignore[import-untyped, import-not-found]
+import triton.language as tl  # type: ignore[import-untyped, import-not-found]
 from jaxtyping import Bool
 from torch import Tensor
 
 ROUNDS = 7
 _WORD = 0xFFFFFFFF
+_ROUNDS = tl.constexpr(ROUNDS)
 
 
 class Site(IntEnum):
-    """The four places of a layer where something is dropped; each has bits of its own."""
+    """The four places of a layer with dropout; each draws its own bits."""
 
     ATTENTION = 0
     ATTENDED = 1
@@ -48,15 +51,15 @@ class Drop:
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """A seed of torch's generator of the device, left on the device: nothing waits for it, and a CUDA graph that was
-    captured with it draws a new one whenever it is replayed."""
+    """A seed of torch's generator of the device, without host synchronisation; a captured CUDA graph draws a new one at
+    every replay."""
     return torch.randint(1 << 62, (1,), device=device)
 
 
 def keep_mask(
     seed: Tensor, site: Site, drop: Drop, problems: int, rows: int, columns: int
 ) -> Bool[Tensor, "problems rows columns"]:
-    """What the kernels keep, by torch: slow, for tests and for looking at masks.
+    """What the kernels keep, computed by torch: slow, for tests and inspection.
 
     For `Site.ATTENTION` a problem is `position * heads + head`, a row the query's and a column the key's place in the
     batch, the latter counted from the start of its group; elsewhere there is one problem, and a row is one of (B x N).
@@ -86,3 +89,68 @@ def _multiply(factor: int, x: Tensor) -> tuple[Tensor, Tensor]:
     low = factor * (x & 0xFFFF)
     middle = factor * (x >> 16) + (low >> 16)
     return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+@triton.jit
+def keep_tile(seed, site: tl.constexpr, problem, row, first_column, threshold, COLUMNS: tl.constexpr,
+              BITS: tl.constexpr):  # fmt: skip
+    """Which elements of the tile (len(row), COLUMNS) stay; `first_column` is 0 or a multiple of COLUMNS."""
+    PER_WORD: tl.constexpr = min(32 // BITS, COLUMNS)
+    WORDS: tl.constexpr = COLUMNS // PER_WORD
+    ROWS: tl.constexpr = row.shape[0]
+    word = (first_column // (32 // BITS) + tl.arange(0, WORDS)).to(tl.int32)[None, :]
+    zero = row[:, None] * 0 + word * 0
+    a, b, c, d = tl.philox(seed, zero + word // 4, zero + row[:, None], zero + problem, zero + site, _ROUNDS)
+    drawn = tl.where(word % 4 < 2, tl.where(word % 2 == 0, a, b), tl.where(word % 2 == 0, c, d))
+    shift = (tl.arange(0, PER_WORD) * BITS).to(tl.uint32)[None, None, :]
+    value = (tl.broadcast_to(drawn[:, :, None], (ROWS, WORDS, PER_WORD)) >> shift) & ((1 << BITS) - 1)
+    return tl.reshape(value, (ROWS, COLUMNS)).to(tl.int32) >= threshold
+
+
+@triton.jit
+def keep_narrow_tile(seed, site: tl.constexpr, problem, row, first_column, threshold, COLUMNS: tl.constexpr,
+                     BITS: tl.constexpr):  # fmt: skip
+    """The same for at most 128 columns: where one bit serves an element, one draw for each row is enough."""
+    if BITS != 1:
+        return keep_tile(seed, site, problem, row, first_column, threshold, COLUMNS, BITS)
+    drawn, place = _draw_narrow(seed, site, problem, row, first_column, COLUMNS)
+    return (drawn & (tl.full((1, COLUMNS), 1, tl.uint32) << place)) != 0
+
+
+@triton.jit
+def ones_narrow_tile(seed, site: tl.constexpr, problem, row, first_column, threshold, COLUMNS: tl.constexpr,
+                     BITS: tl.constexpr):  # fmt: skip
+    """The mask of `keep_narrow_tile` as words of ones and zeros, for `zero_dropped`."""
+    if BITS != 1:
+        keep = keep_tile(seed, site, problem, row, first_column, threshold, COLUMNS, BITS)
+        return tl.where(keep, -1, 0)
+    drawn, place = _draw_narrow(seed, site, problem, row, first_column, COLUMNS)
+    # The bit spread over its word, by a shift of 31, which is not a constant: else the compiler makes it a comparison.
+    return (drawn << (31 - place)).to(tl.int32, bitcast=True) >> (30 + threshold)
+
+
+@triton.jit
+def zero_dropped(value, ones):
+    """`value` where the mask is one, else 0. For values that are rounded to half precision next, the compiler would
+    move a comparison behind the rounding, to half words, and pack its result: twice the instructions."""
+    return (value.to(tl.int32, bitcast=True) & ones).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _draw_narrow(seed, site: tl.constexpr, problem, row, first_column, COLUMNS: tl.constexpr):
+    """For each element of the tile the word that holds its bit, and the bit's place in there."""
+    zero = row * 0
+    a, b, c, d = tl.philox(seed, zero + first_column // 128, row, zero + problem, zero + site, _ROUNDS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    if COLUMNS == 128:
+        drawn = tl.where(column < 64, tl.where(column < 32, a[:, None], b[:, None]),
+                         tl.where(column < 96, c[:, None], d[:, None]))  # fmt: skip
+    else:
+        in_upper = first_column % 128 >= 64
+        even, odd = tl.where(in_upper, c, a), tl.where(in_upper, d, b)
+        if COLUMNS == 64:
+            drawn = tl.where(column < 32, even[:, None], odd[:, None])
+        else:
+            drawn = tl.where(first_column % 64 >= 32, odd, even)[:, None]
+            column = column + first_column % 32
+    return drawn, (column % 32).to(tl.uint32)

@@ -9,14 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from batchformer.kernels import _rows
-from batchformer.kernels.launch import Kernel
+from batchformer.kernels import _row_kernels as kernels
+from batchformer.kernels.launch import Kernel, RowTiles, row_tiles
 from batchformer.kernels.random_bits import Drop, Site
-from batchformer.kernels.tiles import RowTiles, row_tiles
 
-_ADD_NORM, _ADD_NORM_BACKWARD = Kernel(_rows.add_norm_forward), Kernel(_rows.add_norm_backward)
-_RELU, _RELU_BACKWARD = Kernel(_rows.relu_forward), Kernel(_rows.relu_backward)
-_SUM_LINES, _TAKE_PIECE = Kernel(_rows.sum_lines), Kernel(_rows.take_piece)
+_ADD_NORM, _ADD_NORM_BACKWARD = Kernel(kernels.add_norm_forward), Kernel(kernels.add_norm_backward)
+_RELU, _RELU_BACKWARD = Kernel(kernels.relu_forward), Kernel(kernels.relu_backward)
+_SUM_LINES, _TAKE_PIECE = Kernel(kernels.sum_lines), Kernel(kernels.take_piece)
 _PARTS, _LINES, _COLUMNS, _SUM_WARPS = 6, 512, 16, 8
 # Lines beyond which one program for a few columns would take too long; torch sums those in two steps.
 _MANY_LINES = 2**14
@@ -30,7 +29,7 @@ class Piece(NamedTuple):
     offset: int
 
     def skip(self, rows: int) -> Piece:
-        """The piece that starts so many rows later; only within one run."""
+        """The piece that starts `rows` later; only within one run."""
         return self._replace(offset=self.offset + rows)
 
 
@@ -39,7 +38,7 @@ def whole(rows: int) -> Piece:
 
 
 def take_piece(whole: Float[Tensor, "*rows dim"], rows: int, piece: Piece) -> Float[Tensor, "rows dim"]:
-    """Those rows, one behind the other, at the speed of a copy, which torch's of scattered rows is not."""
+    """Those rows as a contiguous tensor; faster than torch's copy of strided rows."""
     width = whole.shape[-1]
     tiles = row_tiles(width)
     taken = torch.empty((rows, width), dtype=whole.dtype, device=whole.device)
@@ -63,7 +62,7 @@ def add_norm(
 ) -> None:
     """LN(residual + dropout(branch + bias)) to `out`, and (mean, 1 / deviation) of each row to `statistics`.
 
-    With `statistics` the sum is written over `branch`: no other pass needs what stood there.
+    With `statistics` the sum is written over `branch`: no other pass needs the branch.
     """
     rows, width = branch.shape
     tiles = row_tiles(width)

@@ -7,7 +7,7 @@ knows a unit or a direction. No torch here: commands that only read result files
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -27,6 +27,8 @@ class Measure:
         name: in a sentence ("the ... is 0.3 mm lower"); the label in lower case unless given.
         note: beside the label where there is room.
         bounds: smallest and largest possible value, None where there is none.
+        in_progress: whether the progress line shows it, as it always shows the primary measure.
+        detail: only result files have it, tables do not.
     """
 
     key: str
@@ -37,8 +39,12 @@ class Measure:
     name: str = ""
     note: str = ""
     bounds: tuple[float | None, float | None] = (0.0, 100.0)
+    in_progress: bool = False
+    detail: bool = False
 
     def __post_init__(self) -> None:
+        if self.primary:
+            object.__setattr__(self, "in_progress", True)
         if self.better not in ("higher", "lower"):
             raise UserError(f'measure {self.key}: better={self.better!r} must be "higher" or "lower".')
 
@@ -74,37 +80,54 @@ class Measure:
         return {**asdict(self), "bounds": list(self.bounds)}
 
 
+_RECALLS = ("1", "10", "100", "_small", "_medium", "_large")
+_PARTS_OF_QUALITY = ("sq_things", "rq_things", "sq_stuff", "rq_stuff")
+_QUALITY = ("pq", "sq", "rq", "pq_things", "pq_stuff", *_PARTS_OF_QUALITY)
+
+
+def _with_the_module(*named: tuple[str, str], detail: bool = False) -> Iterator[Measure]:
+    """The same numbers of an evaluation with the module over the batch (V2's Table 12)."""
+    for key, label in named:
+        yield Measure(f"{key}_batch", f"{label}, module on", note="module at test time", detail=detail)
+
+
 LONG_TAILED = (
     Measure("accuracy", "All", primary=True, name="accuracy over all classes"),
     Measure("many", "Many", note="> 100 images"),
     Measure("medium", "Medium", note="20 to 100"),
-    Measure("few", "Few", note="< 20"),
+    Measure("few", "Few", note="< 20", in_progress=True),
 )
 CLASSIFICATION = (
     Measure("top1", "Top-1", primary=True, name="top-1 accuracy"),
     Measure("top5", "Top-5", name="top-5 accuracy"),
-    Measure("top1_ema", "Top-1, EMA", name="top-1 accuracy of the averaged weights"),
+    Measure("top1_ema", "Top-1, EMA", name="top-1 accuracy of the averaged weights", in_progress=True),
     Measure("top5_ema", "Top-5, EMA", name="top-5 accuracy of the averaged weights"),
     *LONG_TAILED[1:],
 )
 DETECTION = (
     Measure("ap", "AP", primary=True, name="average precision of boxes"),
-    Measure("ap50", "AP50"),
+    Measure("ap50", "AP50", in_progress=True),
     Measure("ap75", "AP75"),
     Measure("ap_small", "AP small"),
     Measure("ap_medium", "AP medium"),
     Measure("ap_large", "AP large"),
-    Measure("ap_batch", "AP, module on", note="module at test time"),
-    Measure("ap50_batch", "AP50, module on", note="module at test time"),
+    *(Measure(f"ar{size}", f"AR {size.strip('_')}", detail=True) for size in _RECALLS),
+    *_with_the_module(("ap", "AP"), ("ap50", "AP50")),
+    *_with_the_module(*((f"ap{size}", f"AP {size}") for size in ("75", "_small", "_medium", "_large")), detail=True),
+    *_with_the_module(*((f"ar{size}", f"AR {size}") for size in _RECALLS), detail=True),
 )
 PANOPTIC = (
     Measure("pq", "PQ", primary=True, name="panoptic quality"),
     Measure("sq", "SQ"),
     Measure("rq", "RQ"),
-    Measure("pq_things", "PQ things"),
+    Measure("pq_things", "PQ things", in_progress=True),
     Measure("pq_stuff", "PQ stuff"),
+    *(Measure(key, key.upper().replace("_", " "), detail=True) for key in _PARTS_OF_QUALITY),
     Measure("ap", "AP things"),
-    Measure("pq_batch", "PQ, module on", note="module at test time"),
+    Measure("ap50", "AP50 things", detail=True),
+    Measure("ap75", "AP75 things", detail=True),
+    *_with_the_module(("pq", "PQ")),
+    *_with_the_module(*((key, key) for key in (*_QUALITY[1:], "ap", "ap50", "ap75")), detail=True),
 )
 
 
@@ -116,7 +139,8 @@ def primary_of(measures: Sequence[Measure]) -> Measure:
 def measures_of(result: Mapping[str, Any]) -> list[Measure]:
     """The measures of a result file: its own, or those of the task it must be from if it is of version 0.1."""
     if "measures" in result:
-        return [Measure(**{**entry, "bounds": tuple(entry.get("bounds", (None, None)))}) for entry in result["measures"]]
+        given = result["measures"]
+        return [Measure(**{**entry, "bounds": tuple(entry.get("bounds", (None, None)))}) for entry in given]
     keys = result.get("metrics", {})
     for key, measures in {"pq": PANOPTIC, "ap": DETECTION, "top1": CLASSIFICATION}.items():
         if key in keys:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from batchformer.attach.contexts import evaluating
 from batchformer.errors import UserError
-from batchformer.mix._evaluating import evaluating
 from batchformer.mix.base import Draw, Mix, Partner, need_module
 from batchformer.mix.mixed import Mixed
 from batchformer.nn.inputs import autocasts, is_whole

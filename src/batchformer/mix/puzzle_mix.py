@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from batchformer.attach.contexts import evaluating
 from batchformer.errors import UserError
-from batchformer.mix._evaluating import evaluating
 from batchformer.mix.base import Draw, Mix, Partner, need_module
 from batchformer.mix.graph_cut import least_energy
 from batchformer.mix.mixed import Mixed

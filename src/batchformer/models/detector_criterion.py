@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.loss.loss_deformable_detr import DeformableDetrImageLoss
 
 from batchformer.models.detector_matching import Labels, Matches, corners, giou, match_layers
-from batchformer.parallel.lost import naming_the_lost
+from batchformer.parallel.peer_errors import report_lost_peers
 
 Parts = dict[str, Tensor]
 Places = tuple[Tensor, Tensor, Tensor]  # layer, image and query of each matched prediction
@@ -39,7 +39,7 @@ def mean_boxes(labels: Labels, device: torch.device) -> float:
     if torch.is_grad_enabled() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         total = torch.tensor(count, device=device)
         assert dist.group.WORLD is not None
-        with naming_the_lost(dist.group.WORLD, f"the number of boxes ({count:g})"):
+        with report_lost_peers(dist.group.WORLD, f"the number of boxes ({count:g})"):
             dist.all_reduce(total)
             count = total.item() / dist.get_world_size()
     return max(1.0, count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,12 @@ def load_detector(network: Any, weights: Mapping[str, Tensor], source: str, with
     if with_module and not module:
         raise UserError(
             f"the detector in {source} was trained without BatchFormerV2, so a frozen module would stay random: set "
-            f"model.method=baseline, or model.detector_from to a detector trained with model.method=batchformer."
+            f"model.method=baseline, or give one trained with model.method=batchformer (--init-from detector=RUN)."
         )
     if any(key.startswith("mask_head.") for key in plain):
         raise UserError(
-            f"{source} is a run with a mask head already: give the detector of the first stage as model.detector_from, "
-            f"or go on with that run (--resume)."
+            f"{source} is a run with a mask head already: give the detector of the first stage (--init-from "
+            f"detector=RUN), or go on with that run (--resume)."
         )
     own = network.detr.state_dict()
     _check_classes(own, plain, source)
@@ -96,20 +96,12 @@ def load_detector(network: Any, weights: Mapping[str, Tensor], source: str, with
         held.load_state_dict({key.removeprefix(_MODULE): value for key, value in module.items()})
 
 
-def read_detector(source: Path) -> dict[str, Tensor]:
-    """The weights of a detector by name: from a run folder of batchformer, or a folder of `save_pretrained`."""
-    checkpoint, files = source / "checkpoints" / "last.ckpt", sorted(source.glob("model*.safetensors"))
-    if checkpoint.is_file():
-        from batchformer.runs.checkpoint_io import read_checkpoint
-
-        state = read_checkpoint(checkpoint)["state_dict"]
-        return {key.removeprefix("net."): value for key, value in state.items() if key.startswith("net.")}
+def read_detector(source: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The weights of a detector by name: of a folder of `save_pretrained`, or what `read` finds elsewhere."""
+    files = sorted(source.glob("model*.safetensors"))
     if files and (source / "config.json").is_file():
         return _read_pretrained(source, files)
-    raise UserError(
-        f"model.detector_from: {source} holds no detector: give a run folder (with checkpoints/last.ckpt) or a folder "
-        f"written by save_pretrained (with model.safetensors)."
-    )
+    return read(source)
 
 
 def _read_pretrained(source: Path, files: list[Path]) -> dict[str, Tensor]:
@@ -121,7 +113,7 @@ def _read_pretrained(source: Path, files: list[Path]) -> dict[str, Tensor]:
         detector = transformers.DetrForObjectDetection.from_pretrained(source, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as problem:
         raise UserError(
-            f"model.detector_from: transformers cannot read a DETR from {source}: {str(problem).splitlines()[0]}"
+            f"--init-from: transformers cannot read a DETR from {source}: {str(problem).splitlines()[0]}"
         ) from problem
     written = (pair for file in files for pair in load_file(file).items())
     return {**detector.state_dict(), **{key: value for key, value in written if key.startswith(_MODULE)}}

@@ -4,9 +4,8 @@ from batchformer.nn.attention import BatchAttention, batch_attention, reference_
 from batchformer.nn.batchformer import BatchFormer
 from batchformer.nn.batchformer_v2 import BatchFormerV2
 from batchformer.nn.encoder import BatchEncoderLayer
-from batchformer.nn.stream_guard import StreamGuard
 from batchformer.nn.streams import plain_rows, repeat_targets
-from batchformer.nn.two_stream_loss import TwoStreamLoss
+from batchformer.nn.two_stream_loss import StreamGuard, TwoStreamLoss
 
 __all__ = [
     "BatchAttention",

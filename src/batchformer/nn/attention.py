@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
-from batchformer.kernels.choose import BACKENDS, Backend, Choice, choose, why_not_seen
+from batchformer.kernels.backend import BACKENDS, Backend, Choice, choose_backend, why_not_traceable
 from batchformer.nn.inputs import autocasts, is_whole
 
 # Fused SDPA puts sequences on a grid axis of at most 65,535 blocks.
@@ -25,7 +25,7 @@ def reference_batch_attention(
     valid: Bool[Tensor, "batch position"] | None = None,
     factor: Float[Tensor, "position heads batch batch"] | None = None,
 ) -> Float[Tensor, "batch position heads width"]:
-    """The definition, slow and obvious: softmax(q_i . k_j / sqrt(width)) over the samples j of i's group.
+    """The definition by loops: softmax(q_i . k_j / sqrt(width)) over the samples j of i's group.
 
     With `valid`, only over the samples j that are valid at the position, and i itself. `factor` multiplies the weights
     afterwards: what dropout leaves of them, 0 or 1 / (1 - p).
@@ -93,7 +93,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None, dro
 
 
 def _mask(valid: Bool[Tensor, "batch position"]) -> Bool[Tensor, "position 1 batch batch"]:
-    """Who may look at whom: at everything valid, and at oneself, so that no softmax is over nothing."""
+    """Which sample may attend to which: to every valid one, and to itself, so that no softmax is empty."""
     itself = torch.eye(valid.shape[0], dtype=torch.bool, device=valid.device)
     return (valid.T[:, None, :] | itself)[:, None]
 
@@ -101,8 +101,8 @@ def _mask(valid: Bool[Tensor, "batch position"]) -> Bool[Tensor, "position 1 bat
 class BatchAttention(nn.Module):
     """Multi-head self-attention over the samples of a mini-batch (the MSA of BatchFormer's eq. 1; V2's eq. 1).
 
-    V2 writes softmax(Q K^T / sqrt(C)) V for a single head; with several each has its own softmax and the root of its
-    own width, as in the stock layer of the released code.
+    V2 writes softmax(Q K^T / sqrt(C)) V for a single head; with several heads each has a softmax and the root of
+    its own width, as in the stock layer of the released code.
 
     Parameters have the names, shapes and initial values of `torch.nn.MultiheadAttention`. `backend` says how it is
     computed: "triton" (our kernels), "sdpa" (torch's), "reference" (the definition, by loops), or "auto", the first of
@@ -137,9 +137,9 @@ class BatchAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As `torch.nn.MultiheadAttention` begins; called again where weights are made late (meta device, FSDP).
+        """The initial values of `torch.nn.MultiheadAttention`; called again where weights are made late (meta device).
 
-        Whoever calls this of all modules calls that of `out_proj` after it: its bias then begins as a Linear's does.
+        A caller that resets all modules resets `out_proj` afterwards: its bias then starts as that of a Linear.
         """
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.in_proj_bias)
@@ -151,21 +151,21 @@ class BatchAttention(nn.Module):
         valid: Bool[Tensor, "batch position"] | None = None,
         across: Any = None,
     ) -> Float[Tensor, "batch position dim"]:
-        """`across` (see `batchformer.parallel.across`) attends over the rows of other processes as well."""
+        """`across` (`batchformer.parallel.relate`) attends over the rows of other processes as well."""
         if across is not None:
             return across(self, x)
         batch, positions, dim = x.shape
         qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
         if self.backend_used(qkv).backend == "triton":
-            from batchformer.kernels import run
+            from batchformer.kernels import dispatch
 
             dropout = self.dropout if self.training else 0.0
-            return self.out_proj(run.batch_attention(qkv, self.heads, dropout, self.group_size, valid))
+            return self.out_proj(dispatch.batch_attention(qkv, self.heads, dropout, self.group_size, valid))
         query, key, value = (t.reshape(batch, positions, self.heads, -1) for t in qkv.chunk(3, dim=-1))
         return self.out_proj(self.attend(query, key, value, valid).reshape(batch, positions, dim))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None) -> Tensor:
-        """`batch_attention` as this module was told to do it, for any number of heads."""
+        """`batch_attention` with the dropout, groups and backend of this module, for any number of heads."""
         dropout = self.dropout if self.training else 0.0
         if self.backend == "reference":
             batch, positions, heads, _ = query.shape
@@ -174,12 +174,12 @@ class BatchAttention(nn.Module):
         return batch_attention(query, key, value, dropout, self.group_size, valid)
 
     def backend_used(self, x: Float[Tensor, "batch position _"]) -> Choice:
-        """What `forward` would run for this input, here and now (autocast counts), and why."""
+        """The backend `forward` would use for this input under the current autocast, and why."""
         dtype = torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
-        choice = choose(self.backend, x.device, dtype, self.dim, self.heads)
+        choice = choose_backend(self.backend, x.device, dtype, self.dim, self.heads)
         if choice.backend == "triton" and not x.numel():
             return Choice("sdpa", "the input is empty")
-        if choice.backend == "triton" and self.backend == "auto" and (obstacle := why_not_seen(x)) is not None:
+        if choice.backend == "triton" and self.backend == "auto" and (obstacle := why_not_traceable(x)) is not None:
             return Choice("sdpa", obstacle)
         if self.backend == "triton" and choice.backend != "triton":
             raise UserError(

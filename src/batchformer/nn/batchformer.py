@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from batchformer.errors import UserError
-from batchformer.kernels.choose import Backend, Choice, Memory
-from batchformer.nn.encoder import BatchEncoderLayer, Norm, run_layers
+from batchformer.kernels.backend import Backend, Choice, Memory
+from batchformer.nn.encoder import BatchEncoderLayer, Norm
 from batchformer.nn.inputs import autocasts, is_whole
 from batchformer.nn.streams import STREAMS, Streams, open_streams, repeat_targets
 from batchformer.parallel.members import SCOPES, Members, Scope
@@ -23,7 +23,7 @@ class BatchFormer(nn.Module):
     Algorithm 1 of the paper: in training `x` becomes `cat([x, encoder(x)])` along the batch axis and `y` becomes
     `cat([y, y])`; one classifier sees both. In eval mode `x` and `y` pass unchanged, so the module can be dropped.
     The released code is the stock `TransformerEncoderLayer(dim, 4, dim, 0.5)`; BalancedSoftmax's copy stacks the
-    streams the other way round, which no mean over rows can tell.
+    streams in the other order, which makes no difference to a mean over rows.
 
     Args:
         dim: width of a feature.
@@ -32,15 +32,15 @@ class BatchFormer(nn.Module):
         dropout: on attention weights, MLP and residual branches.
         layers: encoder layers (the paper's appendix, Table 9 (arXiv: 19), finds no gain beyond one).
         norm: "post" as published, "pre", or "relative", which stays alive at any depth (`BatchEncoderLayer`).
-        group_size: attend inside groups of so many samples (the papers' per-GPU batches on one device).
+        group_size: attend inside groups of this many samples (the papers' per-GPU batches on one device).
         streams: "duplicate" as published, "split" or "single"; see `batchformer.nn.streams`.
         layer_scale: start of a learnt factor on both branches of each layer; None, as published, has no factor.
-        variant: "published", or "stable" for insertions at many depths: norm="relative" where norm= says nothing else.
+        variant: "published", or "stable" for insertions at many depths: norm="relative" unless norm= is given.
         scope: "local", the batch of this process, as published; or "global", exactly the batch of all processes, in
             training (docs/scale.md). `group_size` then means groups of that batch, in the order of the ranks.
         process_group: with scope="global": which processes, as a group or a number of consecutive ones; None means all.
         backend: what computes the attention: "triton" (our kernels), "sdpa" (torch's), "reference" (the definition, by
-            loops), or "auto", the fittest of them here; `backend_used` tells which (docs/kernels.md).
+            loops), or "auto", the fastest available one; `backend_used` tells which (docs/kernels.md).
         memory: "lean" keeps the input of each layer alone and computes the layer again in the backward; or "fast".
 
     Its state dict is that of `torch.nn.TransformerEncoder`; one of a bare `TransformerEncoderLayer` loads as well.
@@ -100,29 +100,29 @@ class BatchFormer(nn.Module):
         return self.training and self.enabled
 
     def backend_used(self) -> Choice:
-        """Which path `relate` takes here and now, and why; `fused` when our kernels run the layer as a whole.
+        """The backend `relate` uses under the current autocast, and why; `fused` where kernels run whole layers.
 
         It depends on the device and type of the weights (under autocast on its type), not on the input.
         """
         weight = next(self.parameters())
         choice = self.layers[0].backend_used(weight.new_empty(1, 1, self.dim))  # type: ignore[operator]
         if choice.backend == "triton" and self.scope == "global":
-            between = "between processes where positions are traded, torch's attention where rows or heads are"
+            between = "between processes where positions are exchanged, torch's attention where rows or heads are"
             return choice._replace(why=f"{choice.why}; {between}")
         return choice
 
     def relate(
         self,
         x: Float[Tensor, "batch *position dim"],
-        valid: Bool[Tensor, batch * position] | None = None,
+        valid: Bool[Tensor, " batch *position"] | None = None,
         grid: tuple[int, int] | None = None,
     ) -> Float[Tensor, "batch *position dim"]:
         """Only the related rows: the encoder over the batch axis, at each position by itself; any mode.
 
-        Where `valid` is False the input passes unchanged, and nothing looks at it. `grid`, of positions that were
-        flattened before: height and width of the map or image they cover. Nothing is computed with it; with
-        scope="global" processes compare it, as do those of a map (batch, height, width, dim) by itself: position n of
-        2 x 6 is another place than position n of 6 x 2.
+        Where `valid` is False the input passes unchanged, and nothing attends to it. `grid` is the height and width of
+        the map that flattened positions cover (of a map (batch, height, width, dim) it is known). It is not computed
+        with; with scope="global" processes compare it: position n of a 2 x 6 map is another place than position n of a
+        6 x 2 map.
         """
         if x.ndim < 2 or x.shape[-1] != self.dim:
             raise UserError(
@@ -139,7 +139,7 @@ class BatchFormer(nn.Module):
         if valid is None:
             return self._encode(rows, None, grid).to(x.dtype).reshape(x.shape)
         valid = self._check_valid(valid, x).reshape(rows.shape[:2])
-        # Zeros in place of padding: whatever stands there, NaN too, reaches nothing, and no gradient reaches it.
+        # Padding is replaced by zeros: its values, NaN included, affect nothing, and no gradient reaches them.
         related = self._encode(torch.where(valid[..., None], rows, 0.0), valid, grid)
         return torch.where(valid[..., None], related.to(x.dtype), x.reshape(rows.shape)).reshape(x.shape)
 
@@ -149,8 +149,10 @@ class BatchFormer(nn.Module):
 
             return relate_across(self.layers, rows, valid, self.members, grid=grid)
         if rows.numel():
-            return run_layers(self.layers, rows, valid)
-        # Nothing to relate (one image, split): DDP waits for a gradient of every weight all the same, here of zeros.
+            for layer in self.layers:
+                rows = layer(rows, valid)
+            return rows
+        # Nothing to relate (one image, split). DDP still waits for a gradient of every weight: these are zeros.
         return rows + torch.stack([weight.sum() for weight in self.parameters()]).sum().to(rows.dtype)
 
     @staticmethod

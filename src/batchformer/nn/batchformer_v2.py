@@ -52,7 +52,7 @@ class BatchFormerV2(BatchFormer):
         """`valid` (B, N), or (B, H, W) for maps, is False at padded positions: they pass unchanged, unseen by others.
 
         A position that is valid in one sample only attends to itself alone. Default: no mask, as published. `opens`
-        stands in for that of the constructor where one module serves several insertions. `grid` as in `relate`.
+        replaces that of the constructor where one module serves several insertions. `grid` as in `relate`.
         """
         if not self.active:
             return x
@@ -66,7 +66,7 @@ class BatchFormerV2(BatchFormer):
         return pass_on(x, relate, self.streams)
 
     def _relate_last_rows(self, valid: Tensor | None, grid: tuple[int, int] | None, rows: Tensor) -> Tensor:
-        """`relate`, of the rows that the streams ask for, the last ones of the batch, with their part of the mask."""
+        """`relate` on `rows`, the last ones of the batch, with their part of the mask."""
         return self.relate(rows, None if valid is None else valid[valid.shape[0] - rows.shape[0] :], grid)
 
     def extra_repr(self) -> str:
@@ -74,7 +74,7 @@ class BatchFormerV2(BatchFormer):
 
 
 def with_channels_last(relate: Callable[[Tensor], Tensor], x: Float[Tensor, "batch dim ..."]) -> Tensor:
-    """`relate` on a map or signal (B, C, ...), which comes back laid out in memory as the model's own.
+    """`relate` on a map or signal (B, C, ...); the result has the memory layout of the input.
 
     A model may call `.view` on what it gets, and its convolutions run in the layout of their input.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from batchformer.errors import UserError
-from batchformer.kernels.choose import MEMORIES, Backend, Choice, Memory, why_not_fused
+from batchformer.kernels.backend import MEMORIES, Backend, Choice, Memory, why_not_fused
 from batchformer.nn.attention import BatchAttention
 from batchformer.nn.inputs import autocasts, is_whole
 
@@ -77,7 +76,7 @@ class BatchEncoderLayer(nn.Module):
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Of the layer itself, where weights are made late (meta device, FSDP); its parts have their own."""
+        """Reset the layer scales, where weights are made late (meta device, FSDP); the parts reset themselves."""
         if self.layer_scale is not None:
             nn.init.constant_(self.scale1, self.layer_scale)
             nn.init.constant_(self.scale2, self.layer_scale)
@@ -124,7 +123,7 @@ class BatchEncoderLayer(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
     def backend_used(self, x: Float[Tensor, "batch position dim"]) -> Choice:
-        """What `forward` would run for this input, here and now, and why; `fused` when it is the layer as a whole."""
+        """The backend `forward` would use for this input, and why; `fused` where kernels run the layer as a whole."""
         choice = self.self_attn.backend_used(x)
         if choice.backend != "triton":
             return choice
@@ -134,21 +133,21 @@ class BatchEncoderLayer(nn.Module):
     def _why_not_fused(self, x: Tensor) -> str | None:
         if self.norm != "post" or self.scale1 is not None:
             return f"norm={self.norm!r}, or a layer scale, is not fused"
-        if type(self._modules["self_attn"]) is not BatchAttention:  # wrapped, say
+        if type(self._modules["self_attn"]) is not BatchAttention:  # wrapped, for example
             return "a part of the layer was replaced"
         parts = self._parts()
-        if tuple(map(type, parts[1:])) != _KINDS or any(_own(part, "bias") is None for part in parts[1:]):
+        if tuple(map(type, parts[1:])) != _PART_TYPES or any(_parameter(part, "bias") is None for part in parts[1:]):
             return "a part of the layer was replaced"
         if x.dtype != parts[1].weight.dtype and not autocasts(x):
             return "input and weights are of different types"
-        if any(map(_is_watched, parts)):
-            return "hooks on parts of the layer want to see them run"
+        if any(map(_has_hooks, parts)):
+            return "parts of the layer have hooks, which need them to be called"
         return why_not_fused(parts[0].dim, parts[3].out_features)
 
     def _parts(self) -> tuple[Any, ...]:
-        """Attention, then its output projection and the rest in the order of `_KINDS`.
+        """Attention, then its output projection and the rest in the order of `_PART_TYPES`.
 
-        From `_modules`, because attributes of a module are slow to look up and a call needs some twenty of them.
+        Read from `_modules`: attribute access on a module is slow, and a call needs about twenty of them.
         """
         parts = self._modules
         attention: Any = parts["self_attn"]
@@ -156,8 +155,7 @@ class BatchEncoderLayer(nn.Module):
         return attention, out_proj, parts["norm1"], parts["linear1"], parts["linear2"], parts["norm2"]
 
     def _fused(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        from batchformer.kernels import run
-        from batchformer.kernels.functions import LayerSettings, LayerWeights
+        from batchformer.kernels.dispatch import LayerSettings, LayerWeights, encoder_layer
 
         attention, out_proj, norm1, linear1, linear2, norm2 = self._parts()
         dropout = self.dropout if self.training else 0.0
@@ -167,26 +165,30 @@ class BatchEncoderLayer(nn.Module):
         out_dtype = torch.float32 if autocast else x.dtype
         settings = LayerSettings(attention.heads, attention.group_size, dropout, norm1.eps, norm2.eps, dtype, out_dtype)
         weights = LayerWeights(
-            _own(attention, "in_proj_weight"), _own(attention, "in_proj_bias"),
-            *[_own(part, name) for part in (out_proj, norm1, linear1, linear2, norm2) for name in ("weight", "bias")],
+            _parameter(attention, "in_proj_weight"), _parameter(attention, "in_proj_bias"),
+            *[
+                _parameter(part, name)
+                for part in (out_proj, norm1, linear1, linear2, norm2)
+                for name in ("weight", "bias")
+            ],
         )  # fmt: skip
-        return run.encoder_layer(x, weights, settings, valid, self.memory == "lean")
+        return encoder_layer(x, weights, settings, valid, self.memory == "lean")
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}, dropout={self.dropout}"
 
 
-_KINDS = (nn.Linear, nn.LayerNorm, nn.Linear, nn.Linear, nn.LayerNorm)
+_PART_TYPES = (nn.Linear, nn.LayerNorm, nn.Linear, nn.Linear, nn.LayerNorm)
 
 
-def _own(module: nn.Module, name: str) -> Any:
-    """`getattr`, by a short cut where it is a parameter and not something in its place (FSDP's views)."""
+def _parameter(module: nn.Module, name: str) -> Any:
+    """`getattr(module, name)`, faster where it is a parameter and not a view in its place (FSDP)."""
     found = module._parameters.get(name)
     return getattr(module, name) if found is None else found
 
 
-def _is_watched(module: nn.Module) -> bool:
-    """Whether somebody waits for this very module to be called."""
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether the module itself has to be called: it has hooks, or a forward of its own."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -200,10 +202,3 @@ def _size(x: Float[Tensor, "batch position dim"]) -> Float[Tensor, "batch positi
     """Root mean square of each token, at least in single precision: squares of half-precision tokens overflow."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     return x.square().mean(-1, keepdim=True).add(1e-12).sqrt()
-
-
-def run_layers(layers: Iterable[Any], rows: Tensor, valid: Tensor | None, across: Any = None) -> Tensor:
-    """One layer after the other; `across` attends over the rows of other processes as well."""
-    for layer in layers:
-        rows = layer(rows, valid) if across is None else layer(rows, valid, across)
-    return rows

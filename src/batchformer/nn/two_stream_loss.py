@@ -1,14 +1,26 @@
-"""The loss over both streams."""
+"""The loss over both streams, and a guard that warns once when nothing is learnt through the module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
+from batchformer.nn.inputs import as_number, is_whole
 from batchformer.nn.streams import plain_rows, related_rows, repeat_targets
+
+WARNING = (
+    "the related stream sits at chance (training loss {related:.2f}; a constant prediction has {chance:.2f}) while the "
+    'plain one has learnt ({plain:.2f}), so nothing is learnt through BatchFormer: use variant="stable", a lower '
+    "dropout, or fewer places (blocks=[8])."
+)
 
 
 class TwoStreamLoss(nn.Module):
@@ -18,7 +30,7 @@ class TwoStreamLoss(nn.Module):
     `scale="released"` is what the released BalancedSoftmax code computes, L_related + L_plain + L_stacked, which for a
     criterion that averages is 1.5 (L_plain + L_related): three times the mean. It multiplies the learning rate of
     everything by three, in effect. Where there is one stream only (eval, baseline, `streams="single"`) both are the
-    criterion itself. A criterion that compares rows or knows them by their place (contrastive, JSD over augmentation
+    criterion itself. A criterion that compares rows or depends on their order (contrastive, JSD over augmentation
     splits) is no mean over rows: compute that for each stream by itself (docs/attach.md).
     """
 
@@ -41,3 +53,138 @@ class TwoStreamLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"scale={self.scale!r}"
+
+
+class StreamGuard:
+    """Compares the training losses of plain and related rows, and warns once when the related stream learns nothing.
+
+    Behind many stacked modules as published (post-LN, dropout 0.5) little of an image is left in its related row, so
+    the loss of these rows stays at that of a constant prediction for long, or for good: some runs climb out and end
+    with both losses side by side, some do not (docs/stability.md). Meanwhile the shared blocks learn nothing from them.
+    The papers do not mention it and their code does not check. The sum of both losses falls as usual, and a run that
+    stays there is only a more expensive baseline.
+
+        guard = bf.StreamGuard(num_classes)
+        for images, labels in loader:
+            rows = F.cross_entropy(logits, bf.repeat_targets(labels, logits), reduction="none")
+            guard.update_rows(rows, attachment)
+
+    Losses are summed on their device, without host synchronisation except once every `every` steps. With a captured
+    CUDA graph call `add` inside and `tick` outside.
+
+    Args:
+        classes: how many classes there are, or how many training images each has. It gives the loss of the best
+            constant prediction, the entropy of the labels: log(classes) where all are equally frequent, however the
+            labels are mixed or smoothed.
+        every: steps between two checks; a check reads the mean losses of those steps.
+        warmup: number of steps at the start that are not checked.
+        looks: number of checks in a row that must find the same.
+        at_chance: the related stream is at chance when its loss is at least this part of the constant prediction's.
+        has_learnt: the plain stream has learnt when its loss is at most this part of it. Once is enough while the
+            related one sits at chance: what the related rows teach the shared blocks may spoil the plain ones again.
+    """
+
+    def __init__(
+        self,
+        classes: int | Sequence[float],
+        *,
+        every: int = 100,
+        warmup: int = 0,
+        looks: int = 3,
+        at_chance: float = 0.97,
+        has_learnt: float = 0.85,
+    ) -> None:
+        self.chance = chance_loss(classes)
+        if not is_whole(every) or not is_whole(looks):
+            raise UserError(f"StreamGuard needs every and looks of 1 or more, got every={every} and looks={looks}.")
+        if not as_number(warmup) >= 0:
+            raise UserError(f"StreamGuard: warmup={warmup!r} must be a number of steps, 0 or more.")
+        for name, part in (("at_chance", at_chance), ("has_learnt", has_learnt)):
+            if not as_number(part) > 0:
+                raise UserError(f"StreamGuard: {name}={part!r} must be a part of the loss at chance, above 0.")
+        self.every, self.warmup, self.looks = every, warmup, looks
+        self.at_chance, self.has_learnt = at_chance, has_learnt
+        self.warned = False
+        self._steps = self._steps_in_sums = self._dead_checks = 0
+        self._plain_best = math.inf  # of the looks since the related stream has been at chance
+        self._sums: Tensor | None = None  # plain, related
+
+    def update(self, plain_loss: Float[Tensor, ""], related_loss: Float[Tensor, ""]) -> None:
+        """One step: the mean loss of the plain rows and of the related ones."""
+        self.add(plain_loss, related_loss)
+        self.tick()
+
+    def update_rows(self, losses: Float[Tensor, " rows"], attachment: Any) -> None:
+        """One step, from the loss of every row and the handle that tells the streams apart.
+
+        Where there are no two streams (eval, disabled, `streams="single"`) it is no step, so a loss function that also
+        serves evaluation may call it.
+        """
+        related = attachment.related(losses)
+        if related is not None and len(related) < len(losses):
+            self.update(attachment.plain(losses).mean(), related.mean())
+
+    @torch.no_grad()
+    def add(self, plain_loss: Float[Tensor, ""], related_loss: Float[Tensor, ""]) -> None:
+        """The part of `update` on the device: adds to one tensor, in place."""
+        losses = torch.stack([torch.as_tensor(loss).detach() for loss in (plain_loss, related_loss)]).double()
+        if losses.ndim > 1:
+            raise UserError("StreamGuard: give the mean loss of each stream, or the loss of every row to update_rows.")
+        if self._sums is None:
+            self._sums = torch.zeros_like(losses)
+        self._sums.add_(losses)
+
+    def tick(self) -> None:
+        """The part of `update` on the host: count the step, and check the losses every `every` steps."""
+        self._steps += 1
+        self._steps_in_sums += 1
+        if self._steps == self.warmup:
+            self._reset_sums()
+        elif self._steps_in_sums >= self.every and self._steps > self.warmup:
+            self._check()
+
+    def _check(self) -> None:
+        assert self._sums is not None
+        plain, related = (self._sums / self._steps_in_sums).tolist()
+        self._reset_sums()
+        at_chance = related >= self.at_chance * self.chance
+        self._plain_best = best = min(plain, self._plain_best) if at_chance else math.inf
+        self._dead_checks = self._dead_checks + 1 if best <= self.has_learnt * self.chance else 0
+        if self._dead_checks >= self.looks and not self.warned:
+            self.warned = True
+            warnings.warn(WARNING.format(plain=best, related=related, chance=self.chance), UserWarning, stacklevel=1)
+
+    def _reset_sums(self) -> None:
+        if self._sums is not None:
+            self._sums.zero_()
+        self._steps_in_sums = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, so that a resumed run warns as one that was never stopped."""
+        sums = [0.0, 0.0] if self._sums is None else self._sums.tolist()
+        return {
+            "sums": sums,
+            "steps": self._steps,
+            "steps_in_sums": self._steps_in_sums,
+            "dead_looks": self._dead_checks,
+            "plain_best": self._plain_best,
+            "warned": self.warned,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
+        self._sums = torch.tensor(state["sums"], dtype=torch.float64, device=device)
+        self._steps, self._steps_in_sums = state["steps"], state["steps_in_sums"]
+        self._dead_checks, self.warned = state["dead_looks"], state["warned"]
+        self._plain_best = state.get("plain_best", math.inf)  # states of earlier versions have none
+
+
+def chance_loss(classes: int | Sequence[float]) -> float:
+    """Cross entropy of the best prediction that ignores its input: the entropy of the labels."""
+    if isinstance(classes, int | Integral):
+        counts = [1.0] * int(classes)
+    else:
+        counts = [as_number(count) for count in classes] if isinstance(classes, Iterable) else []
+    total = sum(counts)
+    if sum(count > 0 for count in counts) < 2 or not all(0 <= count < math.inf for count in counts):
+        raise UserError("StreamGuard needs two classes or more: give their number, or the training images of each.")
+    return -sum(count / total * math.log(count / total) for count in counts if count > 0)

@@ -12,12 +12,19 @@ if torch.distributed.is_available():
     import torch.distributed.nn.functional
 
 if TYPE_CHECKING:
-    from batchformer.parallel.cost import Links, StepCost, bytes_sent, cheapest_exchange, step_cost
-    from batchformer.parallel.lost import PeerLost
+    from batchformer.parallel.cost import (
+        Links,
+        StepCost,
+        Traffic,
+        bytes_sent,
+        cheapest_exchange,
+        count_traffic,
+        step_cost,
+    )
+    from batchformer.parallel.loss_weight import mean_loss_weight
     from batchformer.parallel.members import Members
+    from batchformer.parallel.peer_errors import PeerLost
     from batchformer.parallel.relate import relate_across
-    from batchformer.parallel.traffic import Traffic, count_traffic
-    from batchformer.parallel.weight import mean_loss_weight
 
 _HOME = {
     "Links": "cost",
@@ -25,12 +32,12 @@ _HOME = {
     "bytes_sent": "cost",
     "cheapest_exchange": "cost",
     "step_cost": "cost",
-    "PeerLost": "lost",
+    "PeerLost": "peer_errors",
     "Members": "members",
     "relate_across": "relate",
-    "Traffic": "traffic",
-    "count_traffic": "traffic",
-    "mean_loss_weight": "weight",
+    "Traffic": "cost",
+    "count_traffic": "cost",
+    "mean_loss_weight": "loss_weight",
 }
 
 __all__ = [
@@ -49,7 +56,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Fetched when first used: what marks code as not to be compiled loads torch's compiler, which takes seconds."""
+    """Imported when first used: `torch.compiler.disable` in `relate` loads torch's compiler, which takes seconds."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,16 +1,18 @@
-"""What attending over the batch of all processes costs: bytes exactly, time by the speed of the links."""
+"""The cost of attending over the batch of all processes: predicted bytes and time, and the bytes really sent."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from batchformer.errors import UserError
-from batchformer.parallel.trade import shares
 
 Exchange = Literal["positions", "gather", "heads"]
 EXCHANGES: tuple[Exchange, ...] = ("positions", "gather", "heads")
+# A plain list and no context variable: backward may run in another thread.
+_counting: list[Traffic] = []
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class StepCost:
     seconds: float
 
 
+def shares(positions: int, processes: int) -> list[int]:
+    """How many positions each process takes: as equal as can be, none for the last ones where there are too few."""
+    return [positions // processes + (rank < positions % processes) for rank in range(processes)]
+
+
 def bytes_sent(
     exchange: Exchange,
     batches: Sequence[int],
@@ -72,7 +79,7 @@ def bytes_sent(
     sent = []
     for batch, share in zip(batches, shares(pieces, count), strict=True):
         out, home = batch * (pieces - share), (total - batch) * share
-        # Gradients travel the same ways backwards: what went home comes out again, and what went out comes home.
+        # Gradients take the same ways in the other direction.
         sent.append(out * back + home * there if backward else out * (there + mask) + home * back)
     return sent
 
@@ -134,9 +141,9 @@ def cheapest_exchange(
 ) -> Exchange:
     """The rule: least `StepCost.seconds`, among gather and heads for one position, positions and heads for several.
 
-    All processes come to the same answer, as all know the same numbers (`batch` is the largest). Gathering several
-    positions is never considered: it moves and keeps N times as much. One position traded as a share would leave all
-    the work to one process.
+    All processes choose the same, as all know the same numbers (`batch` is the largest). Gathering several positions is
+    never considered: it moves and keeps N times as much. One position cannot be shared out: one process would do all
+    the work.
     """
     candidates: tuple[Exchange, ...] = ("gather", "heads") if positions == 1 else ("positions", "heads")
     return min(
@@ -162,3 +169,32 @@ def _check(exchange: str, processes: int, positions: int) -> None:
         raise UserError(f"exchange={exchange!r} must be one of {', '.join(map(repr, EXCHANGES))}.")
     if processes < 1 or positions < 1:
         raise UserError(f"a cost needs one process and one position or more, got {processes} and {positions}.")
+
+
+@dataclass
+class Traffic:
+    """Bytes sent to other processes; what a process keeps for itself is not among them.
+
+    `activations` are features, masks and their gradients, `sizes` the few numbers exchanged before them.
+    """
+
+    activations: int = 0
+    sizes: int = 0
+
+
+@contextmanager
+def count_traffic() -> Iterator[Traffic]:
+    """Count the bytes that modules with `scope="global"` send inside the context, forward and backward."""
+    traffic = Traffic()
+    _counting.append(traffic)
+    try:
+        yield traffic
+    finally:
+        _counting.remove(traffic)
+
+
+def note_sent(activations: int = 0, sizes: int = 0) -> None:
+    """Called where bytes are handed to torch.distributed."""
+    for traffic in _counting:
+        traffic.activations += activations
+        traffic.sizes += sizes

@@ -1,15 +1,21 @@
-"""Whose batches are attended over together: all processes, or some of them."""
+"""Which processes share one batch (`Members`), and how many rows each of them has in a call (`Peers`)."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
+from jaxtyping import Bool, Float
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from batchformer.errors import UserError
+from batchformer.parallel.cost import note_sent
+from batchformer.parallel.peer_errors import report_lost_peers
 
 Scope = Literal["local", "global"]
 SCOPES: tuple[Scope, ...] = ("local", "global")
@@ -18,17 +24,24 @@ ALONE = (
     'of this process is all there is: start several with torchrun or Lightning\'s strategy="ddp".'
 )
 _warned = False
-# By the ranks of a group, the world they belong to and the group: modules of one model share their groups. Held weakly,
-# so that destroy_process_group() ends them.
-_made: dict[tuple[int, ...], tuple[weakref.ref[ProcessGroup], weakref.ref[ProcessGroup]]] = {}
+# From the ranks of a group to the world they belong to and the group: modules of one model share their groups. Weak
+# references, so that destroy_process_group() ends them.
+_made_groups: dict[tuple[int, ...], tuple[weakref.ref[ProcessGroup], weakref.ref[ProcessGroup]]] = {}
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+# What processes compare before an exchange; only the rows may differ.
+_FIELDS = (
+    "rows", "positions", "dim", "grid_height", "grid_width", "dtype", "valid", "gradients", "heads", "layers",
+    "group_size",
+)  # fmt: skip
+SIZES_BYTES = 8 * len(_FIELDS)
 
 
 class Members:
-    """The processes of one module's global batch.
+    """The processes whose batches one module attends over.
 
-    `process_group=None` is every process, an integer k groups of k consecutive ranks (the GPUs of a node, say), made at
-    the first use; a `ProcessGroup` is taken as it is. Copies of the module attend with the same group; in a pickled one
-    a `ProcessGroup`, which lives in one process only, is missed at the first use, not silently replaced.
+    `process_group=None` is every process, an integer k groups of k consecutive ranks (the GPUs of a node, for example),
+    made at the first use; a `ProcessGroup` is taken as it is. Copies of the module use the same group; a pickled one
+    cannot carry a `ProcessGroup`, which exists in one process only, and raises at the first use.
     """
 
     def __init__(self, process_group: ProcessGroup | int | None = None) -> None:
@@ -45,7 +58,7 @@ class Members:
         self.forgotten = False
 
     def group(self) -> ProcessGroup | None:
-        """The group to exchange with; None where this process attends alone."""
+        """The group to exchange with; None where there is no other process."""
         if self.forgotten:
             raise UserError(
                 "the process group of this module did not travel with the pickled copy: build the module again, or "
@@ -83,11 +96,11 @@ def _consecutive(size: int) -> ProcessGroup | None:
     ranks = tuple(range(start, min(start + size, count)))
     if len(ranks) == 1:
         return None
-    of_world, group = (made() for made in _made[ranks]) if ranks in _made else (None, None)
+    of_world, group = (reference() for reference in _made_groups[ranks]) if ranks in _made_groups else (None, None)
     if of_world is not world or group is None:
         group = dist.new_group(list(ranks), use_local_synchronization=True)
         assert group is not None
-        _made[ranks] = (weakref.ref(world), weakref.ref(group))
+        _made_groups[ranks] = (weakref.ref(world), weakref.ref(group))
     return group
 
 
@@ -96,3 +109,99 @@ def _warn_once() -> None:
     if not _warned:
         _warned = True
         warnings.warn(ALONE, UserWarning, stacklevel=1)
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The processes of a group, and how many rows each one has in this call."""
+
+    group: ProcessGroup
+    rank: int
+    rows: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    @property
+    def total(self) -> int:
+        return sum(self.rows)
+
+    @property
+    def own(self) -> slice:
+        """This process' rows among those of all, which lie in the order of the ranks."""
+        start = sum(self.rows[: self.rank])
+        return slice(start, start + self.rows[self.rank])
+
+    def has_no_shared_group(self, group_size: int | None) -> bool:
+        """Whether every group of `group_size` samples lies inside one process: then nothing is related across."""
+        starts = [sum(self.rows[:rank]) for rank, rows in enumerate(self.rows) if rows]
+        return group_size is not None and len(starts) > 1 and all(start % group_size == 0 for start in starts)
+
+
+def exchange_sizes(
+    rows: Float[Tensor, "batch position dim"],
+    valid: Bool[Tensor, "batch position"] | None,
+    group: ProcessGroup,
+    heads: int,
+    layers: int,
+    group_size: int | None,
+    grid: tuple[int, int] | None = None,
+) -> Peers:
+    """Exchange shapes and settings before any features, so that a disagreement is an error and not a hang.
+
+    `grid` is the height and width of the map that the positions cover: another map may have as many positions.
+    The host waits for the result. Every process raises the same error, as each one sees the same numbers.
+    """
+    if rows.dtype not in _DTYPES:
+        raise UserError(f'scope="global" exchanges floating point features, got {rows.dtype}.')
+    gradients = int(torch.is_grad_enabled()) + 2 * int(rows.requires_grad)
+    own = [
+        *rows.shape, *(grid or (0, 0)), _DTYPES.index(rows.dtype), int(valid is not None), gradients, heads, layers,
+        group_size or 0,
+    ]  # fmt: skip
+    count = dist.get_world_size(group)
+    # An all-to-all, not a ring: then every process notices at once when one is gone, not only its neighbours.
+    sent = torch.tensor(own, device=rows.device).repeat(count, 1)
+    received = torch.empty_like(sent)
+    with report_lost_peers(group, f"the sizes of {_describe(own)}"):
+        dist.all_to_all_single(received, sent, group=group)
+        lines = received.tolist()
+    note_sent(sizes=(count - 1) * SIZES_BYTES)
+    _check(lines, dist.get_process_group_ranks(group))
+    return Peers(group, dist.get_rank(group), tuple(line[0] for line in lines))
+
+
+def _check(lines: list[list[int]], ranks: list[int]) -> None:
+    for rank, line in zip(ranks[1:], lines[1:], strict=True):
+        for field, theirs, first in zip(_FIELDS[1:], line[1:], lines[0][1:], strict=True):
+            if theirs != first:
+                raise UserError(
+                    f'scope="global" needs the same {_in_words(field)} on every process: rank {ranks[0]} has '
+                    f"{_describe(lines[0])}, rank {rank} has {_describe(line)}; {_way_out(field)}."
+                )
+
+
+def _describe(line: list[int]) -> str:
+    values = dict(zip(_FIELDS, line, strict=True))
+    shape = f"{tuple(line[:3])} {str(_DTYPES[values['dtype']]).removeprefix('torch.')}"
+    grid = f", a grid of {values['grid_height']} x {values['grid_width']}" if values["grid_height"] else ""
+    groups = f", group_size={values['group_size']}" if values["group_size"] else ""
+    tracked = ("no gradients", "gradients of the weights", "no gradients", "gradients")[values["gradients"]]
+    mask = "with" if values["valid"] else "without"
+    return f"{shape} {mask} a mask ({tracked}, {values['heads']} heads, {values['layers']} layers{groups}{grid})"
+
+
+def _in_words(field: str) -> str:
+    words = {"dim": "width", "valid": "kind of mask", "gradients": "kind of gradient"}
+    return "height and width of maps" if field.startswith("grid") else words.get(field, field)
+
+
+def _way_out(field: str) -> str:
+    if field == "positions" or field.startswith("grid"):
+        return "pad or resize images to one size, the same on all processes"
+    if field == "valid":
+        return "give valid= everywhere or nowhere"
+    if field == "gradients":
+        return "run the same step on all of them"
+    return "build the same model, in the same precision, on all of them"

@@ -1,23 +1,31 @@
-"""The layers of a module over the batch of all processes, exactly, by the exchange that is cheapest."""
+"""The layers of a module over the batch of all processes, exactly, by the exchange that is cheapest.
+
+"positions": each process gets all rows at its share of the positions, runs whole layers there and sends the result
+back. "gather" and "heads" exchange inside of the attention only (`GatherRows`, `ExchangeHeads`), for features without
+many positions: `nn.BatchAttention` calls them in place of its own forward, (attention, x) -> what it adds, of the shape
+of x. The rest of the layer stays with the rows of its process.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+import torch.distributed as dist
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from batchformer.nn.encoder import run_layers
-from batchformer.parallel.across import ExchangeHeads, GatherRows
-from batchformer.parallel.cost import Exchange, cheapest_exchange
-from batchformer.parallel.members import Members
-from batchformer.parallel.peers import Peers, meet
-from batchformer.parallel.trade import to_positions, to_rows
+from batchformer.parallel.all_to_all import to_positions, to_rows
+from batchformer.parallel.cost import Exchange, cheapest_exchange, note_sent
+from batchformer.parallel.members import Members, Peers, exchange_sizes
+from batchformer.parallel.peer_errors import report_lost_peers
 
-_ACROSS: dict[str, Callable[..., Any]] = {"gather": GatherRows, "heads": ExchangeHeads}
+# torch 2.13 renames both and warns at the old names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 APART = (
     'scope="global" with group_size={size} relates nothing across processes: every group of {size} lies inside the '
     "batch of one process. Take group_size=None (in a recipe --model.batchformer.group_size null) to relate all "
@@ -39,16 +47,16 @@ def relate_across(
 
     Backward gives the gradient of the sum of the losses of all processes: summed over the processes, gradients are
     those of one process with the whole batch. Random numbers differ: dropout draws where the work is done.
-    Every member must call, with any number of rows, none included, and with the same `grid` (see `peers.meet`).
+    Every member must call, with any number of rows, none included, and the same `grid` (`members.exchange_sizes`).
     """
     group = members.group()
     if group is None:
-        return run_layers(layers, rows, valid)
+        return _run_layers(layers, rows, valid)
     attention = layers[0].self_attn
-    peers = meet(rows, valid, group, attention.heads, len(layers), attention.group_size, grid)
+    peers = exchange_sizes(rows, valid, group, attention.heads, len(layers), attention.group_size, grid)
     if not peers.total or not rows.shape[1]:
         return rows
-    if peers.rank == 0 and peers.are_apart(attention.group_size):
+    if peers.rank == 0 and peers.has_no_shared_group(attention.group_size):
         _warn_once(attention.group_size)
     exchange = exchange or cheapest_exchange(
         peers.count,
@@ -61,23 +69,30 @@ def relate_across(
     )
     if exchange == "positions":
         return _by_positions(layers, rows, valid, peers)
-    return run_layers(layers, rows, valid, _ACROSS[exchange](peers, valid, attention.heads))
+    across = GatherRows if exchange == "gather" else ExchangeHeads
+    return _run_layers(layers, rows, valid, across(peers, valid, attention.heads))
 
 
 def _by_positions(layers: Sequence[Any], rows: Tensor, valid: Tensor | None, peers: Peers) -> Tensor:
-    """A layer acts on each position by itself, so all of it runs where the position is: one trip there, one back."""
+    """A layer acts on each position by itself, so all of it runs where the position is: one exchange each way."""
     positions = rows.shape[1]
     share = to_positions(rows, peers)
     share_valid = None if valid is None else to_positions(valid[..., None], peers)[..., 0]
     if share.shape[1]:
-        related = run_layers(layers, share, share_valid)
+        related = _run_layers(layers, share, share_valid)
     else:
-        # No position here. Still the layers run, on one blank row that nothing is read from: DDP waits for a gradient
-        # of every weight (they are zeros), FSDP for this process to take part in gathering them. The blank hangs on
-        # the share, so that backward passes layers and exchanges in the order it does on the other processes.
+        # No position here. Still the layers run, on one row of zeros whose result is not used: DDP waits for a gradient
+        # of every weight (they are zeros), FSDP for this process to take part in gathering them. The row depends on the
+        # share, so that backward runs layers and exchanges in the same order as on the other processes.
         blank = share.sum() + share.new_zeros(1, 1, rows.shape[2])
-        related = run_layers(layers, blank, None)[:0].reshape(share.shape)
+        related = _run_layers(layers, blank, None)[:0].reshape(share.shape)
     return to_rows(related.to(rows.dtype), positions, peers)
+
+
+def _run_layers(layers: Sequence[Any], rows: Tensor, valid: Tensor | None, across: Any = None) -> Tensor:
+    for layer in layers:
+        rows = layer(rows, valid) if across is None else layer(rows, valid, across)
+    return rows
 
 
 def _warn_once(group_size: int) -> None:
@@ -85,3 +100,117 @@ def _warn_once(group_size: int) -> None:
     if not _warned:
         _warned = True
         warnings.warn(APART.format(size=group_size), UserWarning, stacklevel=1)
+
+
+class GatherRows:
+    """Every process gets the input x of all rows and computes keys and values of them; queries are its own rows.
+
+    x and not keys and values: half the bytes, for one more matrix product.
+    """
+
+    def __init__(self, peers: Peers, valid: Bool[Tensor, "batch position"] | None, heads: int) -> None:
+        self.peers = peers
+        self.valid = None if valid is None else gather_rows(valid, peers)
+
+    def __call__(self, attention: Any, x: Float[Tensor, "batch position dim"]) -> Float[Tensor, "batch position dim"]:
+        heads, dim = attention.heads, attention.dim
+        weight, bias = attention.in_proj_weight, attention.in_proj_bias
+        query = F.linear(x, weight[:dim], bias[:dim]).unflatten(-1, (heads, -1))
+        both = F.linear(gather_rows(x, self.peers), weight[dim:], bias[dim:])
+        key, value = (t.unflatten(-1, (heads, -1)) for t in both.chunk(2, dim=-1))
+        if x.shape[0]:
+            q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
+            dropout = attention.dropout if attention.training else 0.0
+            out = F.scaled_dot_product_attention(q, k, v, self._allowed(attention.group_size, x.device), dropout)
+            out = out.permute(2, 0, 1, 3)
+        else:  # no row, no query; but the other processes wait for its gradient, which is zero
+            out = query + value[:0]
+        return attention.out_proj(out.flatten(2))
+
+    def _allowed(self, group_size: int | None, device: torch.device) -> Bool[Tensor, "position 1 batch total"] | None:
+        """Own rows may attend to every valid row in their group of the global batch, and to themselves."""
+        if self.valid is None and group_size is None:
+            return None
+        numbers = torch.arange(self.peers.total, device=device)
+        own = numbers[self.peers.own, None]
+        group = group_size or self.peers.total
+        together = own // group == numbers // group
+        if self.valid is None:
+            return together[None, None]
+        return ((self.valid.T[:, None, :] & together) | (own == numbers))[:, None]
+
+
+class ExchangeHeads:
+    """Each process attends over all rows in its share of the (position, head) pairs.
+
+    Queries, keys and values are sent there and the result back: four activations instead of one per process, but only a
+    share of each to any one of them.
+    """
+
+    def __init__(self, peers: Peers, valid: Bool[Tensor, "batch position"] | None, heads: int) -> None:
+        self.peers = peers
+        self.valid = (
+            None if valid is None else to_positions(valid.repeat_interleave(heads, 1)[..., None], peers)[..., 0]
+        )
+
+    def __call__(self, attention: Any, x: Float[Tensor, "batch position dim"]) -> Float[Tensor, "batch position dim"]:
+        rows, positions, dim = x.shape
+        qkv = F.linear(x, attention.in_proj_weight, attention.in_proj_bias)
+        # (rows, positions, 3, heads, width) -> one (query, key, value) per (position, head)
+        pairs = qkv.unflatten(-1, (3, attention.heads, -1)).transpose(2, 3).flatten(3).flatten(1, 2)
+        query, key, value = to_positions(pairs, self.peers).unsqueeze(2).chunk(3, dim=-1)
+        out = attention.attend(query, key, value, self.valid) if value.numel() else value
+        out = to_rows(out.flatten(2), positions * attention.heads, self.peers)
+        return attention.out_proj(out.reshape(rows, positions, dim))
+
+
+def gather_rows(x: Shaped[Tensor, "rows ..."], peers: Peers) -> Shaped[Tensor, "total ..."]:
+    """The rows of every process on each of them, in the order of the ranks; gradients are summed on the way back.
+
+    Rows are padded to the longest batch: an all-gather of unequal pieces aborts the process with gloo, and is one
+    broadcast per process with NCCL.
+    """
+    return _AllGather.apply(x, peers)  # type: ignore[no-any-return]
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, peers: Peers) -> Tensor:  # type: ignore[override]
+        ctx.peers, most = peers, max(peers.rows)
+        sent = _padded(x, most)
+        received = sent.new_empty(peers.count * most, *x.shape[1:])
+        if sent.numel():
+            with report_lost_peers(peers.group, f"{tuple(x.shape)} {x.dtype}"):
+                _all_gather(_bytes(received), _bytes(sent), group=peers.group)
+            note_sent(activations=(peers.count - 1) * sent.numel() * sent.element_size())
+        return torch.cat([received[rank * most : rank * most + rows] for rank, rows in enumerate(peers.rows)])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return _ReduceScatter.apply(gradient, ctx.peers), None  # type: ignore[return-value]
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, peers: Peers) -> Tensor:  # type: ignore[override]
+        ctx.peers, most = peers, max(peers.rows)
+        sent = torch.cat([_padded(piece, most) for piece in x.split(list(peers.rows))])
+        received = sent.new_empty(most, *x.shape[1:])
+        if sent.numel():
+            with report_lost_peers(peers.group, f"the gradient of {tuple(x.shape)} {x.dtype}"):
+                _reduce_scatter(received, sent, group=peers.group)
+            note_sent(activations=(peers.count - 1) * received.numel() * received.element_size())
+        return received[: peers.rows[peers.rank]]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return _AllGather.apply(gradient, ctx.peers), None  # type: ignore[return-value]
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    missing = rows - x.shape[0]
+    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x.contiguous()
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.view(-1).view(torch.uint8)

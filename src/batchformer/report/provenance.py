@@ -49,6 +49,9 @@ _MAY_DIFFER = ("seed", "method", "target", "root", "out", "dir", "name", "versio
                "recipe", "detector_from")  # fmt: skip
 
 
+_MAY_DIFFER_BELOW = ("run.variant", "run.init_from")
+
+
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """What to know about the runs, as (question, answer); unknown answers are left out."""
     run = shown_run(runs)
@@ -155,7 +158,8 @@ def _differing(runs: Sequence[Run]) -> list[str]:
     for key in sorted({key for _, each in settings for key in each}):
         of_module = key.startswith(_OF_THE_MODULE)
         values = {each.get(key) for module, each in settings if each and (module or not of_module)}
-        if key.rsplit(".", 1)[-1] not in _MAY_DIFFER and len(values) > 1:
+        may = key.rsplit(".", 1)[-1] in _MAY_DIFFER or key.startswith(_MAY_DIFFER_BELOW)
+        if not may and len(values) > 1:
             found.append(key)
     return found
 

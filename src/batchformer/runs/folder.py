@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.errors import UserError
-from batchformer.runs.atomic import remove_stale_temporaries, write_json, write_text
+from batchformer.files import remove_stale_temporaries, write_json, write_text
 
-_IN_A_RESULT = ("recipe", "method", "seed", "steps", "metrics")  # what the commands cannot do without
+_STAGES = ".stages"
+_IN_A_RESULT = ("recipe", "seed", "steps", "metrics")  # what the commands cannot do without
 
 
 def is_main_process() -> bool:
@@ -49,7 +50,11 @@ class RunFolder:
 
     @property
     def started(self) -> bool:
-        return self.path.is_dir() and any(self.path.iterdir())
+        return self.path.is_dir() and any(inside.name != _STAGES for inside in self.path.iterdir())
+
+    def stage(self, number: int, name: str) -> RunFolder:
+        """Of a stage before the last one, whose run is this folder itself."""
+        return RunFolder(self.path / _STAGES / f"{number}-{name}")
 
     @property
     def is_run(self) -> bool:

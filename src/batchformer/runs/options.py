@@ -1,7 +1,7 @@
 """The ``run:`` part of a recipe: what a run keeps while it trains."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from batchformer.errors import UserError
 
@@ -12,6 +12,11 @@ class RunOptions:
 
     Args:
         recipe: Name that goes into result.json; filled in by ``fit`` and ``compare``.
+        variant: Name of the variant in result.json; empty means that of ``model.method``.
+        reference: The variant that others are held to.
+        code: Folder of the recipe where it names classes outside the package; filled in by ``fit`` and ``compare``.
+        init_from: Where weights come from, by part: "network" is all of it. A run folder, a .safetensors, .pth or .pt
+            file, or a folder written by save_pretrained; some tasks know "pretrained", and further parts.
         checkpoint_every_epochs: Write a checkpoint after every so many epochs, and always after the last one.
         checkpoint_every_steps: Besides, write one after every so many training steps, also inside an epoch.
         threads: CPU threads for torch; null leaves the choice to torch. Tiny networks are fastest with one.
@@ -20,6 +25,10 @@ class RunOptions:
     """
 
     recipe: str = ""
+    variant: str = ""
+    reference: str = "baseline"
+    code: str | None = None
+    init_from: dict[str, str | None] = field(default_factory=dict)
     checkpoint_every_epochs: int = 1
     checkpoint_every_steps: int | None = None
     threads: int | None = None
@@ -29,3 +38,24 @@ class RunOptions:
         for name in ("checkpoint_every_epochs", "checkpoint_every_steps", "threads"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"run.{name} {value}: give 1 or more.")
+
+
+_PARTS_OF_0_1 = {"backbone_weights": "backbone", "detector_from": "detector"}  # under model:, now parts of init_from
+
+
+def current_key(key: str) -> str:
+    """A dotted key of version 0.1 under its name of today."""
+    head, _, name = key.partition(".")
+    return f"run.init_from.{_PARTS_OF_0_1[name]}" if head == "model" and name in _PARTS_OF_0_1 else key
+
+
+def with_current_keys(content: dict[str, Any]) -> dict[str, Any]:
+    """A recipe or config.yaml of version 0.1 with the keys of today; others as they are."""
+    model = content.get("model")
+    if not isinstance(model, dict) or not _PARTS_OF_0_1.keys() & model.keys():
+        return content
+    parts = {_PARTS_OF_0_1[name]: model[name] for name in _PARTS_OF_0_1 if model.get(name) is not None}
+    run = dict(content.get("run") or {})
+    run["init_from"] = {**parts, **(run.get("init_from") or {})}
+    kept = {name: value for name, value in model.items() if name not in _PARTS_OF_0_1}
+    return {**content, "model": kept, "run": run}

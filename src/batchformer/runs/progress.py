@@ -129,8 +129,8 @@ class RunProgress(ProgressBar):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         seen = trainer.callback_metrics
-        names = [name for name in pl_module.shown_metrics if f"val/{name}" in seen]
-        shown = [f"{name} {float(seen[f'val/{name}']):.1f}" for name in names]
+        named = [measure for measure in pl_module.measures if measure.in_progress and f"val/{measure.key}" in seen]
+        shown = [f"{measure.key} {float(seen[f'val/{measure.key}']):.1f}" for measure in named]
         self._accuracy = "  " + " ".join(shown) if shown else ""
         self._validated_step = trainer.global_step
 

@@ -9,6 +9,9 @@ import lightning.pytorch as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from batchformer.metrics.measures import with_current_names
+from batchformer.training.task import samples_in
+
 STREAMS = ("plain", "related")
 
 
@@ -26,7 +29,7 @@ class RunRecorder(Checkpoint):
         self.streams: dict[str, list[float]] = {}
         self.validated_step = -1
         self.ended = False
-        self.class_names: list[str] = []
+        self.measures: list[dict[str, Any]] = []
         self._wall_before = 0.0
         self._train_s = 0.0
         self._images = 0
@@ -63,7 +66,7 @@ class RunRecorder(Checkpoint):
             "streams": self.streams,
             "validated_step": self.validated_step,
             "ended": self.ended,
-            "class_names": self.class_names,
+            "measures": self.measures,
             "wall_s": self.wall_s,
             "train_s": self._train_s,
             "images": self._images,
@@ -71,7 +74,8 @@ class RunRecorder(Checkpoint):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history = list(state_dict["history"])
+        current = with_current_names({"metrics": (state_dict["history"] or [{}])[-1], **state_dict})
+        self.history, self.measures = list(current["history"]), list(current["measures"])
         self.per_class = list(state_dict["per_class"])
         self.streams = {name: list(losses) for name, losses in state_dict.get("streams", {}).items()}
         self.validated_step = state_dict.get("validated_step", -1)
@@ -84,7 +88,6 @@ class RunRecorder(Checkpoint):
     # -- hooks -----------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self.class_names = list(trainer.datamodule.class_names)  # type: ignore[attr-defined]
         self._validate_after_the_last_epoch(trainer)
         if self.ended:  # killed between the last checkpoint and result.json
             trainer.should_stop = True
@@ -97,17 +100,17 @@ class RunRecorder(Checkpoint):
             self._segment, self._segment_images = time.perf_counter(), 0
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        images = batch["pixel_values"] if isinstance(batch, dict) else batch[0]
-        self._segment_images += len(images) * trainer.world_size
+        self._segment_images += samples_in(batch) * trainer.world_size
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._close_segment()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         seen = trainer.callback_metrics
-        names = [name for name in pl_module.metric_names if f"val/{name}" in seen]
-        self._staged = {name: float(seen[f"val/{name}"]) for name in names}
-        self.per_class = [float(value) for value in pl_module.per_class_accuracy]
+        measured = [measure for measure in pl_module.all_measures if f"val/{measure.key}" in seen]
+        self.measures = [measure.as_dict() for measure in measured]
+        self._staged = {measure.key: float(seen[f"val/{measure.key}"]) for measure in measured}
+        self.per_class = [float(value) for value in pl_module.per_class]
         self.validated_step = trainer.global_step
         if trainer.state.fn != "fit":
             if self._train_loss is not None:

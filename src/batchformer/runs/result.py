@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import platform
 import sys
+import warnings
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from batchformer.errors import UserError
+from batchformer.runs.recorder import epochs_done
 
 _PACKAGES = ("batchformer", "torch", "lightning", "timm", "torchvision", "transformers")
 
@@ -36,32 +40,55 @@ def device_name(device: Any) -> str:
     return platform.processor() or platform.machine()
 
 
-def build_result(*, recipe: str, data: Any, trainer: Any, recorder: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """Everything but the gradient influence, which costs a pass over the test set and is added by the caller."""
-    from batchformer.runs.recorder import epochs_done
+def variant_of(config: dict[str, Any]) -> str:
+    """The name of a run's variant: its own, else the method, else what tasks without one have."""
+    return config["run"].get("variant") or config["model"].get("method") or "default"
 
-    streams = {"streams": recorder.streams} if recorder.streams else {}
-    return {
-        "recipe": recipe,
-        "method": config["model"]["method"],
-        "seed": config["model"]["seed"],
-        "protocol": "last",
-        "metrics": recorder.metrics,
+
+def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Everything but the analyses, which may cost a pass over the test set and are added by the caller."""
+    info = task.data_info
+    optional = {
+        "streams": recorder.streams,
         "per_class": recorder.per_class,
-        "class_counts": [int(count) for count in data.class_counts],
-        "class_names": [str(name) for name in data.class_names],
+        "class_counts": [int(count) for count in info.get("class_counts", ())],
+        "class_names": [str(name) for name in info.get("classes", ())],
+        "sections": task.sections(),
+    }
+    known = {
+        name: getattr(data, name) for name in ("fingerprint", "train_images", "test_images") if hasattr(data, name)
+    }
+    return {
+        "recipe": config["run"]["recipe"],
+        "variant": variant_of(config),
+        "target": getattr(data, "target", None),
+        "reference": config["run"].get("reference", "baseline"),
+        "seed": task.seed,
+        "protocol": "last",
+        "measures": recorder.measures,
+        "metrics": recorder.metrics,
         "history": recorder.history,
-        **streams,
+        **{name: value for name, value in optional.items() if value},
         "epochs": epochs_done(trainer),
         "steps": trainer.global_step,
         "images_per_s": round(recorder.images_per_s, 1),
-        "data": {
-            "fingerprint": data.fingerprint,
-            "train_images": data.train_images,
-            "test_images": data.test_images,
-        },
+        "data": known,
         "versions": versions(),
         "device": device_name(trainer.strategy.root_device),
         "wall_s": round(recorder.wall_s, 1),
         "config": config,
     }
+
+
+def analyse(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """What the task's analyses find; what cannot be measured is told and left out: the run is whole without it."""
+    from batchformer.analysis.after_training import ANALYSES
+
+    found: dict[str, Any] = {}
+    for analysis in task.analyses:
+        measure = ANALYSES[analysis] if isinstance(analysis, str) else analysis
+        try:
+            found.update(measure(task, data, trainer))
+        except UserError as obstacle:
+            warnings.warn(f"an analysis after this run is left out: {obstacle}", UserWarning, stacklevel=1)
+    return found

@@ -13,27 +13,26 @@ import torch
 import yaml
 
 from batchformer.errors import BadSample, NonFiniteLoss, UserError
-from batchformer.runs.analyse import analyse
-from batchformer.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
-from batchformer.runs.checkpointer import LastCheckpoint
+from batchformer.runs.checkpoints import LastCheckpoint
 from batchformer.runs.folder import RunFolder, is_main_process
-from batchformer.runs.logs import loggers
-from batchformer.runs.network_mistakes import in_one_sentence, refuse_other_image_size
-from batchformer.runs.options import RunOptions
-from batchformer.runs.progress import ProgressLine, RunProgress
+from batchformer.runs.options import RunOptions, with_current_keys
+from batchformer.runs.progress import ProgressLine
 from batchformer.runs.recorder import RunRecorder
-from batchformer.runs.result import build_result
-from batchformer.runs.trainer_mistakes import refuse_to_train_nothing, trainer_or_sentence
+from batchformer.runs.result import analyse, build_result
+from batchformer.runs.trainer import in_one_sentence, make_trainer, refuse_to_train_nothing
+from batchformer.training.weights import read_checkpoint
 
 # What may differ between a run and its continuation: it does not touch the numbers.
-_FREE_TO_CHANGE = ("run.checkpoint", "data.init_args.root", "data.init_args.workers", "data.init_args.cache",
-                   "trainer.enable_progress_bar", "seed_everything")  # fmt: skip
+_FREE_TO_CHANGE = ("run.checkpoint", "run.code", "run.variant", "run.reference", "data.init_args.root",
+                   "data.init_args.workers", "data.init_args.cache", "trainer.enable_progress_bar",
+                   "seed_everything")  # fmt: skip
 # Fields of recipes that runs of earlier versions do not have in their config.yaml, and what these did.
 _CAME_LATER = {
     "model.batchformer.scope": "local",
     "model.batchformer.backend": "auto",
     "model.batchformer.memory": "fast",
     "data.init_args.repeat": 1,
+    "run.init_from": {},
 }
 
 
@@ -54,18 +53,19 @@ def prepare(
     """Read the data, make the network and the Trainer: what is wrong with them is said before anything is written."""
     task, data, trainer_keywords, options = parts
     with line.meanwhile("reading the data") if is_main_process() else nullcontext():
-        data.setup()
+        data.setup("fit")
     goes_on = resume and folder.checkpoint.is_file()
-    task.before_build(data, goes_on)
-    task.build(data.num_classes, list(data.class_counts))
-    refuse_other_image_size(task.net, task.backbone, data.image_size)
+    task.restored = goes_on
+    task.construct(data)
+    task.check_data(data)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.matmul_precision is not None:
         torch.set_float32_matmul_precision(options.matmul_precision)
     step = read_checkpoint(folder.checkpoint)["global_step"] if goes_on else 0
     recorder = RunRecorder()
-    trainer = make_trainer(folder, trainer_keywords, [recorder, LastCheckpoint(folder.checkpoint, options)], line, step)
+    last = LastCheckpoint(folder.checkpoint, options.checkpoint_every_epochs, options.checkpoint_every_steps)
+    trainer = make_trainer(folder, trainer_keywords, [recorder, last], line, step)
     refuse_to_train_nothing(trainer)
     task.trainer = trainer
     task.setup("fit")  # Lightning calls it again; here it refuses schedules without an end before there is a folder
@@ -128,36 +128,14 @@ def train(
     if recorder.validated_step != trainer.global_step:
         trainer.validate(task, datamodule=data, verbose=False)
         trainer.save_checkpoint(folder.checkpoint)  # with these numbers in it
-    recipe = config["run"]["recipe"]
-    result = build_result(recipe=recipe, data=data, trainer=trainer, recorder=recorder, config=config)
+    result = build_result(task=task, data=data, trainer=trainer, recorder=recorder, config=config)
     if command is not None:
         result["command"] = command
-    if analysis and trainer.is_global_zero:
-        result.update(analyse(task, data, trainer))
     if trainer.is_global_zero:
+        result.update(analyse(task, data, trainer) if analysis else {})
         folder.write_result(result)
     trainer.strategy.barrier("result.json")
     return result
-
-
-def make_trainer(
-    folder: RunFolder, keywords: dict[str, Any], callbacks: list[Any], line: ProgressLine | None, resume_step: int = 0
-) -> L.Trainer:
-    """Lightning's Trainer with what every run of ours has besides the settings of its recipe."""
-    keywords = dict(keywords)
-    own_callbacks = list(callbacks)
-    if line is not None and keywords.get("enable_progress_bar") is not False:
-        own_callbacks.append(RunProgress(line))
-    else:
-        keywords["enable_progress_bar"] = False
-    given = keywords.get("callbacks") or []
-    keywords["callbacks"] = [*(given if isinstance(given, list) else [given]), *own_callbacks]
-    if keywords.get("logger") is None:
-        keywords["logger"] = loggers(folder.path, resume_step)
-    plugins = keywords.get("plugins") or []
-    keywords["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
-    keywords["default_root_dir"] = str(folder.path)
-    return trainer_or_sentence(keywords)
 
 
 def _what_is_left(folder: RunFolder) -> str:
@@ -188,7 +166,7 @@ def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
 
     A finished run is only looked at, so settings that it did not know, being of an older version, count for nothing.
     """
-    before, now = _flat(yaml.safe_load(folder.config.read_text())), _flat(config)
+    before, now = _flat(with_current_keys(yaml.safe_load(folder.config.read_text()))), _flat(config)
     for key in sorted(before.keys() & now.keys() if folder.finished else before.keys() | now.keys()):
         began = before.get(key, _CAME_LATER.get(key))
         if began != now.get(key) and not key.startswith(_FREE_TO_CHANGE):

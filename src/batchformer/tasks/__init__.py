@@ -1,22 +1,19 @@
-"""One LightningModule per task."""
+"""One folder per family of tasks; each task is a LightningModule that follows the contract in `training.task`."""
 
-from batchformer.tasks.classification.options import (
-    AdamWOptions,
-    CosineOptions,
-    DistillationOptions,
-    InsertionOptions,
-    MixOptions,
-)
+from batchformer.tasks.classification.options import DistillationOptions, InsertionOptions, MixOptions
 from batchformer.tasks.classification.task import Classification
 from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions
 from batchformer.tasks.detection.panoptic import Panoptic
 from batchformer.tasks.detection.task import Detection
+from batchformer.tasks.long_tailed.criterion import LossOptions
 from batchformer.tasks.long_tailed.task import LongTailed
-from batchformer.training.image_task import ImageTask
-from batchformer.training.options import BatchFormerOptions, LossOptions, OptimizerOptions, ScheduleOptions
+from batchformer.training.optimizers import AdamWOptions, OptimizerOptions
+from batchformer.training.options import BatchFormerOptions
+from batchformer.training.schedules import CosineOptions, ScheduleOptions
+from batchformer.training.task import Task
 
-#: what a recipe may name under `task:`
-TASKS: dict[str, type[ImageTask]] = {
+#: what a recipe may name under `task:`, besides the class path of somebody's own
+TASKS: dict[str, type[Task]] = {
     "long_tailed": LongTailed,
     "classification": Classification,
     "detection": Detection,
@@ -33,7 +30,6 @@ __all__ = [
     "DetectorModuleOptions",
     "DetectorOptimizerOptions",
     "DistillationOptions",
-    "ImageTask",
     "InsertionOptions",
     "LongTailed",
     "LossOptions",
@@ -41,4 +37,5 @@ __all__ = [
     "OptimizerOptions",
     "Panoptic",
     "ScheduleOptions",
+    "Task",
 ]

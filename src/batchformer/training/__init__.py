@@ -1,1 +1,1 @@
-"""What every training shares and no task owns."""
+"""What every training shares and no task owns: the contract of a task, optimizers, schedules, the captured step."""

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from batchformer.kernels import attention
-from batchformer.kernels.run import batch_attention
-from batchformer.kernels.tiles import Plan, Tiles
+from batchformer.kernels.dispatch import batch_attention
+from batchformer.kernels.launch import AttentionTiles, Tiles
 
 from .. import definition
 
@@ -54,7 +54,7 @@ def test_outputs_and_gradients_agree_with_the_definition(
 
 
 # Blocks far smaller than any real one, so that a handful of samples fills several, unequal ones.
-SMALL = Plan(16, False, Tiles(16, 32, 4, 1), Tiles(16, 32, 4, 1), Tiles(16, 32, 4, 1))
+SMALL = AttentionTiles(16, False, Tiles(16, 32, 4, 1), Tiles(16, 32, 4, 1), Tiles(16, 32, 4, 1))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ SMALL = Plan(16, False, Tiles(16, 32, 4, 1), Tiles(16, 32, 4, 1), Tiles(16, 32, 
 def test_groups_of_several_blocks_agree_too(
     monkeypatch: pytest.MonkeyPatch, batch: int, group: int | None, masked: bool, dropout: float
 ) -> None:
-    monkeypatch.setattr(attention, "plan", lambda *_: SMALL)
+    monkeypatch.setattr(attention, "attention_tiles", lambda *_: SMALL)
     torch.manual_seed(0)
     valid = torch.rand(batch, 1) < 0.6 if masked else None
     agree(torch.randn(batch, 1, 3 * 16), 1, dropout, group, valid, 3e-6)
@@ -75,7 +75,7 @@ def test_passes_with_blocks_of_other_sizes_drop_the_same(
     monkeypatch: pytest.MonkeyPatch, keys: int, batch: int
 ) -> None:
     one, other = Tiles(16, keys, 4, 1), Tiles(16, 128 // keys * 16, 4, 1)
-    monkeypatch.setattr(attention, "plan", lambda *_: Plan(16, False, one, one, other))
+    monkeypatch.setattr(attention, "attention_tiles", lambda *_: AttentionTiles(16, False, one, one, other))
     torch.manual_seed(0)
     agree(torch.randn(batch, 1, 3 * 16), 1, 0.5, None, None, 3e-6)
 

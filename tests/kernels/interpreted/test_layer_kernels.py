@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
-from batchformer.kernels import blocks, random_bits, rows, run
+from batchformer.kernels import blocks, dispatch, random_bits, rows
 from batchformer.kernels.random_bits import Drop, Site
 from batchformer.nn.batchformer_v2 import BatchFormerV2
 from batchformer.nn.encoder import BatchEncoderLayer
@@ -25,7 +25,7 @@ SEED = torch.tensor([987654321012345678])
 @pytest.fixture(autouse=True)
 def one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer drops by the same seed, whatever torch's generator says."""
-    monkeypatch.setattr(run, "draw_seed", lambda device: SEED.to(device))
+    monkeypatch.setattr(dispatch, "draw_seed", lambda device: SEED.to(device))
 
 
 def make(
@@ -175,7 +175,7 @@ def seeded(function, *inputs: Tensor) -> Tensor:
 
 
 def test_checkpointing_draws_the_same_masks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "draw_seed", random_bits.draw_seed)
+    monkeypatch.setattr(dispatch, "draw_seed", random_bits.draw_seed)
     layer, x = make(), torch.randn(5, 2, 32)
     plain = results(lambda t: seeded(layer, t), layer, x)
     again = results(lambda t: seeded(lambda u: checkpoint(layer, u, use_reentrant=False), t), layer, x)
@@ -191,6 +191,48 @@ def test_backward_twice_gives_the_same_gradients() -> None:
     first = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)
     for one, other in zip(first, torch.autograd.grad(out.square().sum(), inputs), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_a_gradient_that_is_expanded_or_not_aligned(memory: str) -> None:
+    layer, x = make(memory=memory), torch.randn(5, 2, 32)
+
+    def gradient(grad: Tensor) -> Tensor:
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(layer(leaf), leaf, grad)[0]
+
+    numbers = torch.arange(0.0, 1 + x.numel())
+    assert torch.equal(gradient(numbers[1:].view(x.shape)), gradient(numbers[1:].clone().view(x.shape)))
+    assert torch.equal(gradient(torch.ones(()).expand(x.shape)), gradient(torch.ones_like(x)))
+
+
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_an_input_changed_before_the_backward_is_an_error(memory: str) -> None:
+    leaf = torch.randn(5, 2, 32, requires_grad=True)
+    x = leaf * 1.0
+    out = make(memory=memory)(x)
+    with torch.no_grad():
+        x.add_(1.0)
+    with pytest.raises(RuntimeError, match="inplace"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_second_derivatives_are_refused(memory: str) -> None:
+    x = torch.randn(5, 2, 32, requires_grad=True)
+    (gradient,) = torch.autograd.grad(make(memory=memory)(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 25, 201_728])
+def test_pieces_of_rows_start_at_multiples_of_16_bytes(count: int) -> None:
+    """Also of what has 8 bytes in a row: equal pieces of 25 rows (nine), or of DeiT-Ti's 201,728 (67,243), do not."""
+    at_once = 10 * 192 if count < 100 else blocks.FAST_ELEMENTS
+    length = blocks.piece_length(count, 192, at_once, blocks.ALIGNED_ROWS)
+    assert 1 <= length <= max(count, 1)
+    assert length >= count or length * 8 % 16 == 0
+    assert (length < count) == (count * 192 > at_once)  # cut where there is too much for one piece, and only there
 
 
 @pytest.mark.parametrize("memory", ["fast", "lean"])

@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 
 from batchformer.kernels import random_bits
-from batchformer.kernels._keep import keep_narrow_tile, keep_tile
-from batchformer.kernels.random_bits import Drop, Site, draw_seed, keep_mask
+from batchformer.kernels.random_bits import Drop, Site, draw_seed, keep_mask, keep_narrow_tile, keep_tile
 
 
 @triton.jit

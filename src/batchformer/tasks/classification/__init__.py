@@ -1,1 +1,1 @@
-"""classification"""
+"""Image classification with DeiT's recipe and the mix methods, with or without BatchFormer."""

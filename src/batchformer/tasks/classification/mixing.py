@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +16,6 @@ from torch import Tensor, nn
 from batchformer import mix as bfmix
 from batchformer.errors import UserError
 from batchformer.mix.transmix import TransMixed
-from batchformer.tasks.classification.mix_extractor import load_extractor, wanted_normalisation
 from batchformer.tasks.classification.options import MixOptions
 from batchformer.training.compiling import compile_in_place
 from batchformer.training.reseed import seed_from
@@ -202,3 +203,56 @@ def _in_cutmix_place(
         moving = {"transport": options.transport, "transport_size": options.transport_size}
         return bfmix.PuzzleMix(net, num_classes, mean=mean, std=std, **moving, **shared)  # type: ignore[arg-type]
     return bfmix.CutMix(num_classes, **shared)
+
+
+def load_extractor(name: str, checkpoint: str | None = None) -> nn.Module:
+    """A timm model, or a torchvision one where timm knows no such name, cut off after its last feature map.
+
+    With `checkpoint` its weights come from that file, without it they are the pretrained ones of the library, which
+    may have to fetch them.
+    """
+    try:
+        model = _create(name, pretrained=checkpoint is None)
+    except (OSError, RuntimeError) as problem:  # huggingface_hub's and urllib's are OSErrors
+        if checkpoint is not None:
+            raise
+        raise UserError(
+            f"the pretrained weights of the extractor {name} could not be fetched ({type(problem).__name__}): give a "
+            f"file that holds them, --model.mix.extractor_checkpoint FILE."
+        ) from problem
+    if checkpoint is not None:
+        _load(model, name, Path(checkpoint))
+    return bfmix.feature_map(model.eval().requires_grad_(False))
+
+
+def wanted_normalisation(name: str) -> tuple[Sequence[float], ...]:
+    """The mean and std a timm model was trained with; nothing for torchvision's, which all have ImageNet's."""
+    import timm
+
+    config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    return () if config is None else (config.mean, config.std)
+
+
+def _create(name: str, pretrained: bool) -> nn.Module:
+    import timm
+    import torchvision
+
+    if timm.is_model(name):
+        return timm.create_model(name, pretrained=pretrained)
+    if name in torchvision.models.list_models():
+        return torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None)
+    near = difflib.get_close_matches(name, [*timm.list_models(), *torchvision.models.list_models()], n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()."
+    raise UserError(f"model.mix.extractor {name!r} is known neither to timm nor to torchvision: {hint}")
+
+
+def _load(model: nn.Module, name: str, file: Path) -> None:
+    from timm.models import load_state_dict
+
+    if not file.is_file():
+        raise UserError(f"model.mix.extractor_checkpoint: there is no file {file}.")
+    try:
+        model.load_state_dict(load_state_dict(str(file), use_ema=False))
+    except Exception as problem:  # a damaged file, keys or shapes of another network
+        reason = " ".join(str(problem).split())[:200]
+        raise UserError(f"{file} does not hold the weights of a {name}: {reason}.") from problem

@@ -2,12 +2,18 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from torch import nn
+
+from batchformer.attach.locate import block_paths
 from batchformer.errors import UserError
 from batchformer.nn.encoder import Norm
-from batchformer.training.options import ModuleOptions, refuse_bad_betas, refuse_negative_rates
+from batchformer.training.options import ModuleOptions
+
+_HEADS = 4
 
 
 @dataclass
@@ -154,60 +160,21 @@ class DistillationOptions:
                 )
 
 
-@dataclass
-class AdamWOptions:
-    """AdamW (or SGD), with DeiT's rule for the batch and an own learning rate and weight decay for the module.
+def heads_at(net: nn.Module, options: InsertionOptions) -> int:
+    """The number the options give, else the backbone's own at the places, else 4.
 
-    Biases, norms and what the backbone names (position embedding, class token) have no weight decay.
-
-    Args:
-        name: "adamw" or "sgd" (with momentum 0.9, Nesterov).
-        lr: learning rate at its highest, for a batch of lr_per.
-        lr_per: lr is multiplied by the images of a step, over all devices, and divided by this (DeiT: 512); null: lr is
-            taken as it is.
-        weight_decay: of the network's weights.
-        layer_decay: learning rate of each layer is this times that of the one behind it; null: one for all.
-        betas: adamw: its two.
-        module_lr_factor: the module's learning rate is this times lr.
-        module_weight_decay: of the module's weights; null: as the network's (the paper has 0.5 for DeiT-B on ImageNet).
+    V2: "the same number of heads with the corresponding baseline model" for classification; the released code and the
+    papers' other tasks have 4 (F13). A CNN, and the feature in front of the classifier, have no heads of their own.
     """
-
-    name: Literal["adamw", "sgd"] = "adamw"
-    lr: float = 5e-4
-    lr_per: int | None = 512
-    weight_decay: float = 0.05
-    layer_decay: float | None = None
-    betas: tuple[float, float] = (0.9, 0.999)
-    module_lr_factor: float = 1.0
-    module_weight_decay: float | None = None
-
-    def check(self) -> None:
-        refuse_negative_rates(self)
-        refuse_bad_betas(self.betas)
-        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:  # above 1 the first layers learn the most
-            raise UserError(
-                f"model.optimizer.layer_decay={self.layer_decay} must be more than 0 and at most 1; null gives all "
-                f"layers one learning rate."
-            )
-
-
-@dataclass
-class CosineOptions:
-    """Warm-up, then cosine, as timm's scheduler that DeiT uses: the cosine runs over all epochs, the warm-up included.
-
-    Args:
-        warmup_epochs: epochs of linear warm-up, from warmup_lr to lr; may be a fraction.
-        warmup_lr: learning rate the warm-up starts from (not scaled by the batch, as in DeiT).
-        min_lr: learning rate the cosine ends at (not scaled either).
-        per: the learning rate changes with every "step", or with every "epoch" as in DeiT.
-    """
-
-    warmup_epochs: float = 5.0
-    warmup_lr: float = 1e-6
-    min_lr: float = 1e-5
-    per: Literal["step", "epoch"] = "step"
-
-    def check(self) -> None:
-        for name in ("warmup_epochs", "warmup_lr", "min_lr"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"model.schedule.{name}={getattr(self, name)} must be 0 or more.")
+    if options.heads is not None:
+        return options.heads
+    if not options.inside:
+        return _HEADS
+    places: Sequence[str] = block_paths(net, options.blocks) if options.blocks is not None else options.after or ()
+    inner = (part for place in places for part in net.get_submodule(place).modules())
+    numbers_found = (getattr(part, "num_heads", None) for part in inner)
+    found = {number for number in numbers_found if isinstance(number, int)}
+    if len(found) > 1:
+        numbers = ", ".join(map(str, sorted(found)))
+        raise UserError(f"the backbone has {numbers} heads at the places: say model.batchformer.heads.")
+    return found.pop() if found else _HEADS

@@ -1,6 +1,6 @@
 """Image classification with DeiT's recipe, with or without BatchFormer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -10,29 +10,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 import batchformer as bf
+from batchformer.data.info import DataInfo
 from batchformer.errors import UserError
 from batchformer.losses import DistillationLoss
 from batchformer.metrics import TopAccuracy
+from batchformer.metrics.measures import CLASSIFICATION
 from batchformer.models import create_backbone
 from batchformer.models.teacher import load_teacher
-from batchformer.tasks.classification.backbone_heads import heads_at
 from batchformer.tasks.classification.mixing import LateTargets, Mixing, build_mixing
-from batchformer.tasks.classification.options import (
-    AdamWOptions,
-    CosineOptions,
-    DistillationOptions,
-    InsertionOptions,
-    MixOptions,
-)
-from batchformer.training.labelled_task import LabelledTask
-from batchformer.training.layer_groups import Rule, build_optimizer, layer_rules
+from batchformer.tasks.classification.options import DistillationOptions, InsertionOptions, MixOptions, heads_at
+from batchformer.training.classifier_task import ClassifierTask
+from batchformer.training.optimizers import AdamWOptions, Rule, build_optimizer, layer_rules
 from batchformer.training.options import as_options
-from batchformer.training.stream_meter import StreamMeter
-from batchformer.training.warm_cosine import check_has_end, place_in_run, warm_cosine
+from batchformer.training.schedules import CosineOptions, check_has_end, place_in_run, warm_cosine
+from batchformer.training.task import Batch
 
 
-class Classification(LabelledTask):
-    """Trains a classifier as DeiT does; logs `train/loss loss_plain loss_related acc lr` and `val/top1 top5 all loss`.
+class Classification(ClassifierTask):
+    """Trains a classifier as DeiT does; logs `train/loss loss_plain loss_related acc lr` and `val/top1 top5 loss`.
 
     V2, section 4.4: BatchFormerV2 after blocks of a vision transformer, trained by DeiT's recipe; the loss is the mean
     over both streams, and at test time there is the plain network. The loss of the plain and of the related rows is
@@ -58,9 +53,8 @@ class Classification(LabelledTask):
         cuda_graph: on a CUDA device, run each training step as one CUDA graph; elsewhere no difference.
     """
 
-    checkpoint_key = "classification"
-    shown_metrics = ("top1", "top1_ema")
-    metric: TopAccuracy
+    measures = CLASSIFICATION
+    checkpoint_key_of_0_1 = "classification"
 
     def __init__(
         self,
@@ -124,19 +118,16 @@ class Classification(LabelledTask):
     # ---- building
 
     @property
-    def before_classifier(self) -> bool:
-        return not self.module_options.inside
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        return (*self.metric.names, *(("top1_ema", "top5_ema") if self.ema_decay is not None else ()))
+    def analyses(self) -> Sequence[str]:  # type: ignore[override]
+        """The paper's gradient influence is defined where the module stands before the classifier."""
+        return ("stream_health",) if self.module_options.inside else ("gradient_influence",)
 
     @property
     def distils(self) -> bool:
         return self.distillation_options.kind != "none"
 
-    def plain_net(self, num_classes: int) -> nn.Module:
-        net = create_backbone(self.backbone, num_classes, **self.backbone_args)
+    def plain_net(self, data: DataInfo) -> nn.Module:
+        net = create_backbone(self.backbone, len(data.classes), **self.backbone_args)
         if self.distils:
             if not hasattr(net, "set_distilled_training"):
                 raise UserError(
@@ -146,33 +137,36 @@ class Classification(LabelledTask):
             net.set_distilled_training(True)  # type: ignore[operator]
         return net
 
-    def _before_attach(self, net: nn.Module) -> None:
+    def before_attach(self, net: nn.Module) -> None:
         self._rules = layer_rules(net, self.optimizer_options)
 
-    def _attach(self, net: nn.Module) -> Any:
+    def attach_to(self, net: nn.Module) -> Any:
         options = self.module_options
         return bf.attach(net, **{**options.keywords(), "heads": heads_at(net, options)})
 
-    def _build_net(self, num_classes: int) -> nn.Module:
-        net = super()._build_net(num_classes)
+    def build(self, data: DataInfo) -> None:
+        super().build(data)
         if self.ema_decay is not None:
             from timm.utils import ModelEmaV3
 
-            self.ema = ModelEmaV3(net, decay=self.ema_decay).requires_grad_(False)
-        return net
+            self.ema = ModelEmaV3(self.net, decay=self.ema_decay).requires_grad_(False)
+            self.ema_metrics = nn.ModuleDict({name: self.build_metric(data) for name in self.metrics})
 
-    def _build_criterion(self) -> nn.Module:
+    def load_part(self, part: str, source: str) -> None:
+        super().load_part(part, source)
+        if self.ema_decay is not None:
+            self.ema.set(self.net)
+
+    def build_criterion(self, data: DataInfo) -> nn.Module:
         smoothing = 0.0 if self.mix_options.on else self.label_smoothing  # mixed labels are smoothed already
         criterion = nn.CrossEntropyLoss(label_smoothing=smoothing)
-        if self.ema_decay is not None:
-            self.ema_metric = self._build_metric()
         if not self.distils:
             return criterion
         options = self.distillation_options
         return DistillationLoss(criterion, options.kind, options.alpha, options.tau)  # type: ignore[arg-type]
 
-    def _build_metric(self) -> TopAccuracy:
-        return TopAccuracy(self.class_counts)
+    def build_metric(self, data: DataInfo) -> TopAccuracy:
+        return TopAccuracy(data.class_counts)
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -207,12 +201,12 @@ class Classification(LabelledTask):
             )
             self._teacher.append(teacher)
 
-    def _check_schedule(self) -> None:
+    def check_trainer(self) -> None:
         check_has_end(self.trainer)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimizer(
-            self.optimizer_options, self.net, self._rules, self.attachment, self._peak_lr(), self._fused
+            self.optimizer_options, self.net, self._rules, self.attachment, self._peak_lr(), self.fused
         )
 
     # ---- training
@@ -241,20 +235,22 @@ class Classification(LabelledTask):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
         if self.schedule_options.per == "step" and batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self._set_lr()
+            self.set_learning_rate()
 
-    def _prepare_batch(self, images: Tensor, labels: Tensor, batch_idx: int) -> tuple[Tensor, Tensor | LateTargets]:
+    def prepare(self, batch: Batch, batch_idx: int) -> Batch:
         if self._mixing is None:
-            return images, labels
-        return self._mixing(images, labels, *self._random_numbers_of(batch_idx))
+            return batch
+        images, targets = self._mixing(batch["images"], batch["labels"], *self.random_numbers_of(batch_idx))
+        return {**batch, "images": images, "labels": targets}
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         loss = super().training_step(batch, batch_idx)
         if self._guard is not None:
             self._guard.tick()
         return loss
 
-    def _loss(self, images: Float[Tensor, "batch channels height width"], targets: Tensor | LateTargets) -> Tensor:
+    def step(self, batch: Batch) -> dict[str, Tensor]:
+        images, targets = batch["images"], batch["labels"]
         late = None
         if isinstance(targets, LateTargets):  # TransMix: known after the forward pass
             assert self._mixing is not None
@@ -266,37 +262,27 @@ class Classification(LabelledTask):
             with torch.no_grad():
                 wanted = (labels, self._teacher[0](images))
         loss = self.stream_criterion(outputs, wanted)
-        self._measure(loss.detach(), outputs[0] if isinstance(outputs, tuple) else outputs, labels)
-        return loss
+        return {"loss": loss, **self._parts(outputs[0] if isinstance(outputs, tuple) else outputs, labels)}
 
     @torch.no_grad()
-    def _measure(self, loss: Tensor, logits: Float[Tensor, "rows classes"], targets: Tensor) -> None:
+    def _parts(self, logits: Float[Tensor, "rows classes"], targets: Tensor) -> dict[str, Tensor]:
+        """Of each sample whether it was right, and the loss of its rows in each stream."""
         targets = bf.repeat_targets(targets, logits)
         smoothing = 0.0 if targets.ndim > 1 else self.label_smoothing
         losses = F.cross_entropy(logits.float(), targets, reduction="none", label_smoothing=smoothing)
         right = logits.argmax(1) == (targets.argmax(1) if targets.ndim > 1 else targets)
-        plain: Tensor | None = losses
-        related: Tensor | None = None
-        if self.attachment is not None:
-            related = self.attachment.related(losses)
-            one_stream = self.attachment.points[0].module.streams == "single"
-            plain = None if one_stream else self.attachment.plain(losses)
-            right = self.attachment.plain(right)
-        assert isinstance(self._meter, StreamMeter)
-        self._meter.update(loss, right)
-        self._meter.update_streams(plain, related)
-        if self._guard is not None and plain is not None and related is not None:
-            self._guard.add(plain.mean(), related.mean())
+        if self.attachment is None:
+            return {"acc": 100.0 * right, "loss_plain": losses}
+        parts = {"acc": 100.0 * self.attachment.plain(right)}
+        if self.attachment.points[0].module.streams != "single":
+            parts["loss_plain"] = self.attachment.plain(losses)
+        if (related := self.attachment.related(losses)) is not None:
+            parts["loss_related"] = related
+            if self._guard is not None and "loss_plain" in parts:
+                self._guard.add(parts["loss_plain"].mean(), related.mean())
+        return parts
 
-    def _make_meter(self) -> StreamMeter:
-        return StreamMeter(self.device, self.trainer.accumulate_grad_batches)
-
-    def _train_values(self) -> dict[str, float]:
-        assert isinstance(self._meter, StreamMeter)
-        streams = {f"train/loss_{name}": value for name, value in self._meter.stream_losses().items() if value == value}
-        return {**super()._train_values(), **streams}
-
-    def _after_step(self) -> None:
+    def after_step(self) -> None:
         if self.ema_decay is not None:
             self.ema.update(self.net)
 
@@ -313,32 +299,40 @@ class Classification(LabelledTask):
             )
         return options.lr * batch * trainer.world_size * trainer.accumulate_grad_batches / options.lr_per
 
-    def _lr(self) -> float:
+    def learning_rate(self) -> float:
         schedule = self.schedule_options
         return warm_cosine(schedule, self._peak_lr(), *place_in_run(self.trainer, schedule.per))
 
     # ---- evaluation
 
-    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
-        super()._evaluate(batch, stage)
+    def evaluate(self, batch: Batch, name: str) -> Mapping[str, Tensor]:
         if self.ema_decay is not None:
-            images, labels = batch
-            self.ema_metric.update(self.ema.module(images).float(), labels)
+            self.ema_metrics[name].update(self.ema.module(batch["images"]).float(), batch["labels"])
+        return super().evaluate(batch, name)
 
-    def _log_accuracies(self, stage: str) -> None:
-        super()._log_accuracies(stage)
-        if self.ema_decay is not None:
-            values = self.ema_metric.compute()
-            self._log_metrics(stage, {f"{name}_ema": values[name] for name in ("top1", "top5")})
-            self.ema_metric.reset()
+    def results(self, name: str) -> dict[str, Tensor]:
+        found = super().results(name)
+        if self.ema_decay is None:
+            return found
+        metric: Any = self.ema_metrics[name]
+        averaged = metric.compute()
+        metric.reset()
+        return {**found, **{f"{key}_ema": averaged[key] for key in ("top1", "top5")}}
+
+    def trained_network(self, averaged: bool = False) -> nn.Module:
+        if not averaged:
+            return self.net
+        if self.ema_decay is None:
+            raise UserError("this run kept no moving average of its weights: train with --model.ema 0.9999.")
+        return self.ema.module
 
     # ---- checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         if self._guard is not None:
-            checkpoint[self.checkpoint_key]["guard"] = self._guard.state_dict()
+            checkpoint["task"]["guard"] = self._guard.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        self._guard_state = checkpoint[self.checkpoint_key].get("guard")
+        self._guard_state = checkpoint["task"].get("guard")

@@ -5,7 +5,9 @@ from typing import Any, Literal
 
 from batchformer.errors import UserError
 from batchformer.nn.encoder import Norm
-from batchformer.training.options import ModuleOptions, ScheduleOptions, refuse_bad_betas
+from batchformer.training.optimizers import refuse_bad_betas
+from batchformer.training.options import ModuleOptions
+from batchformer.training.schedules import ScheduleOptions
 
 
 @dataclass

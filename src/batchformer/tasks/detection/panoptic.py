@@ -1,5 +1,6 @@
 """Panoptic segmentation: DETR's mask head on a trained detector, with or without BatchFormerV2."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -8,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.data import CocoPanoptic
+from batchformer.data.info import DataInfo
 from batchformer.errors import UserError
+from batchformer.metrics.measures import PANOPTIC
 from batchformer.models.panoptic_head import (
     freeze_detector,
     load_detector,
@@ -20,8 +23,10 @@ from batchformer.models.panoptic_matched import only_matched_masks
 from batchformer.models.panoptic_merge import panoptic_segments
 from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions, detector_schedule
 from batchformer.tasks.detection.panoptic_metrics import PanopticMetrics
-from batchformer.tasks.detection.task import Batch, Detection
-from batchformer.training.options import ScheduleOptions
+from batchformer.tasks.detection.task import Detection
+from batchformer.training.schedules import ScheduleOptions
+from batchformer.training.task import Batch
+from batchformer.training.weights import read_weights
 
 
 class Panoptic(Detection):
@@ -31,16 +36,15 @@ class Panoptic(Detection):
     `detection` on panoptic data); then detector and module are frozen and the head is trained on both streams. Frozen
     means here: no gradient, and in the mode of testing, so that dropout does not act (in the released code it does).
     Mask losses are focal and dice, with weight 1 each, of the queries that the Hungarian matching of the detector
-    chooses. All numbers are in percent, of the plain network; `ap` is COCO's AP of the things' masks.
+    chooses. All numbers are in percent, of the plain network; `ap` is COCO's AP of the things' masks. The trained
+    detector is `init_from["detector"]`: a run folder, or a folder written by save_pretrained.
 
     Args:
-        detector_from: the trained detector: a run folder, or a folder written by save_pretrained.
-        train: "head" as published, or "joint": detector, module and head together, from `detector_from` if it is given.
+        train: "head" as published, or "joint": detector, module and head together, from a detector if one is given.
         threshold: how sure a query must be of its class to take part in the segmentation.
         detector: the head stands on DETR.
         detector_args: as the detector was trained with.
         backbone: as the detector was trained with.
-        backbone_weights: for "joint" without a detector.
         frozen_stages: for "joint"; see `Detection`.
         method: "batchformer", or "baseline" for the same training without the module.
         batchformer: as the detector was trained with.
@@ -55,19 +59,18 @@ class Panoptic(Detection):
         cuda_graph: not for detectors, whose boxes are matched on the host.
     """
 
-    checkpoint_key = "panoptic"
-    shown_metrics = ("pq", "pq_things")
+    measures = PANOPTIC
+    checkpoint_key_of_0_1 = "panoptic"
     data_class: ClassVar[type] = CocoPanoptic
+    predict_options: ClassVar[Mapping[str, str]] = {"threshold": "how sure a query must be to take part (0.85)"}
 
     def __init__(
         self,
-        detector_from: str | None = None,
         train: Literal["head", "joint"] = "head",
         threshold: float = 0.85,
         detector: Literal["detr"] = "detr",
         detector_args: dict[str, Any] | None = None,
         backbone: str = "resnet50",
-        backbone_weights: str | None = None,
         frozen_stages: int | Literal["all"] | None = None,
         method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: DetectorModuleOptions = DetectorModuleOptions(),
@@ -83,13 +86,13 @@ class Panoptic(Detection):
         if not 0 <= threshold < 1:
             raise UserError(f"model.threshold={threshold} must be from 0 to below 1.")
         super().__init__(
-            detector=detector, detector_args=detector_args, backbone=backbone, backbone_weights=backbone_weights,
+            detector=detector, detector_args=detector_args, backbone=backbone,
             frozen_stages=frozen_stages, method=method, batchformer=batchformer,
             evaluate_with_batch=evaluate_with_batch, stream_loss=stream_loss, optimizer=optimizer, schedule=schedule,
             seed=seed, channels_last=channels_last, compile=compile, cuda_graph=cuda_graph,
         )  # fmt: skip
-        self.detector_from, self.trained_part, self.threshold = detector_from, train, threshold
-        self.save_hyperparameters({"detector_from": detector_from, "train": train, "threshold": threshold})
+        self.trained_part, self.threshold = train, threshold
+        self.save_hyperparameters({"train": train, "threshold": threshold})
 
     # ---- building
 
@@ -98,35 +101,48 @@ class Panoptic(Detection):
         """Whether the detector is left as it is."""
         return self.trained_part == "head"
 
-    def build_model(self, num_classes: int) -> nn.Module:
+    @property
+    def is_thing(self) -> list[bool]:
+        return list((self.data_info or {}).get("is_thing") or ())
+
+    def plain_net(self, data: DataInfo) -> nn.Module:
         # losses of the decoder's other layers move nothing that is trained with the head
-        return with_mask_head(super().build_model(num_classes), auxiliary_loss=not self.frozen)
+        return with_mask_head(super().plain_net(data), auxiliary_loss=not self.frozen)
 
-    def _build_net(self, num_classes: int) -> nn.Module:
-        net = super()._build_net(num_classes)
-        if self.detector_from is not None and not self.restored:
-            weights = read_detector(Path(self.detector_from).expanduser())
-            load_detector(net, weights, self.detector_from, with_module=self.attachment is not None)
+    def build(self, data: DataInfo) -> None:
+        super().build(data)
         if self.frozen:
-            freeze_detector(net)
-        return net
+            freeze_detector(self.net)
 
-    def before_build(self, data: Any, resumes: bool) -> None:
-        super().before_build(data, resumes)
+    def load_part(self, part: str, source: str) -> None:
+        if part == "detector":
+            load_detector(self.net, read_detector(Path(source).expanduser(), read_weights), source,
+                          with_module=self.attachment is not None)  # fmt: skip
+        else:
+            super().load_part(part, source)
+
+    def check_data(self, data: Any) -> None:
+        super().check_data(data)
         if not getattr(data, "masks", True):
             raise UserError("data.masks=false gives boxes alone, and the mask head learns from masks: set it to true.")
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        if stage == "fit" and self.frozen and self.detector_from is None and not self.restored:
+        if stage == "fit" and self.frozen and not self.init_from.get("detector") and not self.restored:
             raise UserError(
-                "model.detector_from is not set: name the run folder of a detector of all categories (a recipe of the "
-                "task detection on panoptic data), or train both together with model.train=joint."
+                "there is no detector to train the mask head on: name the run folder of a detector of all categories "
+                "(a recipe of the task detection on panoptic data) with --init-from detector=RUN, or train both "
+                "together with model.train=joint."
             )
 
-    def make_metric(self) -> PanopticMetrics | None:
-        """None as long as nobody has said which classes are things: see `on_validation_start`."""
-        return PanopticMetrics(self.is_thing) if self.is_thing else None
+    def make_metric(self, data: DataInfo) -> PanopticMetrics:
+        is_thing = data.get("is_thing") or ()
+        if len(is_thing) != len(data.classes):
+            raise UserError(
+                f"{len(data.classes)} classes, but {len(is_thing)} are known to be thing or stuff: take a "
+                f"CocoPanoptic, or data that declare is_thing."
+            )
+        return PanopticMetrics(is_thing)
 
     # ---- training
 
@@ -138,10 +154,10 @@ class Panoptic(Detection):
         super().on_train_epoch_start()
         self._quiet()
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # type: ignore[override]
+    def step(self, batch: Batch) -> dict[str, Tensor]:
         whole = self.compile_net and self.device.type == "cuda"  # a compiled network stays in one piece
         with nullcontext() if whole else only_matched_masks(self.net, batch["labels"]):
-            return super().training_step(batch, batch_idx)
+            return super().step(batch)
 
     def _quiet(self) -> None:
         if self.frozen:
@@ -149,37 +165,13 @@ class Panoptic(Detection):
 
     # ---- evaluation
 
-    def on_validation_start(self) -> None:
-        super().on_validation_start()
-        self._know_the_things()
-
-    def on_test_start(self) -> None:
-        self._know_the_things()
-
-    def _know_the_things(self) -> None:
-        if self.metric is not None:
-            return
-        self.is_thing = self.is_thing or list(getattr(getattr(self.trainer, "datamodule", None), "is_thing", []))
-        if len(self.is_thing) != len(self.class_counts):
-            raise UserError(
-                f"{len(self.class_counts)} classes, but {len(self.is_thing)} are known to be thing or stuff: give the "
-                f"trainer a CocoPanoptic, or set task.is_thing."
-            )
-        self.metric, self.batch_metric = self.make_metric(), self.make_metric()
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        names = ("all", *PanopticMetrics.names)
-        return (*names, *(f"{name}_batch" for name in names)) if self.evaluate_with_batch else names
-
     def update_metrics(self, metric: PanopticMetrics, outputs: Any, batch: Batch) -> None:
         metric.update(self.segments(outputs, batch), batch["labels"])
 
     def compute_metrics(self, metric: PanopticMetrics) -> dict[str, float]:
         values = metric.compute()
-        self.per_class_accuracy = (100 * values.pop("per_class")).tolist()
-        percent = {name: 100 * float(value) for name, value in values.items()}
-        return {"all": percent["pq"], **percent}
+        self.per_class = (100 * values.pop("per_class")).tolist()
+        return {name: 100 * float(value) for name, value in values.items()}
 
     def segments(self, outputs: Any, batch: Batch, threshold: float | None = None) -> list[dict[str, Any]]:
         """One segmentation of each image in its original size: see `panoptic_segments`."""
@@ -193,16 +185,15 @@ class Panoptic(Detection):
         self, batch: Batch, batch_idx: int, threshold: float | None = None
     ) -> list[dict[str, Any]]:
         """The segments of each image, in the size of the original one; `labels` need `size` and `orig_size` only."""
-        outputs = self._test_outputs({name: value for name, value in batch.items() if name != "labels"})
+        outputs = self.test_outputs({name: value for name, value in batch.items() if name != "labels"})
         return self.segments(outputs, batch, threshold)
 
     def predictions(self, outputs: Any, sizes: Tensor, threshold: float = 0.0) -> list[dict[str, Tensor]]:
         """The boxes of the detector below the head: see `Detection`."""
         return super().predictions(outputs, sizes, threshold)
 
-    # ---- checkpoints
+    # ---- commands
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if not self.built:
-            self.is_thing = list(checkpoint.get(self.checkpoint_key, {}).get("is_thing", []))
-        super().on_load_checkpoint(checkpoint)
+    def export_notes(self) -> tuple[dict[str, str], str, str]:
+        metadata, call, imports = super().export_notes()
+        return metadata, f"with_mask_head({call})", f"{imports}, with_mask_head"

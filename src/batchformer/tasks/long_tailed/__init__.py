@@ -1,1 +1,1 @@
-"""long_tailed"""
+"""Long-tailed recognition: a loss for imbalanced classes, with or without BatchFormer."""

@@ -1,14 +1,34 @@
-"""The loss a recipe names."""
-
-from __future__ import annotations
+"""The loss a recipe of long-tailed recognition names."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
 from batchformer.errors import UserError
 from batchformer.losses import BalancedSoftmaxLoss, LDAMLoss, LogitAdjustedLoss
-from batchformer.training.options import LossOptions
+
+
+@dataclass
+class LossOptions:
+    """Which loss, and its numbers.
+
+    Args:
+        name: the loss; ldam also turns the classifier into a cosine classifier.
+        tau: logit_adjustment: strength of the adjustment.
+        max_margin: ldam: margin of the rarest class.
+        scale: ldam: what the cosines are multiplied by.
+        reweight_epoch: ldam: first epoch with class weights; null means never.
+        beta: ldam: of the effective number behind the class weights.
+    """
+
+    name: Literal["cross_entropy", "balanced_softmax", "logit_adjustment", "ldam"] = "balanced_softmax"
+    tau: float = 1.0
+    max_margin: float = 0.5
+    scale: float = 30.0
+    reweight_epoch: int | None = None
+    beta: float = 0.9999
 
 
 def build_criterion(loss: LossOptions, class_counts: Sequence[int]) -> nn.Module:

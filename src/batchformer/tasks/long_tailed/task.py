@@ -4,21 +4,24 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 import batchformer as bf
+from batchformer.data.info import DataInfo
 from batchformer.losses import LDAMLoss
+from batchformer.metrics.measures import LONG_TAILED
 from batchformer.models import create_backbone, use_normed_classifier
-from batchformer.tasks.long_tailed.criterion import build_criterion
-from batchformer.training.labelled_task import LabelledTask
-from batchformer.training.optimizer import build_sgd
-from batchformer.training.options import BatchFormerOptions, LossOptions, OptimizerOptions, ScheduleOptions, as_options
-from batchformer.training.schedule import check_schedule, lr_factor, total_epochs_of
+from batchformer.tasks.long_tailed.criterion import LossOptions, build_criterion
+from batchformer.training.classifier_task import ClassifierTask
+from batchformer.training.optimizers import OptimizerOptions, build_sgd
+from batchformer.training.options import BatchFormerOptions, as_options
+from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
+from batchformer.training.task import Batch
 
 
-class LongTailed(LabelledTask):
-    """Trains a classifier on imbalanced classes; logs `train/loss train/acc lr` and `val/all many medium few loss`.
+class LongTailed(ClassifierTask):
+    """Trains a classifier on imbalanced classes; logs `train/loss acc lr` and `val/accuracy many medium few loss`.
 
     The paper's setting (section 4.1): BatchFormer before the classifier, its learning rate a tenth of the network's,
     the loss over both streams; at test time the plain network. Accuracies are in percent and count plain rows only;
@@ -43,7 +46,9 @@ class LongTailed(LabelledTask):
         cuda_graph: on a CUDA device, run each training step as one CUDA graph; elsewhere no difference.
     """
 
-    checkpoint_key = "long_tailed"
+    measures = LONG_TAILED
+    analyses = ("gradient_influence",)
+    checkpoint_key_of_0_1 = "long_tailed"
 
     def __init__(
         self,
@@ -89,53 +94,50 @@ class LongTailed(LabelledTask):
 
     # ---- building
 
-    def plain_net(self, num_classes: int) -> nn.Module:
-        net = create_backbone(self.backbone, num_classes, **self.backbone_args)
+    def plain_net(self, data: DataInfo) -> nn.Module:
+        net = create_backbone(self.backbone, len(data.classes), **self.backbone_args)
         return use_normed_classifier(net) if self.normed_classifier else net
 
     @property
     def normed_classifier(self) -> bool:
         return self.loss_options.name == "ldam"
 
-    def _attach(self, net: nn.Module) -> Any:
+    def attach_to(self, net: nn.Module) -> Any:
         return bf.attach(net, **asdict(self.module_options))
 
-    def _build_criterion(self) -> nn.Module:
-        return build_criterion(self.loss_options, self.class_counts)
+    def build_criterion(self, data: DataInfo) -> nn.Module:
+        return build_criterion(self.loss_options, data.class_counts)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        own = [] if self.attachment is None else self.attachment.parameters()
-        return build_sgd(self.optimizer_options, self.net.parameters(), own, self._fused)
+        return build_sgd(self.optimizer_options, self.net.parameters(), self.module_parameters, self.fused)
 
     # ---- training
 
-    def _loss(self, images: Float[Tensor, "batch channels height width"], labels: Int[Tensor, " batch"]) -> Tensor:
-        logits = self(images)
-        loss = self.loss_weight * self.stream_criterion(logits, labels)
+    def step(self, batch: Batch) -> dict[str, Tensor]:
+        logits = self(batch["images"])
+        loss = self.loss_weight * self.stream_criterion(logits, batch["labels"])
         with torch.no_grad():
-            targets = bf.repeat_targets(labels, logits)
+            targets = bf.repeat_targets(batch["labels"], logits)
             if self.attachment is not None:
                 logits, targets = self.attachment.plain((logits, targets))
-            assert self._meter is not None
-            self._meter.update(loss, logits.argmax(1) == targets)
-        return loss
+            right = logits.argmax(1) == targets
+        return {"loss": loss, "acc": 100.0 * right}
 
-    def _begin_epoch(self) -> None:
+    def begin_epoch(self) -> None:
         if isinstance(self.criterion, LDAMLoss):
             self.criterion.set_epoch(self.current_epoch)
-        super()._begin_epoch()
+        super().begin_epoch()
 
-    def _check_schedule(self) -> None:
-        check_schedule(self.schedule_options, total_epochs_of(self.trainer))
+    def check_trainer(self) -> None:
+        self.schedule_options.check(self.trainer)
 
-    def _lr(self) -> float:
-        return self.optimizer_options.lr * lr_factor(
-            self.schedule_options, self.current_epoch, total_epochs_of(self.trainer)
-        )
+    def learning_rate(self) -> float:
+        epochs = total_epochs_of(self.trainer)
+        return self.optimizer_options.lr * lr_factor(self.schedule_options, self.current_epoch, epochs)
 
     # ---- evaluation
 
-    def _test_logits(self, images: Tensor) -> Float[Tensor, "batch classes"]:
+    def test_logits(self, images: Tensor) -> Float[Tensor, "batch classes"]:
         """Logits of the plain network, nothing added; cosines are scaled as in training."""
-        logits = super()._test_logits(images)
+        logits = super().test_logits(images)
         return logits * self.criterion.scale if isinstance(self.criterion, LDAMLoss) else logits

@@ -1,0 +1,82 @@
+"""Preconditions of attach: what is no model, models it cannot serve, and options that are wrong are refused first."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from torch import nn
+
+from batchformer.attach.dry_run import takes_padded_images
+from batchformer.attach.locate import Channels
+from batchformer.attach.per_stream import BatchNormMode
+from batchformer.errors import UserError
+from batchformer.nn import BatchFormer
+
+# By name: importing FSDP takes longer than attaching.
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
+def refuse_what_is_no_model(model: Any, call: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"{call} takes a model, an nn.Module, and got {type(model).__name__}: give it the model itself."
+        )
+
+
+def refuse_spread_over_processes(model: nn.Module) -> None:
+    """Weights that come after the wrapping are left out of its exchange: the processes would part ways unnoticed."""
+    for part in model.modules():
+        found = next((kind.__name__ for kind in type(part).__mro__ if kind.__name__ in _WRAPPERS), None)
+        if found is not None:
+            how = "sharding it" if found == "FSDPModule" else f"wrapping the model in {found}"
+            raise UserError(f"attach before {how}: it has counted the parameters.")
+
+
+def refuse_attached_parts(model: nn.Module, handle: str) -> None:
+    """Two of them on one way would open four streams."""
+    for name, part in model.named_modules():
+        if name and handle in part.__dict__:
+            raise UserError(
+                f"a BatchFormer is already attached to {name!r}, a part of this {type(model).__name__}: detach that "
+                f"one first, or leave it and do not attach to the whole."
+            )
+
+
+def refuse_unknown_options(keywords: Mapping[str, Any]) -> None:
+    known = [name for name in inspect.signature(BatchFormer.__init__).parameters if name not in ("self", "dim")]
+    for name in keywords:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}" if near else f"there are {', '.join(known)}"
+            raise UserError(f"attach has no option {name!r}: {hint}.")
+
+
+def check_channels(channels: Any) -> None:
+    if channels is not None and channels not in get_args(Channels):
+        raise UserError(f'channels={channels!r} must be "first" or "last".')
+
+
+def check_batch_norm(batch_norm: Any) -> None:
+    if batch_norm not in get_args(BatchNormMode):
+        raise UserError(f'batch_norm={batch_norm!r} must be "separate" or "joint" (as published).')
+
+
+def check_one_place(**places: Any) -> None:
+    """At most one of before=, after=, blocks= and encoder_layers= says where the module goes."""
+    if sum(place is not None for place in places.values()) > 1:
+        raise UserError("attach takes one of before=, after=, blocks= and encoder_layers=: choose one.")
+
+
+def check_before(model: nn.Module, **only_after: bool) -> None:
+    """Options that go with after= and its like are refused where the module goes before a layer; so are detectors."""
+    for name, given in only_after.items():
+        if given:
+            raise UserError(f"{name}=True goes with after=, blocks= or encoder_layers=: leave it out.")
+    if takes_padded_images(model):
+        raise UserError(
+            f"{type(model).__name__} is a detector, which the second stream enters inside the encoder: say "
+            f"encoder_layers=[0], as the paper does, or after=[paths]."
+        )

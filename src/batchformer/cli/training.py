@@ -1,0 +1,175 @@
+"""What ``fit`` and ``compare`` share: their options, and one run with all its stages."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from batchformer.cli.arguments import Arguments, Option
+from batchformer.errors import UserError
+from batchformer.runs.folder import RunFolder, is_main_process
+
+COMMON = (
+    Option("out"),
+    Option("name"),
+    Option("data-root"),
+    Option("init-from", "repeated"),
+    Option("variant", "repeated"),
+    Option("resume", "nothing"),
+    Option("overwrite", "nothing"),
+    Option("no-analysis", "nothing"),
+)
+METHODS = ("baseline", "batchformer")
+SEED_OF_LIGHTNING = "seed_everything"  # what people know from Lightning; here another word for --seed
+Overrides = list[tuple[str, str]]
+
+
+def the_recipe(given: Arguments, command: str) -> str:
+    if not given.positional:
+        raise UserError(f"{command} needs a recipe: batchformer {command} digits-lt; batchformer recipes lists them.")
+    if len(given.positional) > 1:
+        raise UserError(f"Unexpected argument {given.positional[1]}: {command} takes one recipe, then --key value.")
+    return given.positional[0]
+
+
+def name_of_recipe(given: Arguments, found: str, file: Path) -> str:
+    """``--name``, else ``--run.recipe``, else what the file says under ``run: recipe:``, else the name of the file."""
+    on_the_line = [value for key, value in given.recipe_keys if key == "run.recipe"]
+    return given.value("name") or (on_the_line[-1] if on_the_line else "") or _name_in(file) or found
+
+
+def _name_in(file: Path) -> str:
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError):  # told when the recipe is parsed
+        return ""
+    run = content.get("run") if isinstance(content, dict) else None
+    name = run.get("recipe") if isinstance(run, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def recipe_overrides(given: Arguments) -> Overrides:
+    """Overrides of the command line, short options first so that a full key wins over them."""
+    overrides = []
+    if (root := given.value("data-root")) is not None:
+        overrides.append(("data.init_args.root", root))
+    for source in given.values.get("init-from", []):
+        part, equals, place = source.partition("=")
+        overrides.append((f"run.init_from.{part}", place) if equals else ("run.init_from.network", source))
+    return [*overrides, *given.recipe_keys]
+
+
+def seed_overrides(seed: int) -> Overrides:
+    """One seed for the weights, the order of the data, augmentation and dropout."""
+    return [("model.seed", str(seed)), ("data.init_args.seed", str(seed))]
+
+
+def method_override(method: str) -> Overrides:
+    if method not in METHODS:
+        raise UserError(f"--method {method}: expected baseline or batchformer.")
+    return [("model.method", method)]
+
+
+def variants_on_the_line(words: Sequence[str]) -> dict[str, Overrides]:
+    """``name:key=value,key=value``; a name given again changes more keys, one without keys is the recipe as it is."""
+    variants: dict[str, Overrides] = {}
+    for word in words:
+        name, _, keys = word.partition(":")
+        changed = variants.setdefault(name, [])
+        for pair in re.split(r",(?=[\w.]+=)", keys) if keys else []:
+            key, equals, value = pair.partition("=")
+            if not equals or "." not in key:
+                raise UserError(f"--variant {word}: expected name:key=value, such as no-module:model.method=baseline.")
+            changed.append((key, value))
+    return variants
+
+
+def refuse_odd_names(names: Sequence[str]) -> None:
+    """They become names of folders."""
+    for name in names:
+        if not re.fullmatch(r"[\w][\w.+ -]*", name):
+            raise UserError(f"{name!r} cannot name a run: use letters, digits, and . + - _ only.")
+
+
+def words_again(given: Arguments, *options: str) -> str:
+    """What a command was given, as words that can be given again: the recipe, these options, all fields."""
+    short: list[str] = []
+    for name in options:
+        if given.flag(name):
+            values = given.values[name]
+            several = name in ("variant", "init-from")
+            short += [w for value in values for w in (f"--{name}", value)] if several else [f"--{name}", *values]
+    fields = [word for name, value in given.recipe_keys for word in (f"--{name}", value)]
+    return shlex.join([*given.positional, *short, *fields])
+
+
+def refuse_both(given: Arguments) -> None:
+    if given.flag("resume") and given.flag("overwrite"):
+        raise UserError("--resume goes on and --overwrite starts anew: give one of them.")
+
+
+@contextmanager
+def a_word_while_loading() -> Iterator[None]:
+    """Importing torch and Lightning takes seconds, on slow machines many; a terminal is not left blank meanwhile."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print("loading torch and Lightning ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+class RunMaker:
+    """Trains runs of one recipe, one after another in this process, each with its stages.
+
+    A recipe with several stages trains each from the weights of the one before; the folder of the run holds the last
+    one, and the others in a hidden folder. A stage that is finished is not trained again when a run is resumed.
+    """
+
+    def __init__(self, cli: Any, file: Path, line: Any, resume: bool, analysis: bool, command: str) -> None:
+        self.cli, self.file, self.line, self.resume = cli, file, line, resume
+        self.analysis, self.command = analysis, command
+
+    def config(self, overrides: Overrides) -> dict[str, Any]:
+        """The resolved recipe of the last stage."""
+        config = self.cli.load(self.file, overrides)
+        if not self.cli.stages:
+            return config
+        return self.cli.load(self.file, [*self.cli.stages[-1][1], *overrides])
+
+    def train(self, folder: RunFolder, overrides: Overrides, overwrite: bool, before_writing: Any = None) -> dict:
+        self.cli.load(self.file, overrides)
+        stages = self.cli.stages or [("", [])]
+        earlier: RunFolder | None = None
+        result: dict[str, Any] = {}
+        for number, (name, changed) in enumerate(stages, 1):
+            last = number == len(stages)
+            place = folder if last else folder.stage(number, name)
+            begins = [] if earlier is None else [("run.init_from.network", str(earlier.path))]
+            config = self.cli.load(self.file, [*changed, *begins, *overrides])
+            if not last and self.resume and place.finished:
+                earlier = place
+                continue
+            result = self._train_one(place, config, overwrite, before_writing)
+            before_writing, earlier = None, place
+        return result
+
+    def _train_one(self, folder: RunFolder, config: dict[str, Any], overwrite: bool, before_writing: Any) -> dict:
+        from batchformer.runs.train import open_folder, prepare, train
+
+        prepared = prepare(folder, self.cli.build(), self.line, self.resume)
+        if before_writing is not None and is_main_process():
+            before_writing()
+        checkpoint = open_folder(folder, config, self.resume, overwrite)
+        if checkpoint is not None and is_main_process():
+            self.line.say(f"Going on from {checkpoint}.")
+        return train(prepared, config, checkpoint, self.analysis, self.command)

@@ -1,0 +1,145 @@
+"""Lightning's Trainer with what every run has besides its settings: loggers, progress, whole checkpoints.
+
+Settings that cannot work are told in one sentence, before a run folder is made.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from batchformer.errors import UserError
+from batchformer.runs.checkpoints import AtomicCheckpointIO
+from batchformer.runs.folder import RunFolder
+from batchformer.runs.progress import ProgressLine, RunProgress
+
+_NEEDS_OTHER_HARDWARE = ("backend found", "not available", "can not run on your system", "torch_xla")
+_PROCESSES_PER_CORE = 4  # room for tests of several processes on a small machine
+_RETURN_NOTHING = ("_spawn", "_fork", "_notebook")
+
+
+def make_trainer(
+    folder: RunFolder, keywords: dict[str, Any], callbacks: list[Any], line: ProgressLine | None, resume_step: int = 0
+) -> L.Trainer:
+    """Lightning's Trainer with what every run of ours has besides the settings of its recipe."""
+    keywords = dict(keywords)
+    own_callbacks = list(callbacks)
+    if line is not None and keywords.get("enable_progress_bar") is not False:
+        own_callbacks.append(RunProgress(line))
+    else:
+        keywords["enable_progress_bar"] = False
+    given = keywords.get("callbacks") or []
+    keywords["callbacks"] = [*(given if isinstance(given, list) else [given]), *own_callbacks]
+    if keywords.get("logger") is None:
+        keywords["logger"] = loggers(folder.path, resume_step)
+    plugins = keywords.get("plugins") or []
+    keywords["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+    keywords["default_root_dir"] = str(folder.path)
+    return trainer_or_sentence(keywords)
+
+
+def trainer_or_sentence(keywords: dict[str, Any]) -> L.Trainer:
+    """``L.Trainer(**keywords)``; what it refuses is a :class:`UserError` that names the setting."""
+    strategy = keywords.get("strategy")
+    if isinstance(strategy, str) and strategy.endswith(_RETURN_NOTHING):
+        # Lightning copies into such processes what cannot be copied, and brings back the weights but no history.
+        raise UserError(f"trainer.strategy {strategy} keeps the numbers of a run in its processes: use ddp.")
+    try:
+        trainer = L.Trainer(**keywords)
+    except (MisconfigurationException, ValueError, TypeError, RuntimeError, ModuleNotFoundError) as problem:
+        reason = " ".join(str(problem).split()).rstrip(".!")
+        accelerator = keywords.get("accelerator")
+        if isinstance(accelerator, str) and any(words in reason for words in _NEEDS_OTHER_HARDWARE):
+            raise UserError(
+                f"trainer.accelerator {accelerator}: this machine has none that torch can use; "
+                "leave it out, or give cpu."
+            ) from problem
+        raise UserError(f"Lightning refuses the trainer settings: {reason}.") from problem
+    _refuse_a_crowd(trainer)
+    if keywords.get("sync_batchnorm") and trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
+        raise UserError("trainer.sync_batchnorm is for GPUs alone, as torch has it: leave it out on the CPU.")
+    return trainer
+
+
+def _refuse_a_crowd(trainer: L.Trainer) -> None:
+    """On the CPU a device is one more process with its own torch: Lightning would start any number of them."""
+    most = _PROCESSES_PER_CORE * (os.cpu_count() or 1)
+    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > most:
+        raise UserError(
+            f"trainer.devices {trainer.num_devices} would start so many processes on the {os.cpu_count() or 1} cores "
+            f"of this machine: give {most} or fewer."
+        )
+
+
+def refuse_to_train_nothing(trainer: L.Trainer) -> None:
+    for name in ("max_epochs", "max_steps", "limit_train_batches"):
+        if getattr(trainer, name) == 0:
+            raise UserError(f"trainer.{name} 0 trains nothing: give 1 or more.")
+    if trainer.check_val_every_n_epoch == 0:  # Lightning divides by it
+        raise UserError(
+            "trainer.check_val_every_n_epoch 0: give 1 or more; to leave validation out, trainer.limit_val_batches 0."
+        )
+
+
+def in_one_sentence(problem: Exception) -> UserError | None:
+    """What torch says of batches that are too small or too large, with the way out; None of anything else.
+
+    And what Lightning finds only once it has the loaders: a part of the batches that is less than one of them.
+    """
+    if isinstance(problem, MisconfigurationException):
+        return UserError(f"Lightning refuses the trainer settings: {' '.join(str(problem).split()).rstrip('.')}.")
+    if isinstance(problem, ValueError) and str(problem).startswith("Expected more than 1 value per channel"):
+        return UserError(
+            "BatchNorm cannot train on a batch of one image whose map is one pixel: raise data.batch_size to 2 or "
+            "more, or data.image_size."
+        )
+    if isinstance(problem, torch.OutOfMemoryError):
+        return UserError(
+            "the memory of the device is full: lower data.batch_size (with trainer.accumulate_grad_batches the "
+            "optimiser still sees as many images) or data.image_size."
+        )
+    return None
+
+
+class RunCSVLogger(CSVLogger):
+    """Lightning's CSV logger, straight into the run folder, keeping the rows before the step it resumes from."""
+
+    def __init__(self, folder: Path, resume_step: int) -> None:
+        super().__init__(folder, name="", version="")
+        self._kept = rows_before(folder / "metrics.csv", resume_step)
+
+    @property
+    def experiment(self) -> Any:
+        fresh = self._experiment is None
+        writer = super().experiment
+        if fresh and self._kept:
+            writer.metrics.extend(self._kept)
+            self._kept = []
+            writer.save()
+        return writer
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """config.yaml has them already."""
+
+
+def rows_before(path: Path, step: int) -> list[dict[str, Any]]:
+    if step == 0 or not path.is_file():
+        return []
+    with open(path, newline="") as file:
+        return [row for row in csv.DictReader(file) if (row.get("step") or "").isdigit() and int(row["step"]) < step]
+
+
+def loggers(folder: Path, resume_step: int) -> list[Logger]:
+    purge: dict[str, Any] = {"purge_step": resume_step} if resume_step else {}
+    return [
+        RunCSVLogger(folder, resume_step),
+        TensorBoardLogger(folder, name="tensorboard", version="", default_hp_metric=False, **purge),
+    ]

@@ -1,0 +1,224 @@
+"""Detections on a user's images: each image with what was found in it, and files that say it in COCO's terms."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from batchformer.data.images import check_image, open_image
+from batchformer.errors import UserError
+from batchformer.files import write_text
+
+MOST_BOXES = 100  # of an image in the files, as COCO's evaluation counts them
+DRAWN_FROM = 0.5
+JSON, CSV, SEGMENTS = "predictions.json", "predictions.csv", "segments"
+
+
+def predict_objects(
+    task: Any, images: list[Path], data: Any, out: Path, line: Any, threshold: str | None = None
+) -> str:
+    """Predict image by image, nothing padded; returns what to tell."""
+    sure = _probability(threshold)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file: name a folder for the images with what was found in them.")
+    names = output_names(images)
+    for path, name in zip(images, names, strict=True):
+        if path.resolve() == (out / f"{name}.png").resolve():
+            raise UserError(f"--out {out} is where {path} is, which would be overwritten: name another folder.")
+        check_image(path)  # before anything is written
+    out.mkdir(parents=True, exist_ok=True)
+    writer = _writer_of(task, out, sure)
+    drawn = 0
+    try:
+        for done, (path, name, number) in enumerate(zip(images, names, image_ids(images), strict=True)):
+            line.update(done / len(images), path.name)
+            picture = open_image(path, upright=True)
+            drawn += writer.add(number, path, name, picture, predict_one(task, data, picture, sure))
+        line.update(1.0, "done", force=True)
+    finally:
+        line.clear()
+    writer.write()
+    many = f"{len(images)} {'image' if len(images) == 1 else 'images'}"
+    return (
+        f"{drawn} {'object' if drawn == 1 else 'objects'} drawn on {many}: {out}/\n"
+        f"  what was found: {out / JSON} (COCO's format), {out / CSV}"
+    )
+
+
+def predict_one(task: Any, data: Any, picture: Any, threshold: float | None = None) -> dict[str, Any]:
+    """What the network of a run finds in one image, in pixels of that image, as arrays on the host.
+
+    Boxes: `scores`, `labels`, `boxes` (x1, y1, x2, y2). Panoptic: `segmentation` and `segments_info`, of queries as
+    sure as `threshold`.
+    """
+    pixels = data.predict_transform(picture)[None].to(task.device)
+    sizes = torch.tensor([[picture.height, picture.width]]), torch.tensor([pixels.shape[-2:]])
+    batch = {
+        "pixel_values": pixels,
+        "pixel_mask": torch.ones_like(pixels[:, 0], dtype=torch.int64),
+        "labels": [{"orig_size": sizes[0][0], "size": sizes[1][0]}],
+    }
+    asked = {"threshold": threshold} if _segments(task) and threshold is not None else {}  # boxes: all of them
+    with torch.inference_mode():
+        return {name: _on_host(value) for name, value in task.predict_step(batch, 0, **asked)[0].items()}
+
+
+def _probability(given: str | None) -> float | None:
+    if given is None:
+        return None
+    try:
+        value = float(given)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise UserError(f"--threshold: expected a number from 0 to 1, got {given}.")
+    return value
+
+
+def output_names(images: Sequence[Path]) -> list[str]:
+    """The names of the images without their endings, made different where several are the same."""
+    names: dict[str, None] = {}  # in their order; thousands of images are looked up in it
+    stems = [path.stem for path in images]
+    taken, last = set(stems), dict.fromkeys(stems, 1)
+    for stem in stems:
+        name, number = stem, last[stem]  # the numbers before are taken: not to be tried again
+        while name in names or (number > 1 and name in taken):
+            number += 1
+            name = f"{stem}-{number}"
+        names[name], last[stem] = None, number
+    return list(names)
+
+
+def image_ids(images: Sequence[Path]) -> list[int]:
+    """The numbers that COCO's images have for names, so that its annotations fit; else 1, 2, 3."""
+    if all(path.stem.isdecimal() for path in images) and len({int(path.stem) for path in images}) == len(images):
+        return [int(path.stem) for path in images]
+    return list(range(1, len(images) + 1))
+
+
+def _segments(task: Any) -> bool:
+    """Whether the task finds segments, not boxes."""
+    return hasattr(task, "segments")
+
+
+def _on_host(value: Any) -> Any:
+    return value.cpu().numpy() if hasattr(value, "cpu") else value
+
+
+def _writer_of(task: Any, out: Path, threshold: float | None) -> BoxWriter | SegmentWriter:
+    names = [str(name) for name in task.data_info.classes]
+    identities = task.category_ids or list(range(len(names)))
+    if _segments(task):
+        return SegmentWriter(out, names, identities, task.is_thing)
+    return BoxWriter(out, names, identities, DRAWN_FROM if threshold is None else threshold)
+
+
+class BoxWriter:
+    """Boxes: COCO's list of results (pycocotools' `loadRes` reads it), with the file and class spelled out."""
+
+    columns = ("path", "class", "score", "x", "y", "width", "height")
+
+    def __init__(self, out: Path, names: Sequence[str], identities: Sequence[int], threshold: float) -> None:
+        self.out, self.names, self.identities, self.threshold = out, names, identities, threshold
+        self.entries: list[dict[str, Any]] = []
+        self.rows: list[list[str]] = []
+
+    def add(self, number: int, path: Path, name: str, picture: Any, objects: dict[str, Any]) -> int:
+        from batchformer.analysis.object_drawing import draw_boxes
+
+        order = (-objects["scores"]).argsort(kind="stable")[:MOST_BOXES]
+        scores, labels, boxes = (objects[key][order] for key in ("scores", "labels", "boxes"))
+        for score, label, (x1, y1, x2, y2) in zip(scores.tolist(), labels.tolist(), boxes.tolist(), strict=True):
+            box = [round(v, 2) for v in (x1, y1, x2 - x1, y2 - y1)]
+            self.entries.append(
+                {
+                    "image_id": number,
+                    "file_name": str(path),
+                    "category_id": self.identities[label],
+                    "category_name": self.names[label],
+                    "bbox": box,
+                    "score": round(score, 6),
+                }
+            )
+            self.rows.append([str(path), self.names[label], f"{score:.6f}", *map(str, box)])
+        sure = scores >= self.threshold
+        drawing = draw_boxes(picture, boxes[sure], labels[sure].tolist(), self.names, scores[sure].tolist())
+        drawing.save(self.out / f"{name}.png")
+        return int(sure.sum())
+
+    def write(self) -> None:
+        write_text(self.out / JSON, _json_lines(self.entries))
+        write_text(self.out / CSV, _csv(self.columns, self.rows))
+
+
+class SegmentWriter:
+    """Segments: COCO's panoptic format, a JSON file and a PNG of ids for each image."""
+
+    columns = ("path", "segment", "class", "kind", "score", "area")
+
+    def __init__(self, out: Path, names: Sequence[str], identities: Sequence[int], is_thing: Sequence[bool]) -> None:
+        self.out, self.names, self.identities, self.is_thing = out, names, identities, is_thing
+        self.images: list[dict[str, Any]] = []
+        self.entries: list[dict[str, Any]] = []
+        self.rows: list[list[str]] = []
+
+    def add(self, number: int, path: Path, name: str, picture: Any, objects: dict[str, Any]) -> int:
+        import numpy as np
+
+        from batchformer.analysis.object_drawing import draw_segments
+        from batchformer.data.panoptic_png import write_segment_ids
+
+        ids, infos = objects["segmentation"], objects["segments_info"]
+        (self.out / SEGMENTS).mkdir(exist_ok=True)
+        write_segment_ids(self.out / SEGMENTS / f"{name}.png", ids.astype(np.int64))
+        segments = []
+        for info in infos:
+            rows, columns = np.nonzero(ids == info["id"])
+            x, y = int(columns.min()), int(rows.min())
+            label, score, area = info["label_id"], info["score"], len(rows)
+            segments.append(
+                {
+                    "id": info["id"],
+                    "category_id": self.identities[label],
+                    "category_name": self.names[label],
+                    "score": round(score, 6),
+                    "area": area,
+                    "bbox": [x, y, int(columns.max()) - x + 1, int(rows.max()) - y + 1],
+                    "iscrowd": 0,
+                }
+            )
+            kind = "thing" if self.is_thing[label] else "stuff"
+            self.rows.append([str(path), str(info["id"]), self.names[label], kind, f"{score:.6f}", str(area)])
+        self.images.append({"id": number, "file_name": str(path), "height": ids.shape[0], "width": ids.shape[1]})
+        self.entries.append({"image_id": number, "file_name": f"{name}.png", "segments_info": segments})
+        draw_segments(picture, ids, infos, self.names).save(self.out / f"{name}.png")
+        return len(infos)
+
+    def write(self) -> None:
+        categories = [
+            {"id": identity, "name": name, "isthing": int(thing)}
+            for identity, name, thing in zip(self.identities, self.names, self.is_thing, strict=True)
+            if identity >= 0
+        ]
+        content = {"images": self.images, "annotations": self.entries, "categories": categories}
+        write_text(self.out / JSON, json.dumps(content, indent=1) + "\n")
+        write_text(self.out / CSV, _csv(self.columns, self.rows))
+
+
+def _json_lines(entries: Sequence[dict[str, Any]]) -> str:
+    """A list with one entry a line: readable, and hundreds of boxes stay a small file."""
+    return "[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n"
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()

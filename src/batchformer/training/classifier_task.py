@@ -1,0 +1,155 @@
+"""Tasks whose network classifies images: one image, one label, a criterion of outputs and labels."""
+
+import csv
+import io
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+import batchformer as bf
+from batchformer.data import ClassificationData
+from batchformer.data.images import open_image
+from batchformer.data.info import DataInfo
+from batchformer.errors import UserError
+from batchformer.files import refuse_unwritable, write_text
+from batchformer.metrics import ShotAccuracy
+from batchformer.models.create import OWN
+from batchformer.training.network_task import NetworkTask
+from batchformer.training.task import Batch, as_batch
+
+_BATCH = 64
+
+
+class ClassifierTask(NetworkTask):
+    """The loss over both streams, accuracies of the plain network, predictions as a table.
+
+    A subclass gives, besides what `NetworkTask` asks for, the loss of one stream (`build_criterion`), the metric
+    (`build_metric`) and `step`.
+    """
+
+    data_class: ClassVar[type] = ClassificationData
+    predict_options: ClassVar[Mapping[str, str]] = {"topk": "how many classes of each image are written"}
+
+    criterion: nn.Module
+    metrics: nn.ModuleDict
+
+    # ---- what a subclass gives
+
+    @abstractmethod
+    def build_criterion(self, data: DataInfo) -> nn.Module:
+        """The loss of one stream."""
+
+    def build_metric(self, data: DataInfo) -> ShotAccuracy:
+        return ShotAccuracy(data.class_counts)
+
+    @property
+    def normed_classifier(self) -> bool:
+        """Whether the backbone's classifier was turned into one of cosines."""
+        return False
+
+    # ---- building
+
+    def build(self, data: DataInfo) -> None:
+        if len(data.class_counts) != len(data.classes):
+            raise UserError(
+                f"{len(data.class_counts)} class counts for {len(data.classes)} classes: there must be one per class."
+            )
+        super().build(data)
+        self.criterion = self.build_criterion(data)
+        names = data.get("evaluation_sets") or ("val",)
+        self.metrics = nn.ModuleDict({name: self.build_metric(data) for name in names})
+        self.stream_criterion = bf.TwoStreamLoss(self.criterion, scale=self.stream_loss)
+
+    # ---- evaluation
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "rows classes"]:
+        # one layout whatever mixed the batch: for another one the compiler would start anew, in a capture maybe
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        return self.net(images.contiguous(memory_format=layout))
+
+    def evaluate(self, batch: Batch, name: str) -> Mapping[str, Tensor]:
+        logits = self.test_logits(batch["images"])
+        self.metrics[name].update(logits, batch["labels"])
+        return {"loss": F.cross_entropy(logits, batch["labels"])}
+
+    def results(self, name: str) -> dict[str, Tensor]:
+        metric: Any = self.metrics[name]
+        values = metric.compute()
+        self.per_class = values.pop("per_class").tolist()
+        metric.reset()
+        overall = values.pop("all")
+        return values if "top1" in values else {"accuracy": overall, **values}
+
+    def test_logits(self, images: Tensor) -> Float[Tensor, "batch classes"]:
+        """Logits of the plain network, nothing added."""
+        with torch.compiler.set_stance("force_eager" if self.compile_net else "default"):
+            return self(images).float()
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "batch classes"]:
+        images = batch if isinstance(batch, Tensor) else as_batch(batch)["images"]
+        return self.test_logits(images).softmax(1)
+
+    # ---- commands
+
+    def export_notes(self) -> tuple[dict[str, str], str, str]:
+        classes = len(self.class_counts)
+        arguments = "".join(f", {name}={value!r}" for name, value in self.backbone_args.items())
+        metadata = {"backbone": self.backbone, "backbone_args": json.dumps(self.backbone_args)}
+        if self.normed_classifier:
+            call = f"use_normed_classifier(create_backbone({self.backbone!r}, {classes}{arguments}))"
+            return metadata, call, "from batchformer.models import create_backbone, use_normed_classifier"
+        if self.backbone in OWN:
+            call = f"{self.backbone}(num_classes={classes}{arguments})"
+            return metadata, call, f"from batchformer.models import {self.backbone}"
+        return metadata, f"timm.create_model({self.backbone!r}, num_classes={classes}{arguments})", "import timm"
+
+    def predict(self, images: list[Path], data: Any, out: Path | None, line: Any, **options: str) -> str:
+        """A CSV file with one line per image: path, class_1, score_1, class_2, ... (probabilities, the best first)."""
+        out = out or Path("predictions.csv")
+        refuse_unwritable(out)  # thousands of images may lie between here and the writing
+        names = [str(name) for name in self.data_info.classes] if self.data_info else []
+        top = min(_whole_number("topk", options.get("topk", "5")), len(names))
+        rows = []
+        for done, (path, classes) in enumerate(self._classified(images, data.predict_transform, top)):
+            if done >= _BATCH:  # a few images are done before anybody could read it
+                line.update(done / len(images), path.name)
+            rows.append([str(path), *(cell for label, score in classes for cell in (names[label], f"{score:.6f}"))])
+        line.clear()
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["path", *(f"{kind}_{k + 1}" for k in range(top) for kind in ("class", "score"))])
+        writer.writerows(rows)
+        write_text(out, text.getvalue())
+        told = [f"{row[0]}: {row[1]} ({float(row[2]):.1%})" for row in rows[:5]]
+        if len(rows) > 5:
+            told.append(f"... and {len(rows) - 5} more")
+        many = f"{len(rows)} {'image' if len(rows) == 1 else 'images'}"
+        return "\n".join([*told, f"\n{many} classified: {out}"])
+
+    def _classified(
+        self, images: list[Path], transform: Any, top: int
+    ) -> Iterator[tuple[Path, list[tuple[int, float]]]]:
+        with torch.inference_mode():
+            for start in range(0, len(images), _BATCH):
+                paths = images[start : start + _BATCH]
+                batch = torch.stack([transform(open_image(path, upright=True)) for path in paths]).to(self.device)
+                scores, labels = self.predict_step(batch, 0).topk(top, dim=1)
+                for path, row_scores, row_labels in zip(paths, scores.tolist(), labels.tolist(), strict=True):
+                    yield path, list(zip(row_labels, row_scores, strict=True))
+
+
+def _whole_number(name: str, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise UserError(f"--{name} {text}: expected a whole number.") from None
+    if number < 1:
+        raise UserError(f"--{name} {text}: expected 1 or more.")
+    return number

@@ -1,0 +1,169 @@
+"""Optimizers: their options, the groups of parameters, the learning rate of each group, the module apart."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from batchformer.errors import UserError
+
+Rule = tuple[float, float]  # factor of the learning rate, weight decay
+
+
+@dataclass
+class OptimizerOptions:
+    """SGD.
+
+    Args:
+        lr: learning rate at its highest.
+        momentum: momentum.
+        weight_decay: of every parameter, the module's too, as released.
+        nesterov: Nesterov momentum.
+        module_lr_factor: the module's learning rate is this times lr, at every epoch (0.1 as published).
+    """
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    nesterov: bool = False
+    module_lr_factor: float = 0.1
+
+    def check(self) -> None:
+        refuse_negative_rates(self)
+
+
+@dataclass
+class AdamWOptions:
+    """AdamW (or SGD), with DeiT's rule for the batch and an own learning rate and weight decay for the module.
+
+    Biases, norms and what the backbone names (position embedding, class token) have no weight decay.
+
+    Args:
+        name: "adamw" or "sgd" (with momentum 0.9, Nesterov).
+        lr: learning rate at its highest, for a batch of lr_per.
+        lr_per: lr is multiplied by the images of a step, over all devices, and divided by this (DeiT: 512); null: lr is
+            taken as it is.
+        weight_decay: of the network's weights.
+        layer_decay: learning rate of each layer is this times that of the one behind it; null: one for all.
+        betas: adamw: its two.
+        module_lr_factor: the module's learning rate is this times lr.
+        module_weight_decay: of the module's weights; null: as the network's (the paper has 0.5 for DeiT-B on ImageNet).
+    """
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 5e-4
+    lr_per: int | None = 512
+    weight_decay: float = 0.05
+    layer_decay: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    module_lr_factor: float = 1.0
+    module_weight_decay: float | None = None
+
+    def check(self) -> None:
+        refuse_negative_rates(self)
+        refuse_bad_betas(self.betas)
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:  # above 1 the first layers learn the most
+            raise UserError(
+                f"model.optimizer.layer_decay={self.layer_decay} must be more than 0 and at most 1; null gives all "
+                f"layers one learning rate."
+            )
+
+
+def build_sgd(
+    options: OptimizerOptions, parameters: Iterable[nn.Parameter], own: Iterable[nn.Parameter], fused: bool
+) -> torch.optim.SGD:
+    """One group for the network, one for the module (`own`) at `module_lr_factor` times the learning rate.
+
+    Paper, appendix: 0.05 for the network and 0.005 for the module; the weight decay is the same for both, as released.
+    """
+    own = list(own)
+    own_ids = {id(parameter) for parameter in own}
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if id(p) not in own_ids], "lr_factor": 1.0},
+        {"params": own, "lr_factor": options.module_lr_factor},
+    ]
+    return torch.optim.SGD(
+        [{**group, "lr": options.lr * group["lr_factor"]} for group in groups if group["params"]],
+        momentum=options.momentum,
+        weight_decay=options.weight_decay,
+        nesterov=options.nesterov,
+        fused=fused or None,
+    )
+
+
+def layer_rules(net: nn.Module, options: AdamWOptions) -> dict[str, Rule]:
+    """For every parameter of the network, by name. Asked before the module is attached: its layers are none of these.
+
+    timm decides: biases, norms and what `no_weight_decay()` of the network names are not decayed, and with layer_decay
+    the network's own `group_matcher` says which layer a parameter belongs to (BEiT's rule, as DeiT III uses it).
+    """
+    from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+
+    kept: Any = net.no_weight_decay() if hasattr(net, "no_weight_decay") else ()  # type: ignore[operator]
+    if options.layer_decay is None:
+        groups = param_groups_weight_decay(net, options.weight_decay, no_weight_decay_list=kept)
+    else:
+        groups = param_groups_layer_decay(
+            net, options.weight_decay, no_weight_decay_list=kept, layer_decay=options.layer_decay
+        )
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    return {
+        names[id(parameter)]: (float(group.get("lr_scale", 1.0)), float(group["weight_decay"]))
+        for group in groups
+        for parameter in group["params"]
+    }
+
+
+def build_optimizer(
+    options: AdamWOptions, net: nn.Module, rules: dict[str, Rule], attachment: Any | None, lr: float, fused: bool
+) -> torch.optim.Optimizer:
+    """Parameters with the same rule form a group; its `lr_factor` multiplies the learning rate of the schedule."""
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
+    for name, parameter in net.named_parameters():
+        if name in rules:
+            groups.setdefault((*rules[name], False), []).append(parameter)
+    decay = options.weight_decay if options.module_weight_decay is None else options.module_weight_decay
+    for parameter in [] if attachment is None else attachment.parameters():
+        rule = (options.module_lr_factor, decay if parameter.ndim > 1 else 0.0, True)
+        groups.setdefault(rule, []).append(parameter)
+    made: list[dict[str, Any]] = [
+        {"params": parameters, "lr_factor": factor, "lr": lr * factor, "weight_decay": decay, "of_module": own}
+        for (factor, decay, own), parameters in groups.items()
+    ]
+    if options.name == "sgd":
+        return torch.optim.SGD(made, lr=lr, momentum=0.9, nesterov=True, fused=fused or None)
+    return torch.optim.AdamW(made, lr=lr, betas=tuple(options.betas), fused=fused or None)  # type: ignore[arg-type]
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float, fused: bool, tensor_on: torch.device | None = None) -> None:
+    """The learning rate of every group; as a tensor that keeps its place, where a CUDA graph reads it (`tensor_on`).
+
+    `fused` and `capturable` are set again too: a loaded optimiser state brings along what suited the device it was
+    saved on.
+    """
+    for group in optimizer.param_groups:
+        group["fused"] = fused or None
+        if "capturable" in group:
+            group["capturable"] = tensor_on is not None and tensor_on.type == "cuda"
+        value = lr * group.get("lr_factor", 1.0)
+        if tensor_on is None:
+            group["lr"] = value
+        elif isinstance(group["lr"], Tensor) and group["lr"].device.type == tensor_on.type:
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = torch.tensor(value, dtype=torch.float32, device=tensor_on)
+
+
+def refuse_negative_rates(options: Any) -> None:
+    """torch looks at the optimiser's default learning rate alone; each group has its own, and would climb the loss."""
+    for name in ("lr", "weight_decay", "module_lr_factor", "module_weight_decay"):
+        if (getattr(options, name, None) or 0) < 0:
+            raise UserError(f"model.optimizer.{name}={getattr(options, name)} must not be negative.")
+
+
+def refuse_bad_betas(betas: tuple[float, float]) -> None:
+    """At 1 and above a mean over the past grows without end; torch would say so without naming the key, and later."""
+    if not all(0 <= beta < 1 for beta in betas):
+        raise UserError(f"model.optimizer.betas={list(betas)} must be two numbers of 0 or more and less than 1.")

@@ -1,0 +1,128 @@
+"""Learning rates as functions of the place in the run alone, so that a resumed run needs no scheduler state."""
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Literal
+
+import lightning as L
+
+from batchformer.errors import UserError
+
+
+@dataclass
+class ScheduleOptions:
+    """Learning rate per epoch.
+
+    Args:
+        name: cosine falls to 0 over the epochs after the warm-up; step multiplies by gamma at each milestone.
+        warmup_epochs: epochs of linear warm-up.
+        warmup_start: learning rate of the first warm-up epoch, as a factor of lr.
+        milestones: step: epochs at which the learning rate falls.
+        gamma: step: by which factor.
+    """
+
+    name: Literal["cosine", "step", "constant"] = "cosine"
+    warmup_epochs: int = 0
+    warmup_start: float = 0.5
+    milestones: list[int] = field(default_factory=list)
+    gamma: float = 0.1
+
+    def check(self, trainer: L.Trainer) -> None:
+        if self.name == "cosine" and total_epochs_of(trainer) < 1:
+            raise UserError(
+                "the cosine schedule needs an end: set trainer.max_epochs or trainer.max_steps, or "
+                "schedule.name=constant."
+            )
+        if self.warmup_epochs < 0:
+            raise UserError(f"schedule.warmup_epochs={self.warmup_epochs} must be 0 or more.")
+
+
+@dataclass
+class CosineOptions:
+    """Warm-up, then cosine, as timm's scheduler that DeiT uses: the cosine runs over all epochs, the warm-up included.
+
+    Args:
+        warmup_epochs: epochs of linear warm-up, from warmup_lr to lr; may be a fraction.
+        warmup_lr: learning rate the warm-up starts from (not scaled by the batch, as in DeiT).
+        min_lr: learning rate the cosine ends at (not scaled either).
+        per: the learning rate changes with every "step", or with every "epoch" as in DeiT.
+    """
+
+    warmup_epochs: float = 5.0
+    warmup_lr: float = 1e-6
+    min_lr: float = 1e-5
+    per: Literal["step", "epoch"] = "step"
+
+    def check(self) -> None:
+        for name in ("warmup_epochs", "warmup_lr", "min_lr"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"model.schedule.{name}={getattr(self, name)} must be 0 or more.")
+
+
+def lr_factor(schedule: ScheduleOptions, epoch: int, total_epochs: int) -> float:
+    """What the highest learning rate is multiplied by in this epoch (counted from 0).
+
+    As released for the CIFAR recipe (per epoch, not per step): W warm-up epochs rise linearly, from `warmup_start` in
+    epoch 0 towards 1 in epoch W; then with T epochs in all the cosine falls from 1 in epoch W towards 0 in epoch T:
+
+        f(e) = s + (1 - s) e / W              for e < W
+        f(e) = (1 + cos(pi (e - W) / (T - W))) / 2   otherwise
+    """
+    warmup = schedule.warmup_epochs
+    if epoch < warmup:
+        return schedule.warmup_start + (1 - schedule.warmup_start) * epoch / warmup
+    if schedule.name == "constant":
+        return 1.0
+    if schedule.name == "step":
+        return schedule.gamma ** bisect_right(sorted(schedule.milestones), epoch)
+    if epoch >= total_epochs:
+        return 0.0
+    return (1 + math.cos(math.pi * (epoch - warmup) / (total_epochs - warmup))) / 2
+
+
+def warm_cosine(schedule: CosineOptions, lr: float, epoch: float, total_epochs: float) -> float:
+    """The learning rate at `epoch`, counted from 0 and with its fraction where it changes with every step:
+
+        warmup_lr + (lr - warmup_lr) e / W                      for e < W
+        min_lr + (lr - min_lr) (1 + cos(pi e / T)) / 2          otherwise
+
+    timm's CosineLRScheduler as DeiT calls it; at the end of the warm-up the cosine has gone W / T of its way already.
+    """
+    if epoch < schedule.warmup_epochs:
+        return schedule.warmup_lr + (lr - schedule.warmup_lr) * epoch / schedule.warmup_epochs
+    if epoch >= total_epochs:
+        return schedule.min_lr
+    return schedule.min_lr + (lr - schedule.min_lr) * (1 + math.cos(math.pi * epoch / total_epochs)) / 2
+
+
+def total_epochs_of(trainer: L.Trainer) -> int:
+    """The trainer's max_epochs, or the epochs that its max_steps need; 0 where the run has no end."""
+    if trainer.max_epochs is not None and trainer.max_epochs > 0:
+        return trainer.max_epochs
+    if trainer.max_steps > 0:
+        steps = trainer.num_training_batches / trainer.accumulate_grad_batches
+        return math.ceil(trainer.max_steps / steps) if 0 < steps < math.inf else 1
+    return 0
+
+
+def place_in_run(trainer: L.Trainer, per: str) -> tuple[float, float]:
+    """(epoch now, epochs in all): whole epochs, or with the fraction of the steps done."""
+    steps = steps_per_epoch(trainer)
+    if trainer.max_epochs is not None and trainer.max_epochs > 0:
+        total = float(trainer.max_epochs)
+    else:
+        total = trainer.max_steps / steps
+    return (float(trainer.current_epoch) if per == "epoch" else trainer.global_step / steps), total
+
+
+def steps_per_epoch(trainer: L.Trainer) -> float:
+    batches = trainer.num_training_batches
+    if not 0 < batches < math.inf:
+        raise UserError("the schedule needs epochs of known length: give a loader with a length.")
+    return max(1.0, math.ceil(batches / trainer.accumulate_grad_batches))
+
+
+def check_has_end(trainer: L.Trainer) -> None:
+    if (trainer.max_epochs is None or trainer.max_epochs < 1) and trainer.max_steps < 1:
+        raise UserError("the cosine schedule needs an end: set trainer.max_epochs or trainer.max_steps.")

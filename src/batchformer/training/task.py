@@ -1,0 +1,413 @@
+"""The contract of a task: what a family of tasks says of itself, and what every training does for it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from batchformer.data.info import DataInfo
+from batchformer.errors import UserError
+from batchformer.metrics.measures import Measure
+from batchformer.training.captured_step import CapturedStep, align_step_counts, count_step
+from batchformer.training.meter import Meter
+from batchformer.training.optimizers import set_lr
+from batchformer.training.reseed import reseed
+
+CHECK_EVERY = 50  # steps between two looks at whether the loss is finite, where looking waits for the device
+Batch = dict[str, Any]
+Analysis = Callable[["Task", Any, L.Trainer], dict[str, Any]]
+
+
+class Task(L.LightningModule):
+    """What is trained, by which loss, and how it is judged. Lightning runs it; `batchformer` commands need no more.
+
+    A task gives:
+
+    - `build(data)`: networks, losses and metrics, from what the data declare about themselves (a `DataInfo`). It runs
+      once, on the CPU, with random numbers that depend on the seed alone. To build by hand, call `construct(data)`.
+    - `step(batch)`: a dict in (`images` or `views`, `labels`, `domains`, ...), a dict out: `loss`, which is minimised,
+      and whatever else is to be logged as `train/NAME`: a scalar is a mean over the batch, a vector has one entry per
+      sample.
+    - `evaluate(batch, name)`: count a batch of the evaluation set of that name; returns what is to be logged as a
+      mean over the set (`loss`), or None. `results(name)`: the measures of that set, which begins anew.
+    - `measures`: what a run is judged by; tables, verdicts and pages read these and nothing else.
+    - `configure_optimizers()`, and `learning_rate()` where it follows a schedule.
+
+    Where it makes sense: `prepare(batch, batch_idx)` (outside a captured step), `after_step()`, `plain_network()` (for
+    export), `predict(...)`, `analyses`, `sections()`, `sampler(data)`.
+
+    Several optimizers that step in turn: set `automatic_optimization = False`, override `training_step` with
+    Lightning's manual optimisation, and hand the losses to `record`. Momentum encoders, queues and averages are
+    submodules and buffers of the task, and so in its checkpoints.
+
+    Everything random is a function of the seed: the initial weights, and what is drawn in step k, of (seed, k). So a
+    run that was stopped and goes on from a checkpoint ends with the bits of one that never stopped.
+
+    Args:
+        seed: decides initial weights and what is random in a step.
+        cuda_graph: on a CUDA device, run each training step as one CUDA graph; elsewhere no difference.
+    """
+
+    #: what a run is judged by; of these a result holds the ones that `results` returned
+    measures: Sequence[Measure] = ()
+    #: what is measured after training for result.json: names in `batchformer.analysis.ANALYSES`, or functions
+    analyses: Sequence[str | Analysis] = ()
+    #: the kind of data module a recipe of this task names
+    data_class: ClassVar[type] = L.LightningDataModule
+    #: options of `batchformer predict` that `predict` takes, with what each is for
+    predict_options: ClassVar[Mapping[str, str]] = {}
+    #: where version 0.1 kept the task's part of a checkpoint
+    checkpoint_key_of_0_1: ClassVar[str] = ""
+
+    def __init__(self, seed: int = 0, cuda_graph: bool = False) -> None:
+        super().__init__()
+        self.seed, self.cuda_graph = seed, cuda_graph
+        self.data_info: DataInfo | None = None
+        self.init_from: dict[str, str] = {}  # part of the network ("" is all of it) -> where its weights come from
+        self.restored = False  # whether all weights come from a checkpoint of this very task
+        self.per_class: list[float] = []  # of the primary measure, where it has a value for each class
+        self._whole_step = False
+        self._last_lr: float | None = None
+        self._meter: Meter | None = None
+        self._meter_states: list[dict[str, Any]] = []
+        self._captured: CapturedStep | None = None
+
+    # ---- what a task gives
+
+    @abstractmethod
+    def build(self, data: DataInfo) -> None:
+        """Make networks, losses and metrics."""
+
+    @abstractmethod
+    def step(self, batch: Batch) -> dict[str, Tensor]:
+        """The losses of a training batch: `loss`, and parts to be logged."""
+
+    @abstractmethod
+    def evaluate(self, batch: Batch, name: str) -> Mapping[str, Tensor] | None:
+        """Count a batch of the evaluation set `name`."""
+
+    @abstractmethod
+    def results(self, name: str) -> Mapping[str, float | Tensor]:
+        """The measures of the evaluation set `name`, by key."""
+
+    def prepare(self, batch: Batch, batch_idx: int) -> Batch:
+        """What happens to a training batch before the step, outside a captured graph."""
+        return batch
+
+    def learning_rate(self) -> float | None:
+        """The learning rate now, before the factors of the groups; None leaves the optimizers as they are."""
+        return None
+
+    def after_step(self) -> None:
+        """Called right after each update of the weights."""
+
+    def check_data(self, data: Any) -> None:
+        """Refuse data that this task cannot be trained on; called before anything is written."""
+
+    def check_trainer(self) -> None:
+        """Refuse trainer settings that cannot work; called before anything is written."""
+
+    def load_part(self, part: str, source: str) -> None:
+        """Put weights from a run, a file or a folder into a part of the network; "" is the whole network."""
+        raise UserError(f"{type(self).__name__} takes no weights from elsewhere: leave out --init-from {source}.")
+
+    def plain_network(self) -> nn.Module:
+        """A fresh network as it is after training, without the module: what an exported file loads into."""
+        raise UserError(f"{type(self).__name__} has no plain network, so there is nothing to export.")
+
+    def trained_network(self, averaged: bool = False) -> nn.Module:
+        """The network with the trained weights; `averaged`: with the moving average of them."""
+        raise UserError(f"{type(self).__name__} has no plain network, so there is nothing to export.")
+
+    def export_inputs(self, data: Any) -> tuple[Any, ...]:
+        """Positional arguments of the network that prove an export: the plain one must answer as the trained one."""
+        side = min(data.image_size, 256)  # detectors take 800 and more
+        return (torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(0)),)
+
+    def export_notes(self) -> tuple[dict[str, str], str, str]:
+        """(metadata of the file, expression that makes the plain network, imports it needs)."""
+        kind = type(self)
+        return {}, f"{kind.__name__}(...).plain_network()", f"from {kind.__module__} import {kind.__name__}"
+
+    def predict(self, images: list[Path], data: Any, out: Path | None, line: Any, **options: str) -> str:
+        """Predict on a user's images and write files; returns what to tell. `line` shows progress."""
+        raise UserError(f"{type(self).__name__} cannot predict on images.")
+
+    def sections(self) -> list[dict[str, Any]]:
+        """The task's own parts of the page: dicts with title, text, table, series (see docs/your-own-task.md)."""
+        return []
+
+    # ---- building
+
+    @property
+    def built(self) -> bool:
+        return self.data_info is not None
+
+    def construct(self, data: Any) -> None:
+        """Build from a data module or a `DataInfo`, once: the same seed gives the same weights on every device."""
+        info = DataInfo.of(data)
+        if self.data_info is not None:
+            self._refuse_other_classes(info)
+            self.data_info = info
+            return
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            reseed(self.seed, 0)
+            self.build(info)
+            self.data_info = info  # only now: a build that failed may be tried again
+            if not self.restored:
+                for part, source in self.init_from.items():
+                    self.load_part(part, source)
+
+    def _refuse_other_classes(self, info: DataInfo) -> None:
+        before, now = (len(one.get("classes", ())) for one in (self.data_info or {}, info))
+        if before != now:
+            raise UserError(
+                f"this task was built for {before} classes and cannot take {now}: use the data it was trained on, or a "
+                f"new task."
+            )
+
+    def configure_model(self) -> None:
+        if self.built or self._trainer is None:  # without a trainer a checkpoint is being loaded, which builds
+            return
+        data = getattr(self.trainer, "datamodule", None)
+        if data is not None:
+            self.construct(data)
+        elif self.trainer.training:
+            raise UserError(
+                f"{type(self).__name__} does not know its data: give the trainer a data module, or call "
+                "task.construct(data) before."
+            )
+
+    def setup(self, stage: str) -> None:
+        if stage != "fit":
+            return
+        if self.cuda_graph:
+            self._refuse_what_a_graph_cannot_do()
+        self.check_trainer()
+        self._whole_step = self.cuda_graph and self.trainer.strategy.root_device.type == "cuda"
+        if self._whole_step:
+            self.automatic_optimization = False
+
+    def _refuse_what_a_graph_cannot_do(self) -> None:
+        trainer = self.trainer
+        for given, what in (
+            (trainer.accumulate_grad_batches != 1, "trainer.accumulate_grad_batches"),
+            (bool(trainer.gradient_clip_val), "trainer.gradient_clip_val"),
+            (trainer.world_size > 1, "several devices"),
+            (trainer.precision == "16-mixed", "precision 16-mixed (use bf16-mixed)"),
+        ):
+            if given:
+                raise UserError(
+                    f"cuda_graph=true cannot be combined with {what}: set model.cuda_graph=false or drop it."
+                )
+
+    # ---- training
+
+    def on_train_start(self) -> None:
+        align_step_counts(self.trainer)
+        self._meter = Meter(self.device, self.trainer.accumulate_grad_batches)
+        self._meter.restart(self.trainer.global_step)
+        if self._meter_states:  # resumed within an epoch
+            self._meter.load_state_dict(self._meter_states[self.global_rank % len(self._meter_states)])
+            self._meter_states = []
+        if self._whole_step:
+            self._captured = CapturedStep(self._train_on, memory_format=self._captured_format())
+        self.begin_epoch()
+
+    def on_train_epoch_start(self) -> None:
+        self.begin_epoch()
+        assert self._meter is not None
+        self._meter.restart(self.trainer.global_step)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        reseed(*self.random_numbers_of(batch_idx))
+
+    def begin_epoch(self) -> None:
+        """Called at the start of every epoch, and where a run goes on in the middle of one."""
+        self.set_learning_rate()
+
+    def random_numbers_of(self, batch_idx: int) -> tuple[int, int, int, int]:
+        """What the random numbers of a training batch depend on."""
+        part = batch_idx % self.trainer.accumulate_grad_batches
+        return self.seed, self.global_rank, self.trainer.global_step, part
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        prepared = self.prepare(as_batch(batch), batch_idx)
+        if self._whole_step:
+            assert self._captured is not None
+            self._captured(prepared)
+            count_step(self.trainer)
+            return None
+        losses = self._counted(prepared)
+        if not losses["loss"].is_cuda or (batch_idx + 1) % CHECK_EVERY == 0:
+            self._raise_if_not_finite()
+        return losses["loss"]
+
+    def record(self, losses: Mapping[str, Tensor], samples: int) -> None:
+        """Count the losses of a batch for the log of the epoch; a loss that is not finite ends the run."""
+        assert self._meter is not None
+        self._meter.update({name: value.detach() for name, value in losses.items()}, samples)
+
+    def _counted(self, batch: Batch) -> dict[str, Tensor]:
+        losses = self.step(batch)
+        self.record(losses, samples_in(batch))
+        return losses
+
+    def _train_on(self, batch: Batch) -> Tensor:
+        """Forward, backward and update, as Lightning's automatic optimisation does them, without a synchronisation."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        optimizer.zero_grad(set_to_none=True)
+        loss = self._counted(batch)["loss"]
+        # Lightning's autocast surrounds this method; outside a graph the backward pass runs without it
+        with torch.autocast(loss.device.type, enabled=False):
+            loss.backward()
+        optimizer.step()
+        self.after_step()
+        return loss.detach()
+
+    def _captured_format(self) -> torch.memory_format:
+        return torch.preserve_format
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        # not in on_train_batch_end: a checkpoint of this step may have been written by then
+        super().optimizer_step(*args, **kwargs)
+        self.after_step()
+
+    def on_train_epoch_end(self) -> None:
+        self._raise_if_not_finite()
+        assert self._meter is not None
+        values = {f"train/{name}": value for name, value in self._meter.values().items()}
+        if self._last_lr is not None:
+            values["lr"] = self._last_lr
+        self.log_dict(values, sync_dist=self.trainer.world_size > 1)
+
+    def on_train_end(self) -> None:
+        self._captured = None  # its memory, and what cannot be copied or pickled
+        self._meter = None
+
+    def set_learning_rate(self) -> None:
+        self._last_lr = self.learning_rate()
+        if self._last_lr is not None:
+            for optimizer in self.trainer.optimizers:
+                set_lr(optimizer, self._last_lr, self.fused, self.device if self._whole_step else None)
+
+    @property
+    def fused(self) -> bool:
+        """Whether optimizers take torch's fused kernels."""
+        return self.device.type == "cuda" and self.trainer.precision != "16-mixed"
+
+    def _raise_if_not_finite(self) -> None:
+        if self._meter is not None:
+            self._meter.raise_if_not_finite(self.current_epoch)
+
+    # ---- evaluation
+
+    @property
+    def evaluation_sets(self) -> Sequence[str]:
+        return (self.data_info or {}).get("evaluation_sets") or ("val",)
+
+    def on_validation_start(self) -> None:
+        self._raise_if_not_finite()
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._evaluate(batch, "val", dataloader_idx)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._evaluate(batch, "test", dataloader_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_results("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_results("test")
+
+    def _evaluate(self, batch: Any, stage: str, dataloader_idx: int) -> None:
+        batch = as_batch(batch)
+        name = self.evaluation_sets[dataloader_idx]
+        for key, value in (self.evaluate(batch, name) or {}).items():
+            self.log(
+                f"{stage}/{self._prefix(name)}{key}",
+                value,
+                on_epoch=True,
+                batch_size=samples_in(batch),
+                sync_dist=self.trainer.world_size > 1,
+                add_dataloader_idx=False,
+            )
+
+    def _log_results(self, stage: str) -> None:
+        for name in reversed(self.evaluation_sets):  # the first one last: what is measured per class is its
+            values = {
+                f"{stage}/{self._prefix(name)}{key}": torch.as_tensor(value, device=self.device).float()
+                for key, value in self.results(name).items()
+            }
+            # every process has the sums of all already; the mean over them changes nothing
+            self.log_dict(values, sync_dist=self.trainer.world_size > 1)
+
+    def _prefix(self, name: str) -> str:
+        """Of the keys of an evaluation set: nothing for the first, which the measures are about."""
+        return "" if name == self.evaluation_sets[0] else f"{name}/"
+
+    @property
+    def all_measures(self) -> list[Measure]:
+        """The measures of the first evaluation set, then those of the others."""
+        others = [measure.of(name) for name in self.evaluation_sets[1:] for measure in self.measures]
+        return [*self.measures, *others]
+
+    # ---- checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._raise_if_not_finite()  # a checkpoint that exists is a good one
+        assert self.data_info is not None
+        state: dict[str, Any] = {"data": self.data_info.as_dict()}
+        if self._meter is not None:
+            state["meter"] = self._of_all_processes(self._meter.state_dict())
+        checkpoint["task"] = state
+
+    def _of_all_processes(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """One process writes the checkpoint, and each has counted the samples of its own."""
+        states = [own] * self.trainer.world_size
+        if len(states) > 1:
+            torch.distributed.all_gather_object(states, own)
+        return states
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint["task"] = self._saved_state(checkpoint)
+        self.restored = True
+        self.construct(DataInfo(**saved["data"]))
+        meter = saved.get("meter", [])
+        self._meter_states = [meter] if isinstance(meter, dict) else meter  # one alone: of an older version
+
+    def _saved_state(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        if "task" in checkpoint:
+            return checkpoint["task"]
+        if self.checkpoint_key_of_0_1 not in checkpoint:
+            raise UserError(f"this checkpoint was not written by {type(self).__name__}: it does not know its data.")
+        saved = dict(checkpoint[self.checkpoint_key_of_0_1])
+        counts = saved.pop("class_counts")
+        data = {"classes": [str(label) for label in range(saved.pop("num_classes"))], "class_counts": counts}
+        data |= {name: saved.pop(name) for name in ("category_ids", "is_thing") if name in saved}
+        return {**saved, "data": data}
+
+
+def as_batch(batch: Any) -> Batch:
+    """A batch as a dict; a pair, as most loaders of other libraries give it, is images and labels."""
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if isinstance(batch, Sequence) and len(batch) == 2:
+        return {"images": batch[0], "labels": batch[1]}
+    raise UserError(f"a batch must be a dict, or a pair of images and labels, got {type(batch).__name__}.")
+
+
+def samples_in(batch: Any) -> int:
+    """How many samples a batch has: the length of its first tensor; of several sets, that of the first."""
+    if isinstance(batch, Tensor):
+        return len(batch)
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    return samples_in(next(part for part in parts if isinstance(part, Tensor | Mapping | list | tuple)))

@@ -1,0 +1,124 @@
+"""Weights from elsewhere: one way for every task, from a run, a file or a folder of `save_pretrained`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import batchformer as bf
+from batchformer.errors import UserError
+
+NETWORK = "network"  # the part that is the whole network
+_MODULE = "batchformer."  # what attach registers on a model
+
+
+def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
+    """Read a checkpoint (tensors and plain values only); a missing or damaged one is a :class:`UserError`."""
+    if not path.is_file():
+        raise UserError(f"There is no checkpoint at {path}; train first (batchformer fit), or name another run folder.")
+    try:
+        return torch.load(path, map_location=map_location, weights_only=True)
+    except Exception as problem:  # zip, pickle and end-of-file errors all mean the same to the reader
+        raise UserError(
+            f"The checkpoint {path} is damaged and cannot be read ({type(problem).__name__}); "
+            "restore it from a copy, or train again with --overwrite."
+        ) from problem
+
+
+def read_weights(source: str | Path) -> dict[str, Tensor]:
+    """The tensors by name: of a run folder, of a .safetensors, .pth, .pt or .ckpt file, or of `save_pretrained`.
+
+    Nothing in a file is executed. Of a run it is the network; of files that hold more than weights, what is under
+    `state_dict` or `model`, without the prefixes of Lightning (`net.`) and DDP (`module.`).
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        checkpoint = path / "checkpoints" / "last.ckpt"
+        if checkpoint.is_file():
+            return _network_of(read_checkpoint(checkpoint)["state_dict"])
+        files = sorted(path.glob("*.safetensors"))
+        if not files:
+            raise UserError(
+                f"{path} holds no weights: give a run folder (with checkpoints/last.ckpt), a folder written by "
+                f"save_pretrained (with model.safetensors), or a file."
+            )
+        return {name: tensor for file in files for name, tensor in _read_file(file).items()}
+    if not path.is_file():
+        raise UserError(f"there is no file {path} with weights: give its path, or leave --init-from out.")
+    return _read_file(path)
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(file)
+        content: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as problem:  # many kinds, by the many ways in which a file can be another one
+        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+        raise UserError(  # the first sentence only: torch goes on with how to load it without a look at what it is
+            f"{file} is no file of weights that torch can read ({reason.split('. ')[0]}): give a .pth, .pt or "
+            f".safetensors file."
+        ) from problem
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise UserError(f"{file} holds no weights by name: give a state dict.")
+    return _network_of(content)
+
+
+def _network_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    for prefix in ("net.", "module."):
+        if any(key.startswith(prefix) for key in state):
+            state = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    return dict(state)
+
+
+def load_weights(net: nn.Module, part: str, source: str, attached: bool) -> None:
+    """Put weights into the network, or into the submodule that `part` names; the module's where both have it.
+
+    A classifier of other classes stays as it is, with a warning; any other difference is refused.
+    """
+    if part != NETWORK and part not in dict(net.named_modules()):
+        inside = ", ".join(name for name, _ in net.named_children())
+        raise UserError(f"--init-from {part}={source}: the network has no part {part}; it has: {inside}.")
+    target = net if part == NETWORK else net.get_submodule(part)
+    weights = read_weights(source)
+    if any(key.startswith(f"{part}.") for key in weights):  # a file of the whole network
+        weights = {key.removeprefix(f"{part}."): v for key, v in weights.items() if key.startswith(f"{part}.")}
+    if not attached or not any(key.startswith(_MODULE) for key in weights):
+        weights = {key: value for key, value in weights.items() if not key.startswith(_MODULE)}
+    own = target.state_dict()
+    expected = [key for key in own if not key.startswith(_MODULE) or any(k.startswith(_MODULE) for k in weights)]
+    left_out = _other_classifier(target, own, weights)
+    needed = [key for key in expected if key not in left_out]
+    missing = [key for key in needed if key not in weights and not key.endswith("num_batches_tracked")]
+    shapes = [key for key in needed if key in weights and weights[key].shape != own[key].shape]
+    if missing or shapes:
+        first = missing[0] if missing else shapes[0]
+        what = "it has no" if missing else f"it has the shape {tuple(weights[first].shape)} of"
+        raise UserError(
+            f"--init-from {source} does not fit the {part}: {what} {first} ({len(missing) + len(shapes)} of {len(own)} "
+            f"tensors); give the weights of this network, or choose the network of the file."
+        )
+    if left_out:
+        warnings.warn(f"{source}: the classifier is of other classes and begins anew ({left_out[0]}).", stacklevel=2)
+    fitting = {key: weights[key] for key in needed if key in weights}
+    target.load_state_dict(fitting, strict=False)
+
+
+def _other_classifier(target: nn.Module, own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
+    try:
+        names = bf.find_classifiers(target)
+    except (UserError, ValueError):
+        return []
+    keys = [f"{name}.{kind}" for name in names for kind in ("weight", "bias")]
+    differ = [key for key in keys if key in own and (key not in weights or weights[key].shape != own[key].shape)]
+    return keys if differ else []
