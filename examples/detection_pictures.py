@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from batchformer.analysis.detection_pictures import FOLDER
-from batchformer.analysis.detection_pictures_runs import Seen, scenes_from, scenes_of, write_comparison
+from batchformer.analysis.detection_pictures import FOLDER, Scenes, scenes_from, scenes_of, write_comparison
 from batchformer.data import CocoDetection, miniature
 from batchformer.data.images import images_in, open_image
 from batchformer.errors import UserError
@@ -52,15 +51,15 @@ def main() -> None:
         raise UserError(f"--threshold {given.threshold:g}: a score lies between 0 and 1.")
     if given.runs:
         tasks, data, names = trained_runs(given)
-        seen = (
+        scenes = (
             photos_of(given.photos, given.images, data) if given.photos else scenes_of(data, given.part, given.images)
         )
         out = given.out or given.runs[1] / FOLDER
     else:
-        tasks, data, seen = stripes(given.images, given.steps)
+        tasks, data, scenes = stripes(given.images, given.steps)
         names, out = data.class_names, given.out or Path(FOLDER)
     files, attention = write_comparison(
-        out, seen, tasks, names, threshold=given.threshold, mean=data.mean, std=data.std
+        out, scenes, tasks, names, threshold=given.threshold, mean=data.mean, std=data.std
     )
     if attention:
         print(attention)
@@ -82,7 +81,7 @@ def trained_runs(given: argparse.Namespace) -> tuple[dict[str, Any], Any, list[s
     return tasks, found[1].data, found[1].class_names
 
 
-def photos_of(folder: Path, count: int, data: Any) -> Seen:
+def photos_of(folder: Path, count: int, data: Any) -> Scenes:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give one with images in it.")
     paths = [Path(path) for path in images_in(folder)][:count]
@@ -91,7 +90,7 @@ def photos_of(folder: Path, count: int, data: Any) -> Seen:
     return scenes_from([open_image(path, upright=True) for path in paths], data)
 
 
-def stripes(count: int, steps: int) -> tuple[dict[str, Any], Any, Seen]:
+def stripes(count: int, steps: int) -> tuple[dict[str, Any], Any, Scenes]:
     """Two small Deformable DETRs that learn a few generated images by heart."""
     root = miniature.write("coco", Path(tempfile.mkdtemp()) / "data")
     data = CocoDetection(str(root), image_size=64, max_size=96, augment="none", limit_train=count + 1, workers=0,

@@ -1,5 +1,12 @@
 """Errors a user can act on: one sentence that says what is wrong, where, and what to do."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_ALIKE = 0.6
+
 
 class UserError(ValueError):
     """Something the caller asked for cannot be done; the message is one sentence with the way out."""
@@ -11,3 +18,33 @@ class NonFiniteLoss(UserError):
 
 class BadSample(UserError):
     """A sample cannot be read; raised in the middle of an epoch, since images are opened when they are needed."""
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "", count: int = 1) -> str:
+    """`` Did you mean a?``, with several `` Did you mean a or b?``, to end a message with; or nothing."""
+    found = nearest(name, known, count)
+    return f" Did you mean {' or '.join(f'{prefix}{each}' for each in found)}?" if found else ""
+
+
+def nearest(name: str, known: Iterable[str], count: int = 1) -> list[str]:
+    """The known names most like an unknown one.
+
+    Whole names first; failing that, names whose last part resembles: ``epochs`` finds ``trainer.max_epochs``.
+    """
+    names = sorted(set(known))
+    found = _alike(name, {candidate: candidate for candidate in names})
+    if not found:
+        by_last_part: dict[str, str] = {}
+        for candidate in names:
+            by_last_part.setdefault(candidate.rsplit(".", 1)[-1], candidate)
+        last = name.rsplit(".", 1)[-1].lstrip("-")
+        found = _alike(last, by_last_part)
+        found = found or [candidate for part, candidate in by_last_part.items() if last and last in part]
+    return found[:count]
+
+
+def _alike(word: str, choices: dict[str, str]) -> list[str]:
+    """The most alike first; of equals the first in the alphabet (difflib alone gives the last: min before max)."""
+    scores = {choice: difflib.SequenceMatcher(None, choice, word).ratio() for choice in choices}
+    alike = sorted((choice for choice in choices if scores[choice] >= _ALIKE), key=lambda c: (-scores[c], c))
+    return [choices[choice] for choice in alike]

@@ -1,18 +1,26 @@
 """Attention over the batch and features with and without the module are those of a walk through the model."""
 
+from __future__ import annotations
+
+import math
+
 import numpy as np
 import pytest
 import timm
 import torch
-import transformers
 from sklearn.decomposition import PCA
 
 import batchformer as bf
-from batchformer.analysis import attention_over_batch, features_with_and_without
-from batchformer.analysis.attention_weights import attention_weights
+from batchformer.analysis import (
+    attention_over_batch,
+    attention_weights,
+    features_with_and_without,
+    on_itself,
+    relative_entropy,
+)
 from batchformer.analysis.features import principal_components
-from batchformer.analysis.token_layout import layout_of
 from batchformer.errors import UserError
+from batchformer.nn import BatchAttention
 
 BATCH, WIDTH = 6, 32
 
@@ -137,35 +145,6 @@ def test_tokens_that_are_not_in_the_order_of_the_image_have_no_grid():
     assert (found.layout.positions, found.layout.grid) == (16 * 16, None)
 
 
-def test_a_wrapped_transformers_vit_tells_its_patches(images):
-    config = transformers.DeiTConfig(
-        image_size=32,
-        patch_size=(4, 8),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-    )
-    net = torch.nn.Sequential(transformers.DeiTModel(config, add_pooling_layer=False))
-    layout = layout_of(net(images).last_hidden_state, "last", images, net)
-    assert (layout.prefix, layout.grid) == (2, (8, 4))  # class and distillation token
-
-
-def test_a_model_that_says_how_many_tokens_stand_first_is_not_guessed_otherwise(images):
-    class Says(torch.nn.Module):
-        num_prefix_tokens = 2
-
-    squares = {18: (4, 4), 27: (5, 5), 25: None}  # 25 is a square itself, and 2 + 23 is no grid
-    for positions, grid in squares.items():
-        assert layout_of(torch.zeros(1, positions, 8), "last", images, Says()).grid == grid
-
-
-def test_a_later_stage_of_a_pyramid_has_half_the_rows_and_columns(images):
-    swin = timm.create_model("swin_tiny_patch4_window7_224", num_classes=3, **{**SMALL_SWIN, "patch_size": (2, 4)})
-    layout = layout_of(torch.zeros(1, 8 * 4, 48), "last", images, swin)
-    assert (layout.prefix, layout.grid) == (0, (8, 4))
-
-
 def test_a_pooled_feature_has_one_position_and_no_map(images):
     net = tiny_vit()
     bf.attach(net, heads=2)
@@ -280,3 +259,43 @@ def test_numbers_of_numpy_and_torch_are_positions_too(images):
     assert torch.equal(found.at(np.int64(3)), found.at(3))
     assert torch.equal(found.at(torch.tensor(3)), found.at(3))
     assert torch.equal(found.at([np.int32(1), 2]), found.at((1, 2)))
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(0)
+    return torch.randn(5, 3, 8)
+
+
+@pytest.mark.parametrize("group_size", [None, 2, 5, 7])
+@pytest.mark.parametrize("masked", [False, True])
+def test_weights_times_values_are_what_the_module_gives(x, group_size, masked):
+    attention = BatchAttention(8, heads=2, group_size=group_size)
+    valid = torch.rand(5, 3) > 0.4 if masked else None
+    weights = attention_weights(attention, x, valid)
+    value = (x @ attention.in_proj_weight[16:].T + attention.in_proj_bias[16:]).reshape(5, 3, 2, 4)
+    out = torch.einsum("nhij,jnhw->inhw", weights, value).reshape(5, 3, 8)
+    torch.testing.assert_close(attention.out_proj(out), attention(x, valid))
+
+
+def test_entropy_and_own_mass_per_head_by_loops(x):
+    attention = BatchAttention(8, heads=2, group_size=3)  # groups of 3 and 2
+    weights = attention_weights(attention, x)
+    for h in range(2):
+        entropies, own = [], []
+        for n in range(3):
+            for i in range(5):
+                seen = range(0, 3) if i < 3 else range(3, 5)
+                p = [weights[n, h, i, j].item() for j in seen]
+                entropies.append(-sum(v * math.log(v) for v in p) / math.log(len(p)))
+                own.append(weights[n, h, i, i].item())
+        assert relative_entropy(weights, 3)[h].item() == pytest.approx(sum(entropies) / 15, rel=1e-5)
+        assert on_itself(weights)[h].item() == pytest.approx(sum(own) / 15, rel=1e-5)
+
+
+def test_uniform_attention_has_entropy_one_and_a_fixed_one_has_zero():
+    uniform, fixed = torch.full((2, 1, 4, 4), 0.25), torch.eye(4).expand(2, 1, 4, 4)
+    assert relative_entropy(uniform).tolist() == pytest.approx([1.0])
+    assert relative_entropy(fixed).tolist() == [0.0]
+    assert on_itself(uniform).tolist() == [0.25]
+    assert relative_entropy(fixed, group_size=1).tolist() == [0.0]

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 import batchformer as bf
-from batchformer.analysis.attention_weights import attention_weights
-from batchformer.analysis.batch_attention import attention_over_batch
-from batchformer.analysis.detection_attention import (
+from batchformer.analysis.batch_attention import (
+    attention_over_batch,
     attention_over_scenes,
+    attention_weights,
     inside_images,
     objects_and_background,
     on_objects,
@@ -21,8 +21,7 @@ from batchformer.analysis.detection_pictures import (
     draw_objects,
     draw_side_by_side,
 )
-from batchformer.analysis.drawing import PAPER
-from batchformer.analysis.picture_files import write_index
+from batchformer.analysis.drawing import PAPER, write_index
 from batchformer.errors import UserError
 from tests.attach.small_detectors import BUILD, HEIGHT, WIDTH, batch
 

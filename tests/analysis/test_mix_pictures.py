@@ -1,6 +1,9 @@
 """The picture of a mixed batch says what was mixed and how the labels were divided."""
 
+from __future__ import annotations
+
 import importlib.util
+import runpy
 import sys
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import torch
 from PIL import Image
 
 import batchformer as bf
+from batchformer.analysis import mix_pictures
 from batchformer.analysis.drawing import LESS, MORE
 from batchformer.analysis.mix_pictures import draw_mixed, label_shares, write_mix_picture
 from batchformer.errors import UserError
@@ -44,7 +48,7 @@ def test_bars_are_as_long_as_the_shares(vit):
     black = torch.zeros(2, 3, 32, 32)
     seen = []
     for share in (0.25, 0.75):
-        mixed = bf.mix.mixed.Mixed(black, torch.eye(2), torch.tensor([1, 0]), torch.full((2,), share))
+        mixed = bf.mix.Mixed(black, torch.eye(2), torch.tensor([1, 0]), torch.full((2,), share))
         picture = draw_mixed(mixed, black, mean=(0.0,) * 3, std=(1.0,) * 3)
         seen.append(coloured(picture, MORE) / (coloured(picture, MORE) + coloured(picture, LESS)))
     assert seen == pytest.approx([0.25, 0.75], abs=0.03)
@@ -97,3 +101,43 @@ def test_the_example_draws_own_images_by_any_method(tmp_path, monkeypatch):
     ]:
         with pytest.raises(UserError, match=words):
             run(*wrong)
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mix_pictures.py"
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [(("cat.png", "dog.png"), ["cat.png", "dog.png"]), (("cats/1.png", "dogs/1.png"), ["cats", "dogs"])],
+    ids=("without-classes", "with-classes"),
+)
+def test_images_are_called_by_their_class_or_else_by_their_file(tmp_path, monkeypatch, files, names):
+    for file in files:
+        (tmp_path / "photos" / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (90, 60, 0)).save(tmp_path / "photos" / file)
+    monkeypatch.chdir(tmp_path)
+    shown: list[list[str]] = []
+    monkeypatch.setattr(mix_pictures, "write_mix_picture", lambda *_, names, **__: shown.append(names))
+    monkeypatch.setattr(sys, "argv", ["example", "photos", "--model", "test_resnet", "--method", "cutmix"])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert shown == [names]
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("missing.pt", "there is no file missing.pt: "),
+        ("other.pt", "other.pt does not hold the weights of a test_resnet"),
+    ],
+)
+def test_weights_that_do_not_fit_are_told_in_a_sentence(tmp_path, monkeypatch, file, said):
+    for name in ("cat.png", "dog.png"):
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        Image.new("RGB", (40, 30), (90, 60, 0)).save(tmp_path / "photos" / name)
+    torch.save({"weight": torch.ones(2)}, tmp_path / "other.pt")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["example", "photos", "--model", "test_resnet", "--weights", file])
+    with pytest.raises(SystemExit, match=said) as stopped:
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert "\n" not in str(stopped.value)
+    assert not (tmp_path / "mixing").exists()

@@ -13,8 +13,8 @@ from batchformer.analysis.batch_attention import AttentionOverBatch
 from batchformer.analysis.drawing import INK, MARGIN, TILE, contact_sheet, heat_over, tile, tint, to_pictures
 from batchformer.analysis.features import FeaturePair
 from batchformer.analysis.pictures import draw_plane, draw_who_looks_at_whom, on_sheet, shown_of, write_pictures
-from batchformer.analysis.token_layout import Layout
 from batchformer.errors import UserError
+from batchformer.nn.token_layout import TokenLayout
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
@@ -90,7 +90,7 @@ def test_a_wide_picture_is_whole_on_its_tile():
 def test_the_table_marks_the_patch_and_tints_its_cells():
     weights = torch.full((8, 2, 2), 0.5)
     weights[5] = torch.tensor([[0.3, 0.7], [0.5, 0.5]])
-    attention = AttentionOverBatch("blocks.0", weights, Layout(8, 0, (2, 4)))
+    attention = AttentionOverBatch("blocks.0", weights, TokenLayout(8, 0, (2, 4)))
     pictures = [Image.new("RGB", (64, 32)) for _ in range(2)]
     sheet = np.asarray(draw_who_looks_at_whom(attention, pictures, (1, 1))).astype(int)
     plain = np.asarray(draw_who_looks_at_whom(attention, pictures, 0)).astype(int)
@@ -125,7 +125,7 @@ def test_the_plane_has_one_scale_for_both_directions():
 
 def test_classes_have_their_colours_whatever_the_labels_come_in():
     torch.manual_seed(0)
-    features = FeaturePair("blocks.0", torch.randn(4, 1, 8), torch.randn(4, 1, 8), Layout(1, 0, None))
+    features = FeaturePair("blocks.0", torch.randn(4, 1, 8), torch.randn(4, 1, 8), TokenLayout(1, 0, None))
     wanted = np.asarray(draw_plane(features, [0, 1, 1, 0]))
     for labels in (torch.tensor([0, 1, 1, 0]), np.array([0, 1, 1, 0]), ("a", "b", "b", "a")):
         assert np.array_equal(np.asarray(draw_plane(features, labels)), wanted)

@@ -4,7 +4,6 @@ import pytest
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.compare import read_seeds
-from batchformer.cli.nearest import nearest
 from batchformer.errors import UserError
 
 OPTIONS = [Option("out"), Option("resume", "nothing"), Option("seeds", "many")]
@@ -54,11 +53,3 @@ def test_seeds_are_a_count_or_a_list(words, seeds):
 def test_seeds_that_make_no_sense_are_refused(words):
     with pytest.raises(UserError, match="--seeds"):
         read_seeds(words)
-
-
-def test_the_nearest_name_is_found_by_its_last_part_too():
-    known = ["trainer.max_epochs", "model.batchformer.heads", "data.init_args.imbalance"]
-    assert nearest("trainer.max_epoch", known) == ["trainer.max_epochs"]
-    assert nearest("heads", known) == ["model.batchformer.heads"]
-    assert nearest("epochs", [*known, "trainer.min_epochs"]) == ["trainer.max_epochs"]
-    assert nearest("zzz", known) == []

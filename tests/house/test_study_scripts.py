@@ -5,11 +5,11 @@ import json
 import threading
 
 import pytest
-from batchformer.cli.training_options import COMMON, method_override, recipe_overrides
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.recipe_cli import RecipeCLI
 from batchformer.cli.shelf import find_recipe
+from batchformer.cli.training import COMMON, method_override, recipe_overrides
 from benchmarks.paper import STUDIES
 
 EVERY_STUDY = pytest.mark.parametrize(

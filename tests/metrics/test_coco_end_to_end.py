@@ -8,8 +8,7 @@ import torch
 
 from batchformer.data import CocoDetection
 from batchformer.data.miniature import write
-from batchformer.metrics.coco_ap import AP_NAMES, CocoAP
-from batchformer.metrics.coco_ap_results import coco_results
+from batchformer.metrics.coco_ap import AP_NAMES, CocoAP, coco_results
 
 from .coco_scenes import REAL, judged, needs_real_data
 

@@ -11,8 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from batchformer.errors import UserError
-from batchformer.metrics.coco_ap import AP_NAMES
-from batchformer.metrics.coco_ap_segments import ThingsAP
+from batchformer.metrics.coco_ap import AP_NAMES, ThingsAP
 from batchformer.metrics.panoptic_quality import PQ_NAMES, PanopticQuality
 
 from .coco_scenes import needs_real_data

@@ -360,3 +360,10 @@ def test_on_the_gpu_the_extractor_follows_and_the_batch_is_that_of_the_cpu():
     there = AttentiveCutMix(extractor, 5, size=None, generator=generator(1))(images.cuda(), ids.cuda())
     assert there.images.cpu().equal(here.images)
     torch.testing.assert_close(there.targets().cpu(), here.targets())
+
+
+def test_tokens_of_images_of_any_size_are_laid_out_by_the_size_of_the_image():
+    timm = pytest.importorskip("timm")
+    shape = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 32, "num_heads": 2}
+    vit = timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True, **shape)
+    assert feature_map(vit)(torch.randn(2, 3, 16, 64)).shape[2:] == (2, 8)  # as many patches as the 4 x 4 of its own

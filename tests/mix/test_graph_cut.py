@@ -1,5 +1,7 @@
 """The batched graph cut: the global minimum, on grids small enough to try all and against alpha-beta swap on larger."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +10,11 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_sample_image
 
 from batchformer.errors import UserError
-from batchformer.mix import grid_cut
-from batchformer.mix.graph_cut import GridEnergy, least_energy
-from batchformer.mix.grid_cut import cut_grid
+from batchformer.mix import graph_cut
+from batchformer.mix.graph_cut import GridEnergy, cut_grid, least_energy
 from batchformer.mix.puzzle_energy import puzzle_energy
 from batchformer.mix.puzzle_mix import PuzzleMix
+from tests.interpreter import interpreted
 
 from . import slow_graph_cut as slow
 
@@ -224,7 +226,7 @@ def test_the_gpu_finds_the_same_labels(blocks):
 def test_with_the_kernel_nothing_waits_and_without_it_the_labels_are_the_same(blocks, monkeypatch):
     energy = published_energy(64, blocks, seed=blocks)
     there = GridEnergy(energy.unary.cuda(), energy.right.cuda(), energy.down.cuda())
-    assert grid_cut._kernel(there.unary.device, blocks**2) is not None
+    assert graph_cut._kernel(there.unary.device, blocks**2) is not None
     least_energy(there)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -232,5 +234,12 @@ def test_with_the_kernel_nothing_waits_and_without_it_the_labels_are_the_same(bl
         found = least_energy(there)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    monkeypatch.setattr(grid_cut, "_kernel", lambda device, cells: None)
+    monkeypatch.setattr(graph_cut, "_kernel", lambda device, cells: None)
     assert least_energy(there).equal(found)
+
+
+def test_the_kernels_of_the_cut_and_of_saliency_agree_with_the_tensor_operations():
+    assert interpreted(Path(__file__).with_name("interpret_kernels.py")) == [
+        *("cut 4x4", "cut 3x5", "cut 1x6", "cut 8x8"),
+        *("saliency 40x33", "saliency 9x70"),
+    ]

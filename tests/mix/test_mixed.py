@@ -15,8 +15,7 @@ from scipy import stats
 
 import batchformer as bf
 from batchformer.errors import UserError
-from batchformer.mix.base import sample_beta
-from batchformer.mix.mixed import soft_labels
+from batchformer.mix.base import sample_beta, soft_labels
 
 METHODS = (bf.mix.Mixup, bf.mix.CutMix)
 

@@ -18,14 +18,11 @@ from batchformer.mix import (
     feature_map,
     fine_grained_saliency,
 )
-from batchformer.mix.graph_cut import least_energy
-from batchformer.mix.grid_cut import cut_grid
-from batchformer.mix.mixed import soft_labels
+from batchformer.mix.base import soft_labels
+from batchformer.mix.graph_cut import cut_grid, least_energy
 from batchformer.mix.normalisation import unit_range
-from batchformer.mix.puzzle_energy import cell_saliency, puzzle_energy
-from batchformer.mix.saliency import most_salient
-from batchformer.mix.token_grid import patch_size, token_grid
-from batchformer.mix.transport import transport_plan
+from batchformer.mix.puzzle_energy import cell_saliency, puzzle_energy, transport_plan
+from batchformer.mix.saliency_mix import most_salient
 
 
 class Means(nn.Module):
@@ -188,21 +185,13 @@ def test_a_cell_that_shows_both_images_counts_as_shown_for_both():
     assert other[:, :, :2, :2].eq(1).all()
 
 
-def test_the_largest_patch_counts_in_whatever_order_they_come_and_padded_ones_in_both_directions():
-    outer, inner = nn.Identity(), nn.Identity()
-    outer.patch_size, inner.patch_size = (16, 8), 4
-    assert patch_size(nn.Sequential(outer, inner)) == patch_size(nn.Sequential(inner, outer)) == (16, 8)
-    assert token_grid(16, 32, 30, (16, 4)) == (2, 8)
-    assert token_grid(16, 30, 32, (4, 16)) == (8, 2)
-
-
 def test_a_switch_applies_what_it_chooses(monkeypatch):
     images = torch.rand(4, 3, 8, 8)
     switch = MixSwitch([Mixup(4), CutMix(4)], [0, 1])
     assert switch.apply(images, torch.eye(4), switch.draw(images)).mask is not None
     monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.ones((), dtype=torch.float64))
     never = MixSwitch([Mixup(4), CutMix(4), SaliencyMix(4)], [1, 1, 0])
-    assert isinstance(never.choose(), CutMix)  # what rounding leaves over goes to none of weight 0
+    assert isinstance(never.draw_method(), CutMix)  # what rounding leaves over goes to none of weight 0
 
 
 def test_a_way_may_be_as_long_as_the_grid_has_cells():

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from batchformer.mix.graph_cut import least_energy
-from batchformer.mix.puzzle_energy import cell_saliency, puzzle_energy
-from batchformer.mix.transport import move_cells, transport_plan
+from batchformer.mix.puzzle_energy import cell_saliency, move_cells, puzzle_energy, transport_plan
 
 from . import slow_puzzle as slow
 

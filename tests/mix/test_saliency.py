@@ -6,9 +6,9 @@ import torch
 from sklearn.datasets import load_sample_image
 
 from batchformer.errors import UserError
-from batchformer.mix import saliency
+from batchformer.mix import saliency_mix
 from batchformer.mix.normalisation import unit_range
-from batchformer.mix.saliency import fine_grained_saliency, most_salient
+from batchformer.mix.saliency_mix import fine_grained_saliency, most_salient
 
 from .slow_saliency import slow_saliency
 
@@ -121,7 +121,7 @@ def test_an_image_that_is_neither_grey_nor_rgb_is_refused():
 @pytest.mark.parametrize("size", [(32, 32), (224, 224), (300, 500)])
 def test_the_gpu_computes_the_same_map(photographs, size):
     images = torch.nn.functional.interpolate(batch(*photographs).float(), size, mode="area").round().to(torch.uint8)
-    assert saliency._kernel(torch.device("cuda", 0)) is not None
+    assert saliency_mix._kernel(torch.device("cuda", 0)) is not None
     there = fine_grained_saliency(images.cuda())
     torch.testing.assert_close(there.cpu(), fine_grained_saliency(images), rtol=0, atol=1e-6)
     torch.testing.assert_close(most_salient(there).cpu(), most_salient(fine_grained_saliency(images)))

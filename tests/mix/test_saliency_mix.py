@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchformer.errors import UserError
-from batchformer.mix.saliency import fine_grained_saliency, most_salient
-from batchformer.mix.saliency_mix import SaliencyMix
+from batchformer.mix.saliency_mix import SaliencyMix, fine_grained_saliency, most_salient
 
 
 def spotted(places: list[tuple[int, int]], height: int = 30, width: int = 44) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.errors import UserError
-from batchformer.mix.token_grid import token_grid
+from batchformer.nn.token_layout import token_grid
 
 from .tiny_models import CASES, SMALL, Case, class_row, opinionated, vit, whole_attention
 
@@ -189,34 +189,6 @@ def test_properties_of_targets_and_images(count, size, seed, per_sample, prob):
     assert not targets.requires_grad
     partners = images[mixed.partner]
     assert ((mixed.images == images) | (mixed.images == partners)).all()
-
-
-@pytest.mark.parametrize(
-    ("tokens", "size", "grid"),
-    [
-        (196, (224, 224), (14, 14)),
-        (18, (48, 96), (3, 6)),
-        (18, (96, 48), (6, 3)),
-        (6, (33, 32), (3, 2)),
-        (1, (8, 8), (1, 1)),
-    ],
-)
-def test_the_grid_is_told_from_the_shape_of_the_image(tokens, size, grid):
-    assert token_grid(tokens, *size) == grid
-
-
-@pytest.mark.parametrize(
-    ("tokens", "size", "patch", "grid"),
-    [
-        (48, (96, 96), (12, 16), (8, 6)),
-        (32, (64, 64), (16, 8), (4, 8)),
-        (10, (16, 160), (16, 16), (1, 10)),
-        (14, (20, 100), (16, 16), (2, 7)),  # padded at the border
-        (49, (224, 224), (16, 16), (7, 7)),  # tokens merged later
-    ],
-)
-def test_patches_that_are_known_make_the_grid(tokens, size, patch, grid):
-    assert token_grid(tokens, *size, patch) == grid
 
 
 def test_patches_that_are_not_square_have_their_own_grid():

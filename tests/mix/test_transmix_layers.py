@@ -10,8 +10,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import batchformer as bf
 from batchformer.errors import UserError
-from batchformer.mix.class_attention_check import attending_tokens
-from batchformer.mix.class_attention_find import find_attention
+from batchformer.mix.class_attention_layers import attending_tokens, find_attention
 
 from .tiny_models import CASES, Case, opinionated
 

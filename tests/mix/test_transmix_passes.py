@@ -11,7 +11,7 @@ from torch import nn
 
 import batchformer as bf
 from batchformer.errors import UserError
-from batchformer.mix.class_attention_record import Recorder
+from batchformer.mix.class_attention_readers import ClassAttentionRecorder
 
 from .tiny_models import class_row, vit, whole_attention
 
@@ -70,7 +70,7 @@ def test_passes_of_batches_that_were_mixed_otherwise_are_compiled_once_and_not_r
 
 
 def recorders(model: nn.Module) -> int:
-    return sum(isinstance(module.__dict__.get("forward"), Recorder) for module in model.modules())
+    return sum(isinstance(module.__dict__.get("forward"), ClassAttentionRecorder) for module in model.modules())
 
 
 def test_a_mix_that_nobody_holds_leaves_the_model():

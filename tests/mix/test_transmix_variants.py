@@ -14,7 +14,7 @@ from torch import nn
 import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.mix import TransMix
-from batchformer.mix.class_attention_record import Recorder
+from batchformer.mix.class_attention_readers import ClassAttentionRecorder
 
 from .tiny_models import CASES, class_row, opinionated, vit, whole_attention
 
@@ -182,7 +182,7 @@ def test_a_copied_mix_that_nobody_holds_leaves_its_model_too():
     mix = TransMix(model, 5)
     model_copy, mix_copy = copy.deepcopy((model, mix))
     layer = model_copy.blocks[-1].attn
-    assert isinstance(layer.__dict__.get("forward"), Recorder)
+    assert isinstance(layer.__dict__.get("forward"), ClassAttentionRecorder)
     del mix_copy
     gc.collect()
     assert "forward" not in layer.__dict__

@@ -8,9 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatcher, DeformableDetrImageLoss
 from transformers.loss.loss_for_object_detection import HungarianMatcher, ImageLoss
 
-from batchformer.models.detector_criterion import decoder_losses
+from batchformer.models.detector_criterion import decoder_losses, match_layers
 from batchformer.models.detector_loss import detection_loss
-from batchformer.models.detector_matching import match_layers
 
 CLASSES, QUERIES = 15, 16  # with 4 images: whole vectors of the CPU, whose ends it rounds otherwise
 COSTS = (1.0, 5.0, 2.0)

@@ -12,11 +12,11 @@ from batchformer.models.panoptic_head import (
     freeze_detector,
     head_parameters,
     load_detector,
+    only_matched_masks,
     quiet_detector,
     read_detector,
     with_mask_head,
 )
-from batchformer.models.panoptic_matched import only_matched_masks
 from tests.attach.small_detectors import BUILD, batch
 
 GIVEN = batch("segmentation")
@@ -118,6 +118,18 @@ def test_a_detector_of_save_pretrained_is_read(tmp_path):
     )
     with pytest.raises(UserError, match="holds no detector"):
         read_detector(tmp_path / "nowhere")
+
+
+def test_a_detector_of_a_run_is_read(tmp_path):
+    detector, checkpoint = BUILD["detr"](), tmp_path / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir()
+    state = {f"net.{key}": value for key, value in detector.state_dict().items()}
+    torch.save({"state_dict": {**state, "criterion.weight": torch.ones(1)}, "epoch": 3}, checkpoint)
+    weights = read_detector(tmp_path)
+    assert weights.keys() == detector.state_dict().keys()
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"last\.ckpt is no file of weights that torch can read"):
+        read_detector(tmp_path)
 
 
 @pytest.mark.parametrize(("objects", "half"), [(True, False), (False, False), (True, True)])

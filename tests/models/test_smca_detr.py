@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
+from batchformer.models.smca_decoder import SpatialModulation, image_extents
 from batchformer.models.smca_detr import SMCADetrConfig, SMCADetrForObjectDetection, SMCADetrModel
-from batchformer.models.smca_detr_modulation import SpatialModulation, image_extents
 
 HEADS = 4
 HEIGHT, WIDTH = 64, 96

@@ -205,7 +205,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"extractor": "test_resnets"}, "did you mean test_resnet"),
+            ({"extractor": "test_resnets"}, "Did you mean test_resnet"),
             ({"extractor_checkpoint": "nowhere.pth"}, "no file nowhere.pth"),
             ({"extractor": "test_vit"}, "does not hold the weights of a test_vit"),
         ],

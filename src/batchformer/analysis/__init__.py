@@ -1,13 +1,28 @@
 """What a module does: gradient influence (Fig. 6), Grad-CAM (Fig. 5), stream health, attention over the batch."""
 
-from batchformer.analysis.attention_weights import attention_weights, on_itself, relative_entropy
-from batchformer.analysis.batch_attention import AttentionOverBatch, attention_over_batch
-from batchformer.analysis.features import FeaturePair, features_with_and_without
+from batchformer.analysis.batch_attention import (
+    AttentionOverBatch,
+    attention_over_batch,
+    attention_weights,
+    on_itself,
+    relative_entropy,
+)
+from batchformer.analysis.features import (
+    FeaturePair,
+    between_samples,
+    effective_rank,
+    features_with_and_without,
+    sample_signal,
+)
 from batchformer.analysis.grad_cam import grad_cam
-from batchformer.analysis.gradient_influence import gradient_influence, influence_on_features, influence_on_images
-from batchformer.analysis.stream_gradients import GradientOnOthers, gradient_on_others
+from batchformer.analysis.gradient_influence import (
+    GradientOnOthers,
+    gradient_influence,
+    gradient_on_others,
+    influence_on_features,
+    influence_on_images,
+)
 from batchformer.analysis.stream_health import StreamHealth, stream_health
-from batchformer.analysis.tokens import between_samples, effective_rank, sample_signal
 
 __all__ = [
     "AttentionOverBatch",

@@ -1,17 +1,32 @@
-"""Which samples look at which, at every position: the arrays behind V2's Figs. 5 and 10."""
+"""The attention between the samples of a batch, at every position: the arrays behind V2's Figs. 5 and 10."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from batchformer.analysis.attention_weights import attention_in_pieces, group_sizes
-from batchformer.analysis.mini_batch import infer_watched, whole_number
-from batchformer.analysis.token_layout import Layout
+from batchformer.analysis.recorded_forward import (
+    attachment_or_error,
+    attention_of_layer,
+    calls_before,
+    insertion_number,
+    record_inference,
+    whole_number,
+)
+from batchformer.attach import Attachment
+from batchformer.attach.contexts import untouched
 from batchformer.errors import UserError
+from batchformer.nn import BatchAttention
+from batchformer.nn.token_layout import TokenLayout
+
+_FLOATS_AT_ONCE = 2**26
 
 
 @dataclass
@@ -20,7 +35,7 @@ class AttentionOverBatch:
 
     path: str
     weights: Float[Tensor, "position batch batch"]
-    layout: Layout
+    layout: TokenLayout
     group_size: int | None = None
     side: str = "after"
 
@@ -64,9 +79,199 @@ def attention_over_batch(
         layer: of the module's encoder layers, where it has several.
         head: one head instead of the mean.
     """
-    seen = infer_watched(model, images, place, layer)
+    seen = record_inference(model, images, place, layer)
     if head is not None and not 0 <= whole_number("head", head) < seen.attention.heads:
         raise UserError(f"head={head}: there are {seen.attention.heads}, 0 the first.")
     with torch.no_grad():
-        weights = attention_in_pieces(seen.attention, seen.entered, head=None if head is None else int(head))
+        weights = attention_in_chunks(seen.attention, seen.entered, head=None if head is None else int(head))
     return AttentionOverBatch(seen.path, weights, seen.layout, seen.attention.group_size, seen.side)
+
+
+@dataclass(frozen=True)
+class ObjectsAndBackground:
+    """How much the other images look at positions on objects and at the rest; 1 is uniform attention."""
+
+    objects: float
+    background: float
+
+    @property
+    def ratio(self) -> float:
+        return self.objects / self.background
+
+
+@torch.no_grad()
+def attention_over_scenes(
+    model: nn.Module,
+    pixel_values: Float[Tensor, "batch 3 height width"],
+    pixel_mask: Tensor | None = None,
+    *,
+    place: int | str = 0,
+    level: int = 0,
+    layer: int = -1,
+) -> AttentionOverBatch:
+    """Batch attention of an attached detector in mini-batch inference, over the cells of one of its feature maps.
+
+    The paper shows the largest map of Deformable DETR in the first encoder layer: `level=0`, `place=0`. The cells are
+    those of the padded canvas; the mean over the heads.
+    """
+    attachment = attachment_or_error(model)
+    if len(pixel_values) < 2:
+        raise UserError("one image has no other to look at: give two or more.")
+    number = insertion_number(attachment, place)
+    point = attachment.points[number]
+    attention = attention_of_layer(point, layer)
+    entered: list[tuple[Tensor, Tensor | None]] = []
+    handle = attention.register_forward_pre_hook(
+        lambda _, args: entered.append((args[0].detach(), args[1] if len(args) > 1 else None))
+    )
+    shapes = _MapShapes(attachment, point.paths[0])
+    with untouched(attachment.model):
+        attachment.model.eval()
+        try:
+            with attachment.infer_with_batch():
+                attachment.model(pixel_values=pixel_values, pixel_mask=pixel_mask)
+        finally:
+            handle.remove()
+            shapes.remove()
+    x, valid = entered[calls_before(attachment, number)]
+    grids = shapes.of(x.shape[1])
+    if not 0 <= whole_number("level", level) < len(grids):
+        raise UserError(f"level={level}: the detector has {len(grids)} feature maps, 0 the largest.")
+    start = sum(rows * columns for rows, columns in grids[:level])
+    count = grids[level][0] * grids[level][1]
+    cells = slice(start, start + count)
+    weights = attention_in_chunks(attention, x[:, cells], None if valid is None else valid[:, cells])
+    return AttentionOverBatch(point.paths[0], weights, TokenLayout(count, 0, grids[level]), attention.group_size)
+
+
+class _MapShapes:
+    """Hooks for the sizes of the feature maps an encoder reads: from its arguments, or from the backbone's output."""
+
+    def __init__(self, attachment: Attachment, path: str) -> None:
+        encoder, _, _ = path.rpartition(".layers.")
+        parent, _, _ = encoder.rpartition(".")
+        self._listed: list[tuple[int, int]] = []
+        self._last: tuple[int, int] | None = None
+        try:
+            owner = attachment.model.get_submodule(parent)
+            backbone = owner.get_submodule("backbone")
+        except AttributeError:
+            raise UserError(f"{path!r} is no layer of the encoder of one of transformers' detectors.") from None
+        self._handles = [
+            attachment.model.get_submodule(encoder).register_forward_pre_hook(self._on_encoder, with_kwargs=True),
+            backbone.register_forward_hook(self._on_backbone),
+        ]
+
+    def _on_encoder(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self._listed = [(int(h), int(w)) for h, w in kwargs.get("spatial_shapes_list") or ()]
+
+    def _on_backbone(self, module: nn.Module, args: Any, out: Any) -> None:
+        while not isinstance(out, Tensor):
+            out = out[0] if isinstance(out[0], Tensor) else out[-1]
+        self._last = (out.shape[-2], out.shape[-1])
+
+    def of(self, positions: int) -> list[tuple[int, int]]:
+        grids = self._listed or [self._last or (0, 0)]
+        assert sum(h * w for h, w in grids) == positions, "the cells of the maps are not the positions of the encoder"
+        return grids
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def inside_images(
+    grid: tuple[int, int], canvas: Sequence[int], sizes: Sequence[Sequence[int]]
+) -> Bool[Tensor, "batch row column"]:
+    """The cells whose middle is image, not padding."""
+    y, x = _cell_centres(grid, canvas)
+    return torch.stack([(y < height)[:, None] & (x < width)[None] for height, width in sizes])
+
+
+def on_objects(
+    grid: tuple[int, int], canvas: Sequence[int], boxes: Sequence[Float[np.ndarray, "boxes 4"]]
+) -> Bool[Tensor, "batch row column"]:
+    """The cells whose middle is in a box of the image; boxes are corners in pixels of the canvas."""
+    y, x = _cell_centres(grid, canvas)
+    maps = []
+    for each in boxes:
+        left, top, right, bottom = torch.as_tensor(each, dtype=torch.float32).reshape(-1, 4).T[..., None]
+        rows, columns = (top <= y) & (y < bottom), (left <= x) & (x < right)
+        maps.append((rows[:, :, None] & columns[:, None, :]).any(0))
+    return torch.stack(maps)
+
+
+def objects_and_background(
+    mass: Float[Tensor, "batch row column"],
+    objects: Bool[Tensor, "batch row column"],
+    inside: Bool[Tensor, "batch row column"],
+) -> ObjectsAndBackground:
+    """The mean of `mass` (what `AttentionOverBatch.mass_map` gives) on objects and on background, padding left out."""
+    on, off = mass[objects & inside], mass[~objects & inside]
+    return ObjectsAndBackground(on.mean().item(), off.mean().item())
+
+
+def _cell_centres(grid: tuple[int, int], canvas: Sequence[int]) -> tuple[Tensor, Tensor]:
+    y, x = ((torch.arange(cells) + 0.5) * side / cells for cells, side in zip(grid, canvas, strict=True))
+    return y, x
+
+
+def attention_weights(
+    attention: BatchAttention,
+    x: Float[Tensor, "batch position dim"],
+    valid: Bool[Tensor, "batch position"] | None = None,
+) -> Float[Tensor, "position head batch batch"]:
+    """How much sample i (third axis) looks at sample j (last axis) at each position, before dropout; rows sum to 1."""
+    batch, positions, _ = x.shape
+    dim = attention.dim
+    projected = F.linear(x, attention.in_proj_weight[: 2 * dim], attention.in_proj_bias[: 2 * dim])
+    query, key = (t.reshape(batch, positions, attention.heads, -1).permute(1, 2, 0, 3) for t in projected.chunk(2, -1))
+    with torch.autocast(x.device.type, enabled=False):
+        scores = query.float() @ key.float().mT / query.shape[-1] ** 0.5
+        return scores.masked_fill(~_visible(attention, batch, valid, x.device), float("-inf")).softmax(dim=-1)
+
+
+def attention_in_chunks(
+    attention: BatchAttention,
+    x: Float[Tensor, "batch position dim"],
+    valid: Bool[Tensor, "batch position"] | None = None,
+    head: int | None = None,
+) -> Float[Tensor, "position batch batch"]:
+    """`attention_weights` on the CPU, their mean over the heads or one head; some positions at a time on the device."""
+    at_once = max(1, _FLOATS_AT_ONCE // (len(x) ** 2 * attention.heads))
+    pieces = []
+    for start in range(0, x.shape[1], at_once):
+        part = slice(start, start + at_once)
+        weights = attention_weights(attention, x[:, part], None if valid is None else valid[:, part])
+        pieces.append((weights.mean(1) if head is None else weights[:, head]).float().cpu())
+    return torch.cat(pieces)
+
+
+def relative_entropy(
+    weights: Float[Tensor, "position head batch batch"], group_size: int | None = None
+) -> Float[Tensor, " head"]:
+    """Entropy of each row over log(samples it can see), averaged: 1 looks at all alike, 0 at one sample."""
+    seen = group_sizes(weights.shape[-1], group_size).to(weights.device)
+    most = seen.clamp_min(2).log()  # alone in its group: entropy 0, whatever it is divided by
+    return (torch.special.entr(weights).sum(-1) / most).mean(dim=(0, 2))
+
+
+def on_itself(weights: Float[Tensor, "position head batch batch"]) -> Float[Tensor, " head"]:
+    """Mass that a sample leaves on itself, averaged. A module that ignores the others has 1."""
+    return weights.diagonal(dim1=-2, dim2=-1).mean(dim=(0, 2))
+
+
+def group_sizes(batch: int, group_size: int | None) -> Tensor:
+    """How many samples each sample of the batch can see, itself included."""
+    size = min(group_size or batch, batch)
+    start = torch.arange(batch) // size * size
+    return torch.clamp(start + size, max=batch) - start
+
+
+def _visible(attention: BatchAttention, batch: int, valid: Tensor | None, device: torch.device) -> Tensor:
+    group = torch.arange(batch, device=device) // (attention.group_size or batch)
+    same_group = group[:, None] == group
+    if valid is None:
+        return same_group
+    itself = torch.eye(batch, dtype=torch.bool, device=device)
+    return same_group & (valid.T[:, None, None, :] | itself)

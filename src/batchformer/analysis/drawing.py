@@ -1,9 +1,11 @@
-"""Pieces of a picture: images as tiles, heat over them, rows with a heading. A dark sheet, so it fits any page."""
+"""Parts of a picture: images as tiles, heat maps over them, rows with a heading; and the index of a picture folder."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
@@ -84,7 +86,7 @@ def colour_map(colours: Float[Tensor, "row column 3"], size: tuple[int, int]) ->
 
 
 def contact_sheet(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
-    """Rows of tiles, each under its heading."""
+    """Rows of tiles, each under its heading, for which torchvision's `make_grid` has no room."""
     columns = max(len(tiles) for _, tiles in rows)
     headings = max(text_width(heading, 26) for heading, _ in rows)
     width = 2 * MARGIN + max(columns * (TILE + GAP) - GAP, headings)
@@ -123,7 +125,7 @@ def scale_bar(sheet: Image.Image, left: int, top: int, width: int, limit: float)
 
 
 def limit_of(mass: Tensor) -> float:
-    """The reach of the tints for these maps: nearly their largest factor, in powers of two; never below a tenth."""
+    """The factor of the strongest tint, as a power of two: nearly the largest of these maps, never below 0.1375."""
     if not bool(mass.isfinite().all()):
         raise UserError("there is NaN in the attention: what the model makes of these images is not finite.")
     logs = mass.clamp_min(1e-6).log2().abs().flatten()
@@ -156,3 +158,38 @@ def _per_channel(name: str, values: Sequence[float]) -> Tensor:
     if len(found) not in (1, 3):
         raise UserError(f"{name}={values!r} must be one number for each of the three channels, or one for all.")
     return found.view(1, -1, 1, 1)
+
+
+INDEX = "pictures.json"
+
+
+def write_index(
+    folder: Path | str, made: Sequence[tuple[str, Image.Image, str, str]], *, keep: bool = True
+) -> list[Path]:
+    """Save pictures (file, picture, title, caption) and list them; the folder is made where it is missing.
+
+    With `keep`, pictures that are listed there already and not drawn anew stay listed.
+    """
+    folder = Path(folder)
+    index = folder / INDEX
+    new = {file: {"file": file, "title": title, "caption": caption} for file, _, title, caption in made}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = _listed(index) if keep else []
+        for file, picture, _, _ in made:
+            picture.save(folder / file, optimize=True)
+        entries = [*new.values(), *(entry for entry in earlier if entry["file"] not in new)]
+        index.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to as a folder: {error.strerror or error}.") from None
+    return [folder / file for file in new]
+
+
+def _listed(index: Path) -> list[dict[str, str]]:
+    if not index.is_file():
+        return []
+    try:
+        known = json.loads(index.read_text(encoding="utf-8"))
+        return [entry for entry in known if isinstance(entry["file"], str)]
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{index} is not an index of pictures: delete it, or write to another folder.") from None

@@ -1,4 +1,4 @@
-"""Grad-CAM (BatchFormer, Fig. 5): which places of an image speak for a class, in any layer whose output has places."""
+"""Grad-CAM (BatchFormer, Fig. 5): the evidence for a class at each place of a layer's feature map or tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from batchformer.analysis.mini_batch import first_tensor
-from batchformer.analysis.token_layout import layout_of, side_of_channels
+from batchformer.analysis.recorded_forward import first_tensor
 from batchformer.attach.contexts import untouched
 from batchformer.errors import UserError
+from batchformer.nn.token_layout import as_tokens, layout_of, side_of_channels
 
 Channels = Literal["auto", "first", "last"]
 
@@ -44,13 +44,13 @@ def grad_cam(
     if channels not in ("auto", "first", "last"):
         raise UserError(f'channels={channels!r} must be "auto", "first" or "last".')
     try:
-        watched = model.get_submodule(layer)
+        submodule = model.get_submodule(layer)
     except AttributeError as problem:
         raise UserError(f"there is no submodule {layer!r}: model.named_modules() lists all.") from problem
     seen: list[Tensor] = []
     with untouched(model):
         model.eval()
-        handle = watched.register_forward_hook(lambda _, args, out: seen.append(first_tensor(out)))
+        handle = submodule.register_forward_hook(lambda _, args, out: seen.append(first_tensor(out)))
         try:
             scores = _scores(model(images.clone().requires_grad_()))
         finally:
@@ -69,7 +69,7 @@ def grad_cam(
     layout = layout_of(features, side, images, model)
     if layout.grid is None:
         raise UserError(f"the output of {layer!r}, {tuple(features.shape)}, has no rows and columns.")
-    values, slopes = (_places(x, side)[:, layout.prefix :] for x in (features, gradient))
+    values, slopes = (as_tokens(x, side).float()[:, layout.prefix :] for x in (features, gradient))
     if not bool(slopes.any()):
         raise UserError(f"the scores do not depend on the patches that leave {layer!r}: choose an earlier submodule.")
     evidence = (values * slopes.mean(dim=1, keepdim=True)).sum(-1).relu()
@@ -95,9 +95,3 @@ def _checked(targets: Any, scores: Float[Tensor, "batch class"]) -> Int[Tensor, 
             f"targets= must be the number of one of the {scores.shape[1]} classes for each of the {len(scores)} images."
         )
     return given.long()
-
-
-def _places(x: Tensor, side: str) -> Float[Tensor, "batch place channel"]:
-    if x.ndim == 4 and side == "first":
-        x = x.movedim(1, -1)
-    return x.detach().flatten(1, -2).float()

@@ -1,4 +1,4 @@
-"""How strongly the loss of a sample pulls on the *other* samples of its batch (paper, eq. 3 and Fig. 6).
+"""The gradient of a sample's loss at the *other* samples of its batch (paper, eq. 3 and Fig. 6).
 
 Eq. 3 splits the gradient of one sample's loss into its own part and a part on the others,
 
@@ -9,12 +9,14 @@ finds: the rarer the class, the larger. The paper does not say which norm, loss 
 released. Here: influence of i = sum over j != i of the Euclidean norm of dL_i / dX_j, with L_i the loss of the
 *related* row of i behind the shared classifier (the plain row never touches another sample), averaged over the samples
 of a class. The network and the module are in eval mode, so neither dropout nor batch statistics take part.
+
+`gradient_on_others` is the same part as a share of the whole gradient, for modules at any depth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -22,10 +24,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from batchformer.analysis.recorded_forward import attachment_or_error
+from batchformer.attach.contexts import Mode, evaluating, set_mode, untouched
 from batchformer.errors import UserError
+from batchformer.nn.streams import plain_count, repeat_targets
 
 Relate = Callable[[Tensor], Tensor]
 Criterion = Callable[[Tensor, Tensor], Tensor]
+RowLosses = Callable[[Any, Any], Tensor]
 
 _CHUNK_BYTES = 256 * 2**20
 
@@ -74,7 +80,7 @@ def gradient_influence(
         features = _input_of(classifier, net, images)
         return features.movedim(1, -1) if channels_first else features
 
-    with _eval_mode(net, point.module):
+    with evaluating(net), evaluating(point.module):
         for samples, labels in _batches(loader, features_of, device, wrt, max_batches, mix_seed):
             if len(labels) < 2:
                 continue  # a batch of one has no other sample
@@ -206,14 +212,97 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="none")
 
 
-@contextmanager
-def _eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards every submodule is back in the mode it had."""
-    before = [(module, module.training) for root in modules for module in root.modules()]
-    try:
-        for root in modules:
-            root.eval()
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
+@dataclass
+class GradientOnOthers:
+    """Share of the gradient of a related row's loss that is on other samples, as a mean over the measured samples.
+
+    `norm_share`: sum over j != i of |g_ij| / sum over all j of |g_ij|. `squared_share`: the same of |g_ij|^2, the part
+    of the gradient's energy. g_ij is the gradient of the loss of sample i's related row at sample j's tokens (or
+    pixels). Many small gradients add up in the first and hardly count in the second: say which one you quote.
+    """
+
+    norm_share: float
+    squared_share: float
+    samples: int
+
+
+def gradient_on_others(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Any,
+    *,
+    wrt: Literal["tokens", "images"] = "tokens",
+    mode: Mode = "train",
+    samples: int = 8,
+    row_losses: RowLosses | None = None,
+    seed: int = 0,
+) -> GradientOnOthers:
+    """How much of the gradient of one sample's loss falls on the other samples of its batch (paper, eq. 3).
+
+    Args:
+        wrt: at the tokens that enter the first insertion, or at the pixels.
+        mode: "train" has dropout on and BatchNorm on the statistics of the batch (which relates samples, too);
+            "quiet" has neither: what is on others then came through the insertions.
+        samples: for so many samples, spread evenly over the related rows; each costs one backward.
+        row_losses: losses per row from (outputs, targets); None: cross entropy with class ids or soft labels.
+    """
+    attachment = attachment_or_error(model)
+    row_losses = row_losses or cross_entropy_rows
+    if len(inputs) < 2:
+        raise UserError("the gradient on other samples needs a batch of two images or more.")
+    if wrt not in ("tokens", "images"):
+        raise UserError(f"wrt={wrt!r} is not known: say 'tokens' or 'images'.")
+    if samples < 1:
+        raise UserError(f"samples={samples}: the gradient is that of one sample or more.")
+    entered: list[Tensor] = []
+
+    def as_leaf(module: nn.Module, args: tuple[Any, ...]) -> Any:
+        if entered:
+            return None
+        entered.append(args[0].detach().requires_grad_())
+        return (entered[0], *args[1:])
+
+    with untouched(attachment.model, seed):
+        set_mode(attachment.model, mode)
+        if wrt == "images":
+            entered.append(inputs.detach().clone().requires_grad_())
+        handle = attachment.points[0].module.register_forward_pre_hook(as_leaf)
+        try:
+            outputs = attachment.model(entered[0] if wrt == "images" else inputs)
+        finally:
+            handle.remove()
+        losses = row_losses(outputs, repeat_targets(targets, outputs))
+        plain = plain_count(len(losses), attachment.points[0].module.streams)
+        # Row `plain + i` is image i where the batch was doubled, and image `plain + i` where it was split.
+        first_image = 0 if attachment.points[0].module.streams == "duplicate" else plain
+        related = losses[plain:] * loss_scale(inputs.device)
+        chosen = torch.arange(min(samples, len(related))) * len(related) // min(samples, len(related))
+        norm_shares, squared_shares = [], []
+        for i in chosen.tolist():
+            (gradient,) = torch.autograd.grad(related[i], entered[0], retain_graph=True)
+            norms = gradient[: len(inputs)].flatten(1).double().norm(dim=1)
+            own = norms[first_image + i]
+            norm_shares.append(1 - own / norms.sum())
+            squared_shares.append(1 - own.square() / norms.square().sum())
+    return GradientOnOthers(
+        torch.stack(norm_shares).mean().item(), torch.stack(squared_shares).mean().item(), len(norm_shares)
+    )
+
+
+def loss_scale(device: torch.device) -> float:
+    """Under float16 autocast gradients of single rows underflow: scale the loss, as training does."""
+    half = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.float16
+    return 2.0**12 if half else 1.0
+
+
+def cross_entropy_rows(outputs: Any, targets: Tensor) -> Tensor:
+    """Losses per row of logits, of an output with `.logits`, or the mean over a tuple of logits (distilled DeiT)."""
+    if isinstance(outputs, tuple | list):
+        return torch.stack([cross_entropy_rows(o, targets) for o in outputs]).mean(0)
+    logits = getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or not isinstance(targets, Tensor):
+        raise UserError(
+            "the losses of rows are those of logits (rows, classes) and a tensor of class ids or soft labels: for any "
+            "other model give row_losses=."
+        )
+    return F.cross_entropy(logits.float(), targets, reduction="none")

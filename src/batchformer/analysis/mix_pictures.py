@@ -27,10 +27,10 @@ from batchformer.analysis.drawing import (
     text,
     tile,
     to_pictures,
+    write_index,
 )
-from batchformer.analysis.picture_files import write_index
 from batchformer.errors import UserError
-from batchformer.mix.mixed import Mixed
+from batchformer.mix.base import Mixed
 from batchformer.mix.transmix import TransMixed
 
 FILE = "mixed.png"

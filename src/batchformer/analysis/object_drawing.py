@@ -1,4 +1,8 @@
-"""Objects on an image: boxes or segments with the name of their class and a score, readable at any size."""
+"""Objects on an image: boxes or segments with the name of their class and a score, readable at any size.
+
+Segments are torchvision's. Names are ours: torchvision's `draw_bounding_boxes` has one small font without a font file,
+lets names overlap and cuts them off at the border; without names its boxes are the rectangles drawn here.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from PIL import Image, ImageDraw, ImageFont
+from torchvision.transforms.v2.functional import pil_to_tensor, to_dtype, to_pil_image
+from torchvision.utils import draw_segmentation_masks
 
 Colour = tuple[int, int, int]
 
 _READABLE = 480  # pixels of the longer side below which names would cover what they name
-_GOLDEN = 0.61803398875
-_COVER = 0.55
+_GOLDEN_RATIO = 0.61803398875
+_OPACITY = 0.55  # of the tint of a segment
+_EDGE = 245 / 255  # grey of the line around it
 _DARK: Colour = (12, 16, 20)
 _LIGHT: Colour = (255, 255, 255)
 
@@ -40,7 +48,9 @@ def draw_boxes(
     taken: list[tuple[int, int, int, int]] = []
     for k in reversed(order):  # the surest takes its place first
         x1, y1, _, _ = _inside(corners[k], sheet)
-        _name(sheet, (x1, y1), _words(names[labels[k]], None if scores is None else scores[k]), labels[k], taken)
+        _draw_caption(
+            sheet, (x1, y1), _caption(names[labels[k]], None if scores is None else scores[k]), labels[k], taken
+        )
     return sheet
 
 
@@ -64,26 +74,26 @@ def draw_segments(
         before[label] = before.get(label, -1) + 1
         colours[int(segment["id"])] = class_colour(label, before[label])
     large = np.asarray(Image.fromarray(ids.astype(np.int32)).resize(sheet.size, Image.Resampling.NEAREST))
-    pixels = np.asarray(sheet, dtype=np.float32).copy()
-    for identity, colour in colours.items():
-        here = large == identity
-        pixels[here] = pixels[here] * (1 - _COVER) + np.array(colour, dtype=np.float32) * _COVER
-    pixels[_edges(large)] = 245
-    sheet = Image.fromarray(pixels.round().astype(np.uint8))
+    pixels = to_dtype(pil_to_tensor(sheet), scale=True)  # floats: torchvision cuts bytes down instead of rounding
+    if colours:
+        masks = torch.from_numpy(large == np.array(list(colours))[:, None, None])
+        pixels = draw_segmentation_masks(pixels, masks, alpha=_OPACITY, colors=list(colours.values()))
+    pixels[:, torch.from_numpy(_edges(large))] = _EDGE
+    sheet = to_pil_image((pixels * 255).round().byte())
     taken: list[tuple[int, int, int, int]] = []
     areas = {identity: int((ids == identity).sum()) for identity in colours}
     for segment in sorted(segments, key=lambda one: -areas[int(one["id"])]):
         if areas[int(segment["id"])]:
-            x, y = _heart(ids == int(segment["id"]))
-            words = _words(names[segment["label_id"]], segment.get("score"))
-            _name(sheet, (x * factor, y * factor), words, int(segment["label_id"]), taken, centred=True)
+            x, y = _point_inside(ids == int(segment["id"]))
+            caption = _caption(names[segment["label_id"]], segment.get("score"))
+            _draw_caption(sheet, (x * factor, y * factor), caption, int(segment["label_id"]), taken, centred=True)
     return sheet
 
 
 def class_colour(label: int, repeat: int = 0) -> Colour:
     """Neighbouring labels far apart on the circle of colours; the second, third object of a class darker."""
     light = 0.62 - 0.13 * (repeat % 3)
-    red, green, blue = colorsys.hls_to_rgb(label * _GOLDEN % 1.0, light, 0.85)
+    red, green, blue = colorsys.hls_to_rgb(label * _GOLDEN_RATIO % 1.0, light, 0.85)
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
@@ -95,7 +105,7 @@ def _enlarged(picture: Image.Image) -> tuple[Image.Image, int]:
 
 
 def _inside(box: np.ndarray, sheet: Image.Image) -> tuple[int, int, int, int]:
-    """Whole pixels of the sheet, never turned inside out."""
+    """The corners in whole pixels of the sheet, the second never before the first."""
     x1, y1 = (int(np.clip(round(float(v)), 0, side - 1)) for v, side in zip(box[:2], sheet.size, strict=True))
     x2, y2 = (int(np.clip(round(float(v)) - 1, 0, side - 1)) for v, side in zip(box[2:], sheet.size, strict=True))
     return x1, y1, max(x1, x2), max(y1, y2)
@@ -105,22 +115,22 @@ def _thickness(sheet: Image.Image) -> int:
     return max(2, round(max(sheet.size) / 250))
 
 
-def _words(name: str, score: float | None) -> str:
+def _caption(name: str, score: float | None) -> str:
     return name if score is None else f"{name} {score:.2f}"
 
 
-def _name(
+def _draw_caption(
     sheet: Image.Image,
     at: tuple[float, float],
-    words: str,
+    caption: str,
     label: int,
     taken: list[tuple[int, int, int, int]],
     centred: bool = False,
 ) -> None:
-    """Words on a plate of the class's colour, moved into the sheet, and down where another plate is."""
+    """A caption on a rectangle of the class's colour, moved into the sheet, and down where another one is."""
     font = ImageFont.load_default(max(12, round(max(sheet.size) / 34)))
     pen = ImageDraw.Draw(sheet)
-    left, top, right, bottom = pen.textbbox((0, 0), words, font=font)
+    left, top, right, bottom = pen.textbbox((0, 0), caption, font=font)
     wide, high = round(right - left) + 8, round(bottom - top) + 6
     x, y = (at[0] - wide / 2, at[1] - high / 2) if centred else (at[0], at[1] - high)
     if not centred and y < 0:
@@ -136,7 +146,7 @@ def _name(
     taken.append((x, y, x + wide, y + high))
     plate = class_colour(label)
     pen.rectangle((x, y, x + wide, y + high), fill=plate)
-    pen.text((x + 4 - left, y + 3 - top), words, fill=_ink_on(plate), font=font)
+    pen.text((x + 4 - left, y + 3 - top), caption, fill=_ink_on(plate), font=font)
 
 
 def _ink_on(colour: Colour) -> Colour:
@@ -152,7 +162,7 @@ def _edges(ids: np.ndarray) -> np.ndarray:
     return edge
 
 
-def _heart(mask: np.ndarray) -> tuple[float, float]:
+def _point_inside(mask: np.ndarray) -> tuple[float, float]:
     """A point inside the mask: in its middle row, the middle of the longest piece."""
     rows = np.flatnonzero(mask.any(1))
     counts = mask.sum(1)[rows].cumsum()

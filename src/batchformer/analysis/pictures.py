@@ -31,9 +31,9 @@ from batchformer.analysis.drawing import (
     tile,
     tint,
     to_pictures,
+    write_index,
 )
 from batchformer.analysis.features import FeaturePair, features_with_and_without
-from batchformer.analysis.picture_files import write_index
 from batchformer.errors import UserError
 
 MOST_SHOWN = 8

@@ -1,4 +1,4 @@
-"""Is the related stream alive? Measured at every insertion and every block, on one batch.
+"""Health of the related stream: statistics at every insertion and every block, on one batch.
 
 V2 reports that training with insertions at many depths can collapse and leaves the reason open. These are the numbers
 that tell: whether related tokens keep their norm and still differ between samples, whether they are the same under
@@ -18,23 +18,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchformer.analysis.attention_weights import attention_weights, on_itself, relative_entropy
-from batchformer.analysis.stream_gradients import (
-    BlockGradients,
+from batchformer.analysis.batch_attention import attention_weights, on_itself, relative_entropy
+from batchformer.analysis.features import TokenStats, mean_cosine, relative_change, sample_signal, token_stats
+from batchformer.analysis.gradient_influence import (
     GradientOnOthers,
     RowLosses,
     cross_entropy_rows,
     gradient_on_others,
-    gradients_by_stream,
-    handle_of,
+    loss_scale,
 )
-from batchformer.analysis.tokens import TokenStats, mean_cosine, relative_change, sample_signal, token_stats
-from batchformer.analysis.watch import Call, Forward, sibling_blocks, watched_forward
+from batchformer.analysis.recorded_forward import (
+    InsertionCall,
+    RecordedForward,
+    attachment_or_error,
+    record_forward,
+    sibling_blocks,
+)
 from batchformer.attach import Attachment
 from batchformer.attach.contexts import set_mode, temporary_attributes, untouched
 from batchformer.errors import UserError
-from batchformer.nn import BatchFormer, repeat_targets
-from batchformer.nn.streams import plain_count
+from batchformer.nn import BatchFormer
+from batchformer.nn.streams import plain_count, repeat_targets
 
 
 @dataclass
@@ -72,6 +76,15 @@ class PointHealth:
     signal_plain: float | None
     attention: list[LayerAttention]
     gradient: float | None
+
+
+@dataclass
+class BlockGradients:
+    """Norm of the gradient of the mean loss of each stream at some parameters, and the cosine between both."""
+
+    plain: float | None
+    related: float | None
+    cosine: float | None
 
 
 @dataclass
@@ -131,15 +144,15 @@ def stream_health(
         positions: token positions that are looked at, evenly spread from the first; None: all of them.
         samples: for the gradient on other samples: one backward each, in training mode and quiet; 0 leaves it out.
     """
-    attachment = handle_of(model)
+    attachment = attachment_or_error(model)
     row_losses = row_losses or cross_entropy_rows
     _check(attachment, len(inputs), positions, samples)
     paths = _known(attachment, blocks) if blocks is not None else sibling_blocks(attachment)
     with untouched(attachment.model, seed):
         set_mode(attachment.model, "train")
-        seen = watched_forward(attachment, inputs, paths, positions)
+        seen = record_forward(attachment, inputs, paths, positions)
         with torch.no_grad():
-            again = watched_forward(attachment, inputs, paths, positions)
+            again = record_forward(attachment, inputs, paths, positions)
         losses = row_losses(seen.outputs, repeat_targets(targets, seen.outputs))
         plain = plain_count(len(losses), attachment.points[0].module.streams)
         plain_loss = losses[:plain].mean() if plain else None
@@ -190,7 +203,7 @@ def _known(attachment: Attachment, blocks: Sequence[str]) -> list[str]:
 def _gradients(
     attachment: Attachment, paths: list[str], plain: Tensor | None, related: Tensor
 ) -> tuple[list[BlockGradients], list[BlockGradients]]:
-    """At the parameters of each insertion, and of each block without those of the insertions."""
+    """Gradients at the parameters of each insertion, and of each block without those of the insertions."""
     own = {id(p) for p in attachment.parameters()}
     groups = [[p for p in point.module.parameters() if p.requires_grad] for point in attachment.points]
     for path in paths:
@@ -200,7 +213,7 @@ def _gradients(
     return found[: len(attachment.points)], found[len(attachment.points) :]
 
 
-def _point(call: Call, again: Call, gradient: float | None) -> PointHealth:
+def _point(call: InsertionCall, again: InsertionCall, gradient: float | None) -> PointHealth:
     quiet = call.module.relate(call.related_in)
     alone = _each_alone(call.module, call.related_in)
     return PointHealth(
@@ -227,12 +240,12 @@ def _attention(attention: Any, x: Tensor, valid: Tensor | None) -> LayerAttentio
 
 
 def _each_alone(module: BatchFormer, x: Tensor) -> Tensor:
-    """The same module with nobody else to look at."""
+    """The output of the module with the attention of each sample restricted to itself."""
     with temporary_attributes({layer.self_attn: {"group_size": 1} for layer in module.layers}):
         return module.relate(x)
 
 
-def _block(path: str, seen: Forward, again: Forward, gradient: BlockGradients) -> BlockHealth:
+def _block(path: str, seen: RecordedForward, again: RecordedForward, gradient: BlockGradients) -> BlockHealth:
     plain, related = seen.leaving.get(path, (None, None))
     stats = [None if tokens is None else token_stats(tokens) for tokens in (plain, related)]
     signal = _between(sample_signal, related, again.leaving.get(path, (None, None))[1])
@@ -255,3 +268,40 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def gradients_by_stream(
+    plain_loss: Tensor | None, related_loss: Tensor | None, parameters: Sequence[Sequence[nn.Parameter]]
+) -> list[BlockGradients]:
+    """Gradient norms of both losses for each group of parameters; `.grad` stays as it is.
+
+    None where a loss does not reach the group.
+    """
+    flat = [p for group in parameters for p in group]
+    scale = loss_scale(flat[0].device) if flat else 1.0
+    by_stream = []
+    for loss in (plain_loss, related_loss):
+        if loss is None or not flat:
+            by_stream.append([None] * len(flat))
+        else:
+            grads = torch.autograd.grad(loss * scale, flat, retain_graph=True, allow_unused=True)
+            by_stream.append([None if g is None else g / scale for g in grads])
+    found, start = [], 0
+    for group in parameters:
+        part = slice(start, start + len(group))
+        found.append(_compare(by_stream[0][part], by_stream[1][part]))
+        start += len(group)
+    return found
+
+
+def _compare(plain: Sequence[Tensor | None], related: Sequence[Tensor | None]) -> BlockGradients:
+    norms = [_norm(grads) for grads in (plain, related)]
+    pairs = [(a, b) for a, b in zip(plain, related, strict=True) if a is not None and b is not None]
+    dot = sum((a.double() * b.double()).sum().item() for a, b in pairs)
+    both = None not in norms and norms[0] > 0 and norms[1] > 0  # type: ignore[operator]
+    return BlockGradients(norms[0], norms[1], dot / (norms[0] * norms[1]) if both else None)  # type: ignore[operator]
+
+
+def _norm(gradients: Sequence[Tensor | None]) -> float | None:
+    found = [g.double().square().sum() for g in gradients if g is not None]
+    return torch.stack(found).sum().sqrt().item() if found else None

@@ -6,7 +6,6 @@ layer that reads it, or by the tensor that a dry run showed.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from batchformer.attach.probe import Calls
-from batchformer.errors import UserError
+from batchformer.errors import UserError, nearest
 
 Channels = Literal["first", "last"]
 
@@ -50,7 +49,7 @@ def get_submodule(model: nn.Module, path: str) -> nn.Module:
     """`model.get_submodule(path)`; an unknown path is answered with the nearest names."""
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     if path not in names:
-        near = difflib.get_close_matches(path, names, n=3, cutoff=0.3) or names[-3:]
+        near = nearest(path, names, count=3) or names[-3:]
         raise UserError(
             f"{type(model).__name__} has no submodule {path!r}; the nearest names are {', '.join(map(repr, near))}."
         )

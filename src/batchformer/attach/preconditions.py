@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -49,7 +48,7 @@ def refuse_unknown_options(keywords: Mapping[str, Any]) -> None:
     known = [name for name in inspect.signature(BatchFormer.__init__).parameters if name not in ("self", "dim")]
     for name in keywords:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            near = nearest(name, known)
             hint = f"did you mean {near[0]!r}" if near else f"there are {', '.join(known)}"
             raise UserError(f"attach has no option {name!r}: {hint}.")
 

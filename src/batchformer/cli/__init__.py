@@ -8,8 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from batchformer.cli.nearest import did_you_mean
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 
 COMMANDS = {
     "fit": "train one recipe",

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from batchformer.cli.nearest import did_you_mean
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)

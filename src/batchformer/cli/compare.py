@@ -125,7 +125,8 @@ def run(args: list[str]) -> int:
         raise KeyboardInterrupt(f"stopped; go on with: {program()} compare {shlex.join(words)} --resume") from None
     line.clear()
     if is_main_process():
-        _conclude(name, out, planned, results, words_again(given, *kept, "data-root"))
+        shown = [option for option in kept if option != "seeds"]
+        _conclude(name, out, planned, results, words_again(given, *shown, "data-root"))
     return 0
 
 

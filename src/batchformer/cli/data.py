@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.shelf import find_recipe
-from batchformer.cli.training_options import recipe_overrides
+from batchformer.cli.training import recipe_overrides
 from batchformer.errors import UserError
 
 HELP = """

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.cli.arguments import Arguments, Option, read_arguments
-from batchformer.cli.nearest import did_you_mean
 from batchformer.cli.shelf import find_recipe
 from batchformer.cli.show import metrics_table, program
 from batchformer.cli.training import (
@@ -24,7 +23,7 @@ from batchformer.cli.training import (
     variants_on_the_line,
     words_again,
 )
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 from batchformer.runs.folder import RunFolder, is_main_process
 
 HELP = """

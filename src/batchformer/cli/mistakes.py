@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from batchformer.cli.nearest import did_you_mean
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 
 _UNKNOWN = (
     re.compile(r"unrecognized arguments: --(?P<key>[\w.\-]+)"),

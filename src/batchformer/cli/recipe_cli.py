@@ -15,9 +15,8 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from batchformer.cli.mistakes import in_one_line
-from batchformer.cli.nearest import did_you_mean
 from batchformer.cli.recipe_file import read_recipe
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 from batchformer.runs.options import RunOptions, current_key, with_current_keys
 from batchformer.tasks import TASKS, Task
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import yaml
 
-from batchformer.cli.nearest import did_you_mean
 from batchformer.cli.shelf import find_recipe, recipe_names
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 
 EXTENDS = "extends"
 SECTIONS = (EXTENDS, "about", "variants", "stages", "task", "seed_everything", "trainer", "model", "data", "run")

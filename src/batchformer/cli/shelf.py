@@ -7,8 +7,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from batchformer.cli.nearest import did_you_mean
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 
 SHELVES = {
     "Start here, nothing to download": (

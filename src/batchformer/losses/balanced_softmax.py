@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from batchformer.losses._class_counts import checked_counts
+from batchformer.errors import UserError
 
 
 class BalancedSoftmaxLoss(nn.Module):
@@ -35,3 +36,16 @@ class BalancedSoftmaxLoss(nn.Module):
         self, logits: Float[Tensor, "rows classes"], targets: Int[Tensor, " rows"] | Float[Tensor, "rows classes"]
     ) -> Float[Tensor, ""]:
         return F.cross_entropy(logits + self.log_counts, targets)
+
+
+def checked_counts(class_counts: Sequence[int] | Tensor, loss: str) -> Float[Tensor, " classes"]:
+    """Training images per class, for a loss that divides by them or takes their logarithm."""
+    counts = torch.as_tensor(class_counts, dtype=torch.float64)
+    if counts.ndim != 1 or counts.numel() == 0:
+        raise UserError(f"{loss} needs class_counts as one number of training images per class, in label order.")
+    if empty := (counts <= 0).nonzero().flatten().tolist():
+        raise UserError(
+            f"{loss} cannot handle classes without training images (class {', '.join(map(str, empty[:5]))}"
+            f"{', ...' if len(empty) > 5 else ''}): add images, drop the class, or train with cross_entropy."
+        )
+    return counts

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
-from batchformer.losses._class_counts import checked_counts
+from batchformer.losses.balanced_softmax import checked_counts
 
 
 class LDAMLoss(nn.Module):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from batchformer.losses._class_counts import checked_counts
+from batchformer.losses.balanced_softmax import checked_counts
 
 
 class LogitAdjustedLoss(nn.Module):

@@ -1,4 +1,4 @@
-"""Metrics: one per file. The borders of the splits (`shots`) need no torch; what does is imported when asked for."""
+"""Metrics. `shots`, the borders between many, medium and few, needs no torch; what does is imported when asked for."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 from batchformer.metrics.shots import count_shots, shot_of
 
 if TYPE_CHECKING:
-    from batchformer.metrics.coco_ap import CocoAP
+    from batchformer.metrics.accuracy import ShotAccuracy, TopAccuracy
+    from batchformer.metrics.coco_ap import CocoAP, ThingsAP
     from batchformer.metrics.panoptic_quality import PanopticQuality
-    from batchformer.metrics.shot_accuracy import ShotAccuracy
-    from batchformer.metrics.top_accuracy import TopAccuracy
 
-__all__ = ["CocoAP", "PanopticQuality", "ShotAccuracy", "TopAccuracy", "count_shots", "shot_of"]
+__all__ = ["CocoAP", "PanopticQuality", "ShotAccuracy", "ThingsAP", "TopAccuracy", "count_shots", "shot_of"]
 _HOME = {
     "CocoAP": "batchformer.metrics.coco_ap",
     "PanopticQuality": "batchformer.metrics.panoptic_quality",
-    "ShotAccuracy": "batchformer.metrics.shot_accuracy",
-    "TopAccuracy": "batchformer.metrics.top_accuracy",
+    "ShotAccuracy": "batchformer.metrics.accuracy",
+    "ThingsAP": "batchformer.metrics.coco_ap",
+    "TopAccuracy": "batchformer.metrics.accuracy",
 }
 
 

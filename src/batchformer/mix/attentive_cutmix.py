@@ -1,9 +1,9 @@
-"""Attentive CutMix: the cells a frozen network looks at most, pasted over the other image."""
+"""Attentive CutMix: the cells with the highest activation of a frozen network, pasted over the other image."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from batchformer.attach.contexts import evaluating
 from batchformer.errors import UserError
-from batchformer.mix.base import Draw, Mix, Partner, need_module
-from batchformer.mix.mixed import Mixed
+from batchformer.mix.base import Draw, Mix, Mixed, Partner, need_module
 from batchformer.nn.inputs import autocasts, is_whole
+from batchformer.nn.token_layout import patch_grids, patch_size, prefix_tokens, token_grid
 
 _PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -115,7 +115,7 @@ class AttentiveCutMix(Mix):
 
     @torch.no_grad()
     def heatmap(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch rows columns"]:
-        """Where the extractor looks."""
+        """One value for each cell of the extractor's feature map: the mean over its channels, or the last one."""
         first = next(self.extractor.parameters(), None)
         if first is not None and first.device != images.device:
             self.extractor.to(images.device)
@@ -170,3 +170,118 @@ def top_cells(heat: Float[Tensor, "batch rows columns"], k: int) -> Float[Tensor
     """1 in the k hottest cells of each map; of equal ones those first in reading order, on every device."""
     order: Int[Tensor, "batch cells"] = heat.flatten(1).argsort(dim=1, descending=True, stable=True)
     return torch.zeros_like(heat).flatten(1).scatter_(1, order[:, :k], 1.0).view_as(heat)
+
+
+Images = Float[Tensor, "batch channels height width"]
+Map = Float[Tensor, "batch features rows columns"]
+
+
+class _TruncatedModel(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+class FeatureMap(_TruncatedModel):
+    """timm's `forward_features`, as a map (batch, channels, rows, columns) whatever the model keeps its features in."""
+
+    def forward(self, images: Images) -> Map:
+        features = self.model.forward_features(images)  # type: ignore[operator]
+        if isinstance(features, Tensor) and features.ndim == 3:  # tokens of a transformer
+            return self._map_of_tokens(features, images)
+        if not isinstance(features, Tensor) or features.ndim != 4:
+            raise _unclear(self.model)
+        return features.permute(0, 3, 1, 2) if getattr(self.model, "output_fmt", "NCHW") == "NHWC" else features
+
+    def _map_of_tokens(self, tokens: Float[Tensor, "batch tokens features"], images: Tensor) -> Tensor:
+        patches = tokens[:, prefix_tokens(self.model)[1] :]
+        count, (height, width) = patches.shape[1], images.shape[-2:]
+        grids = patch_grids(self.model, height, width)
+        grid = next(((rows, columns) for rows, columns in grids if rows * columns == count), None)
+        if grid is None:  # the model merges tokens
+            try:
+                grid = token_grid(count, height, width, patch_size(self.model))
+            except (UserError, ValueError) as error:
+                raise _unclear(self.model) from error
+        return patches.transpose(1, 2).unflatten(2, grid)
+
+
+class TokenMap(_TruncatedModel):
+    """torchvision's ViT up to its encoder, the tokens of the image as a map."""
+
+    def forward(self, images: Images) -> Map:
+        model: Any = self.model
+        if images.shape[-2:] != (model.image_size, model.image_size):
+            raise UserError(
+                f"this {type(model).__name__} takes images of {model.image_size} x {model.image_size} pixels and got "
+                f"{images.shape[-2]} x {images.shape[-1]}: AttentiveCutMix resizes them with size={model.image_size}."
+            )
+        patches = model._process_input(images)
+        tokens = model.encoder(torch.cat([model.class_token.expand(len(images), -1, -1), patches], dim=1))
+        side = model.image_size // model.patch_size
+        return tokens[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+
+
+class InputTransform(nn.Module):
+    """A function that a model applies to its images before its first layer, as a module."""
+
+    def __init__(self, prepare: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.prepare = prepare
+
+    def forward(self, images: Images) -> Tensor:
+        return self.prepare(images)
+
+
+class CompiledAsOne(nn.Sequential):
+    """A sequence that torch compiles as a whole; of a plain `nn.Sequential` it compiles every part by itself."""
+
+    def forward(self, images: Images) -> Tensor:
+        for part in self:
+            images = part(images)
+        return images
+
+
+def feature_map(model: nn.Module) -> nn.Module:
+    """The part of a timm or torchvision classifier that ends in its last feature map, for `AttentiveCutMix`.
+
+    timm models by `forward_features`, torchvision's by their `features` or by everything before the pooling or the
+    classifier, auxiliary ones left out, its ViT by the tokens. Shares its parameters with the model given.
+    """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"feature_map takes a model, an nn.Module, and got a {type(model).__name__}.")
+    if hasattr(model, "forward_features"):
+        return FeatureMap(model)
+    children = dict(model.named_children())
+    if "features" in children:
+        # torchvision's Swin has its channels last until here
+        after = [children[name] for name in ("norm", "permute") if name in children] if "permute" in children else []
+        if type(model).__name__ == "DenseNet":  # whose `forward` has it
+            after.append(nn.ReLU())
+        return CompiledAsOne(children["features"], *after)
+    if {"conv_proj", "encoder", "heads"} <= children.keys():
+        return TokenMap(model)
+    if (end := _end(model, children)) is None:
+        raise _unclear(model)
+    parts: list[nn.Module] = []
+    for child in list(children.values())[:end]:
+        if "Aux" not in type(child).__name__:
+            parts += child if isinstance(child, nn.ModuleList) else [child]
+    if getattr(model, "transform_input", False):
+        parts.insert(0, InputTransform(model._transform_input))  # type: ignore[arg-type]
+    return CompiledAsOne(*parts)
+
+
+def _end(model: nn.Module, children: dict[str, nn.Module]) -> int | None:
+    """How many of the children come before the pooling, where they run one after the other."""
+    ends = ["avgpool"]
+    if type(model).__module__.startswith("torchvision.models."):  # some of which pool without a layer
+        ends += ["classifier", "fc"]
+    return next((list(children).index(name) for name in ends if name in children), None)
+
+
+def _unclear(model: nn.Module) -> UserError:
+    return UserError(
+        f"it is not clear where the feature map of a {type(model).__name__} ends: pass AttentiveCutMix the part of it "
+        f"that returns (batch, channels, rows, columns)."
+    )

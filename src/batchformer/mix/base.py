@@ -1,7 +1,8 @@
-"""The one interface of all mixing methods: what is drawn for a batch, and what is made of it."""
+"""The interface of all mixing methods: the random numbers of a batch, the mixed batch, and its targets."""
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,11 +10,74 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.data import get_worker_info
 
 from batchformer.errors import UserError
-from batchformer.mix.mixed import Mixed, soft_labels
-from batchformer.mix.workers import warn_of_copied_numbers
 from batchformer.nn.inputs import as_number, is_whole
+
+
+class Mixed:
+    """A mixed batch: images and targets. "Image A" is the image of the row itself, "image B" the one mixed into it.
+
+    Args:
+        images: the mixed images.
+        labels: what `soft_labels` made of the targets, one row per image, not mixed yet.
+        partner: which row of the batch image B is.
+        share: how much of the mixed image is image B.
+        mask: share of image B at each pixel (0 or 1 for methods that cut), None where it is the same everywhere.
+    """
+
+    def __init__(
+        self,
+        images: Float[Tensor, "batch channels height width"],
+        labels: Float[Tensor, "batch classes"],
+        partner: Int[Tensor, " batch"],
+        share: Float[Tensor, " batch"],
+        mask: Float[Tensor, "#batch 1 height width"] | None = None,
+    ) -> None:
+        self.images, self.labels, self.partner, self.share, self.mask = images, labels, partner, share, mask
+
+    def label_share(self) -> Float[Tensor, " batch"]:
+        """How much of the target is image B's: the share in pixels, unless a method knows better (TransMix)."""
+        return self.share
+
+    def targets(self) -> Float[Tensor, "batch classes"]:
+        """(1 - label_share) y_A + label_share y_B, for a loss that takes soft targets; no gradient flows into it."""
+        return torch.lerp(self.labels, self.labels[self.partner], self.label_share()[:, None])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def soft_labels(
+    targets: Int[Tensor, " batch"] | Float[Tensor, "batch classes"], num_classes: int, smoothing: float = 0.0
+) -> Float[Tensor, "batch classes"]:
+    """Class ids or soft targets as rows of `num_classes`, a part `smoothing` of each spread over all classes.
+
+    As timm and the released TransMix code do it: 1 - s + s/K for the true class, s/K for the others.
+    """
+    if targets.ndim == 1 and not targets.is_floating_point():
+        if targets.device.type == "cpu":  # elsewhere looking would make the host wait for the device
+            _check_ids(targets, num_classes)
+        rows = torch.zeros(len(targets), num_classes, dtype=torch.float32, device=targets.device)
+        rows.scatter_(1, targets[:, None].long(), 1.0)
+    elif targets.ndim == 2 and targets.shape[1] == num_classes:
+        rows = targets.detach().float()
+    else:
+        raise UserError(
+            f"targets of the shape {tuple(targets.shape)} and type {targets.dtype} cannot be mixed: pass class ids "
+            f"(batch,) or soft targets (batch, {num_classes})."
+        )
+    return rows * (1 - smoothing) + smoothing / num_classes if smoothing else rows
+
+
+def _check_ids(targets: Tensor, num_classes: int) -> None:
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
+        raise UserError(
+            f"the targets hold class ids from {int(targets.min())} to {int(targets.max())}, and num_classes="
+            f"{num_classes}: ids must lie between 0 and {num_classes - 1}."
+        )
+
 
 Partner = Literal["random", "flip"]
 
@@ -98,8 +162,8 @@ class Mix(ABC):
         return self.apply(images, labels, self.draw(images))
 
     def draw(self, images: Float[Tensor, "batch channels height width"]) -> Draw:
-        """The random part."""
-        warn_of_copied_numbers(type(self).__name__, self.generator, self._seed)
+        """Draw all random numbers of the batch."""
+        warn_of_copied_generator(type(self).__name__, self.generator, self._seed)
         batch, device = len(images), images.device
         at = self.generator.device if self.generator is not None else torch.device("cpu")
         # float32 by name: a run all in half precision has another default, and 256 places for a box
@@ -164,7 +228,7 @@ class Mix(ABC):
 
 
 def need_module(name: str, what: str, given: object) -> None:
-    """Of the methods that take a network before the number of classes."""
+    """Check the first argument of the methods that take a network before the number of classes."""
     if not isinstance(given, nn.Module):
         raise UserError(
             f"{name} takes {what}, an nn.Module, and then the number of classes, and the first it got is of the type "
@@ -183,3 +247,32 @@ def sample_beta(alpha: float, count: int, generator: torch.Generator | None, dev
         return apart[:, 0].sigmoid().clamp(limits.tiny, 1 - limits.eps)
     # Beta is the Dirichlet distribution of two; torch.distributions draws it by this very function, without generator.
     return torch._sample_dirichlet(torch.full((count, 2), alpha, **options), generator=generator)[:, 0]
+
+
+_warned = False
+
+
+def warn_of_copied_generator(name: str, generator: torch.Generator | None, seed: int | None) -> None:
+    """Warn once in each DataLoader worker whose generator is still an unchanged copy of the mix's, with its `seed`.
+
+    Without a generator there is no problem: torch gives every worker, in every epoch, a seed of its own.
+    """
+    global _warned
+    if not _warned and generator is not None and get_worker_info() is not None and generator.initial_seed() == seed:
+        _warned = True
+        warnings.warn(
+            f"{name} draws from a generator of its own in a DataLoader's worker, and every worker begins with the same "
+            f"copy of it, whenever workers are started: leave generator= out (torch seeds each worker), or seed it in "
+            f"worker_init_fn.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def refuse_in_worker(name: str) -> None:
+    """Methods that run the model in training cannot work in a worker, which has a copy from when it was started."""
+    if get_worker_info() is not None:
+        raise UserError(
+            f"{name} asks the model that is trained, and a DataLoader's worker has only a copy of it: mix in the "
+            f"training step, not in collate_fn."
+        )

@@ -1,4 +1,4 @@
-"""The attention that one query pays to all tokens, from the input of an attention layer: nothing of the size N x N.
+"""The attention weights of one query over all tokens, from the input of an attention layer: no N x N matrix.
 
 A layer is taken to be `softmax(q k^T / sqrt(d) + bias) v` with its weights under the names that timm, transformers or
 torch give them. Query and keys are computed once more for that one row (of a twelve-block ViT a few thousandths of a
@@ -72,7 +72,7 @@ def attention_rows(
 
 
 def values_of(layer: nn.Module, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch heads tokens _"]:
-    """What the layer weighs with its attention."""
+    """The values that the layer's attention weights are applied to."""
     return _project(layer, tokens, "v")
 
 

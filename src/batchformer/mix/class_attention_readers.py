@@ -1,4 +1,4 @@
-"""How to read the class attention off one kind of layer, from the arguments of its forward."""
+"""Read the class attention of one layer from the arguments of its forward, while the model runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from batchformer.attach.insertion import InstanceForward
 from batchformer.errors import UserError
 from batchformer.mix.class_attention import HalfRotation, Query, attention_rows
 
@@ -71,7 +72,7 @@ class TokenReader(Reader):
                 )
             asked = "class"
         rope, bias = _position(layer, given), _bias(layer, given)
-        _refuse_the_unknown(layer, given, self.names)
+        _refuse_unknown_inputs(layer, given, self.names)
         rows = attention_rows(layer, tokens, asked, self.prefix, keys=keys, bias=bias, rope=rope).mean(1)
         if whole and self.class_alone:
             others = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)[1:]
@@ -87,7 +88,7 @@ class LatentReader(Reader):
         self.names = names
 
     def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False) -> Tensor:
-        _refuse_the_unknown(layer, {**dict(zip(self.names, args, strict=False)), **kwargs}, self.names)
+        _refuse_unknown_inputs(layer, {**dict(zip(self.names, args, strict=False)), **kwargs}, self.names)
         tokens = _first(args, kwargs)
         keys = tokens if layer.pos_embed is None else tokens + layer.pos_embed.to(tokens.dtype)
         latent = layer.latent.expand(len(tokens), -1, -1)
@@ -95,7 +96,7 @@ class LatentReader(Reader):
 
 
 def names_by_position(layer: nn.Module) -> tuple[str, ...]:
-    """What the layer's `forward` calls its arguments, whatever stands in its place now."""
+    """The names of the positional arguments of the `forward` of the layer's class, not of an instance `forward`."""
     parameters = list(inspect.signature(type(layer).forward).parameters.values())[1:]
     return tuple(one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD))
 
@@ -146,7 +147,7 @@ def _bias(layer: Any, given: dict[str, Any]) -> Tensor | None:
     return bias if shared is None else shared if bias is None else bias + shared
 
 
-def _refuse_the_unknown(layer: nn.Module, given: dict[str, Any], names: tuple[str, ...]) -> None:
+def _refuse_unknown_inputs(layer: nn.Module, given: dict[str, Any], names: tuple[str, ...]) -> None:
     known = {"query", "key", "value", "rope", "shared_rel_pos_bias", *names[:1]}
     if rotates_halves(layer):
         known.add("position_embeddings")
@@ -162,3 +163,116 @@ def _refuse_the_unknown(layer: nn.Module, given: dict[str, Any], names: tuple[st
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return args[0] if args else next(iter(kwargs.values()))
+
+
+class ClassAttentionRecorder(InstanceForward):
+    """An attention layer's `forward` that records the class row of the attention, then calls the original one.
+
+    Not a hook, which compiled code may skip (see `InstanceForward`); and read at once, not later from a stored input:
+    inside the forward the precision is that of the model, its weights are there (FSDP gathers them for the forward
+    only), and a compiler fuses it. Of a batch mixed in training it reads no pass in eval mode: a validation in between
+    changes nothing, and a copy of the model (EMA) reads nothing at all. One mixed in eval mode, right behind a
+    validation, may still have its pass in training, `model.train()(mixed.images)`. It reads one pass: what came of a
+    second one before `take` may belong to other images, and is noted (`again`).
+
+    `state` has few values: code is compiled for each of them once, and not again from batch to batch.
+    """
+
+    def __init__(self, layer: nn.Module, reader: Reader, whole: bool = False) -> None:
+        super().__init__(layer)
+        self.reader, self.whole = reader, whole
+        self.mixed_in_training = False
+        self.state: Literal["idle", "waiting", "read", "again"] = "idle"
+        self.rows: Tensor | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.removed and self.state != "idle" and (self.layer.training or not self.mixed_in_training):
+            if self.state == "waiting":
+                with torch.no_grad():
+                    self.rows = self.reader(self.layer, args, kwargs, self.whole)
+                self.state = "read"
+            else:
+                self.state = "again"
+        return self.original(*args, **kwargs)
+
+    @property
+    def __globals__(self) -> dict[str, Any]:
+        """torch.jit.script asks every `forward` for its globals: raise, with the reason why it cannot work."""
+        raise AttributeError(
+            "a model that TransMix reads cannot go through torch.jit.script: close the mix first, mix.close() (of a "
+            "copy of the model batchformer.mix.close(copy)), or use torch.export or torch.jit.trace."
+        )
+
+    def expect(self) -> None:
+        """Record the next forward pass."""
+        self.mixed_in_training, self.state, self.rows = self.layer.training, "waiting", None
+
+    def take(self) -> Tensor | None:
+        """The recorded attention, once; later passes (of a checkpointed backward, say) are not recorded."""
+        if self.state == "again":
+            raise UserError(
+                f"the {type(self.layer).__name__} that TransMix reads ran more than once since the batch was mixed, so "
+                f"it is not clear which pass was that of mixed.images: call mixed.targets() or mixed.attention() right "
+                f"after model(mixed.images), and run the model on other images after that. A layer that the model "
+                f"itself calls several times in a pass cannot be read: choose another block=."
+            )
+        rows = self.rows
+        if rows is not None:
+            self.state, self.rows = "idle", None
+        return rows
+
+    def take_away(self) -> None:
+        """Take it off the layer, also from below another `forward` that was put on top of it later."""
+        layer = self.layer
+        if layer is None:
+            return
+        outer = layer.__dict__.get(self.name)
+        if outer is self:
+            super().take_away()
+            below = layer.__dict__.get(self.name)
+            while isinstance(below, InstanceForward) and below.removed:
+                below.take_away()
+                below = layer.__dict__.get(self.name)
+        while isinstance(outer, InstanceForward):
+            if outer.previous is self:
+                outer.previous = self.previous
+            outer = outer.previous  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "state": "idle", "rows": None}
+
+
+def close(model: nn.Module) -> None:
+    """Remove the recorders of TransMix from a copy of a model (an EMA), which `mix.close()` does not reach."""
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"batchformer.mix.close takes a model, and got a {type(model).__name__}: a mix is closed by mix.close()."
+        )
+    for layer in model.modules():
+        inner = layer.__dict__.get("forward")
+        while isinstance(inner, InstanceForward):
+            if isinstance(inner, ClassAttentionRecorder) and not inner.removed:
+                inner.remove()
+            inner = inner.previous  # type: ignore[assignment]
+
+
+def roll_out(
+    attention: list[Float[Tensor, "batch tokens tokens"]], reader: Reader
+) -> Float[Tensor, "batch image_tokens"]:
+    """Attention rollout (Abnar & Zuidema, 2020): the product of (A + I) / 2 over all blocks, its class row.
+
+    Taken from the last block to the first it is a row times a matrix each time. A model without class token starts from
+    the mean of its image tokens.
+    """
+    if len(counts := list(dict.fromkeys(matrix.shape[1] for matrix in attention))) > 1:
+        raise UserError(
+            f"rollout multiplies the attention of blocks over one row of tokens, and the blocks of this model have "
+            f"{', '.join(map(str, counts))} tokens: choose a block by its number."
+        )
+    batch, tokens, _ = attention[0].shape
+    start = slice(0, 1) if reader.query == "class" else slice(reader.prefix, tokens)
+    row = attention[0].new_zeros(batch, 1, tokens)
+    row[:, :, start] = 1 / len(range(tokens)[start])
+    for matrix in reversed(attention):
+        row = (row + row @ matrix) / 2
+    return row[:, 0, reader.prefix :]

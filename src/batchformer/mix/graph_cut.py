@@ -1,15 +1,17 @@
-"""The energy of Puzzle-Mix's mask over a grid of cells, and the labels of its minimum."""
+"""The labels of least energy over a grid of cells, by minimum cuts of many small grids at once."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from batchformer.errors import UserError
-from batchformer.mix.grid_cut import cut_grid
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ def least_energy(energy: GridEnergy) -> Int[Tensor, "batch height width"]:
         _check(unary, right, down)
     edge = 1 / (labels - 1) ** 2
     scale = _scale(unary, right, down)
-    right, down = _whole(right * edge, scale), _whole(down * edge, scale)
-    steps = _whole(unary[:, 1:] - unary[:, :-1], scale)  # what it costs a cell to be raised from each label
+    right, down = _rounded(right * edge, scale), _rounded(down * edge, scale)
+    steps = _rounded(unary[:, 1:] - unary[:, :-1], scale)  # what it costs a cell to be raised from each label
     if labels == 2:
         return cut_grid(-steps[:, 0], right, down).long()
     raised = cut_grid(-steps[:, 1], right, down).long()
@@ -82,7 +84,7 @@ def _scale(unary: Tensor, right: Tensor, down: Tensor) -> Float[Tensor, "batch 1
     return torch.exp2(exponent)[:, None, None]
 
 
-def _whole(values: Tensor, scale: Tensor) -> Tensor:
+def _rounded(values: Tensor, scale: Tensor) -> Tensor:
     scale = scale.view(-1, *(1,) * (values.ndim - 1))
     return torch.round(values * scale).to(torch.int32)
 
@@ -101,3 +103,131 @@ def _check(unary: Tensor, right: Tensor, down: Tensor) -> None:
     bend = unary.diff(n=2, dim=1)
     if bend.numel() and bend.min() < -1e-5 * unary.abs().max():
         raise UserError("the energy of the mask is not convex in the label; the cut would not be exact.")
+
+
+_SWEEPS = 16  # between two exact labellings: few enough to stop soon, many enough to make good use of the labels
+
+
+@torch.no_grad()
+def cut_grid(
+    gain: Int[Tensor, "batch height width"],
+    right: Int[Tensor, "batch height width-1"],
+    down: Int[Tensor, "batch height-1 width"],
+) -> Bool[Tensor, "batch height width"]:
+    """The set of cells with the largest sum of `gain` minus the edges that leave it, for each grid; exact.
+
+    That is the minimum cut of a graph where a cell with a gain hangs on the source and one with a loss on the sink, and
+    neighbours are joined by the edges `right` and `down` (none below 0). Of several best sets it is the largest.
+
+    Push-relabel (Goldberg and Tarjan, 1988), every cell of every grid at the same time: a cell with excess pushes it to
+    neighbours one step nearer to a cell that still has room; the distances are kept as lower bounds by relabelling all
+    cells after each sweep (valid, since labels only grow) and computed exactly now and then, which also tells which
+    cells reach no room any more. When no excess reaches any, those cells are the set; grids that are done are set
+    aside. All numbers are 32-bit integers: sums of gains and four times an edge must stay below 2**30.
+
+    On a CUDA device all of it is one launch (`triton_kernels`) that the host does not wait for.
+    """
+    batch, height, width = gain.shape
+    if gain.is_cuda and (in_one_launch := _kernel(gain.device, height * width)) is not None:
+        room = _edges(right, down).permute(2, 0, 1).contiguous()
+        cells, _ = in_one_launch(gain.to(torch.int32).reshape(batch, -1).contiguous(), room, width)
+        return cells.view(batch, height, width)
+    ahead, back = _neighbours(height, width, gain.device)
+    # the batch comes last: a neighbour is then a whole row of memory
+    excess = gain.to(torch.int32).reshape(batch, -1).T.contiguous()
+    room = _edges(right, down)
+    unreached = torch.zeros_like(excess, dtype=torch.bool)
+    working: Tensor | None = None  # columns of `unreached` that excess and room stand for; None is all of them
+    far = height * width + 1
+    while True:
+        distance = _distances(excess, room, ahead, far)
+        cut_off = distance >= far
+        if working is None:
+            unreached = cut_off
+        else:
+            unreached[:, working] = cut_off
+        busy = ((excess > 0) & ~cut_off).any(0)
+        left = busy.nonzero()[:, 0]
+        if not len(left):
+            return unreached.T.reshape(batch, height, width)
+        if len(left) <= 0.75 * len(busy):
+            working = left if working is None else working[left]
+            excess, room, distance = excess[:, left], room[:, :, left], distance[:, left]
+        for _ in range(_SWEEPS):
+            excess, room, distance = _sweep(excess, room, distance, ahead, back, far)
+
+
+def _sweep(
+    excess: Int[Tensor, "cells batch"],
+    room: Int[Tensor, "4 cells batch"],
+    distance: Int[Tensor, "cells batch"],
+    ahead: Int[Tensor, " 4*cells"],
+    back: Int[Tensor, " 4*cells"],
+    far: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Every cell pushes what it has to neighbours one step nearer, then takes the distance its neighbours allow."""
+    # arithmetic in place of conditions: comparisons of integers are the slow operations of a CPU
+    beyond = distance.index_select(0, ahead).view_as(room)
+    nearer = (distance - beyond).clamp_(min=0)  # 1 or 0 where there is room: labels are never more than a step apart
+    pushed = nearer.mul_(room)
+    rest = excess.clamp(min=0)
+    for direction in pushed:
+        torch.minimum(direction, rest, out=direction)
+        rest = rest - direction
+    change = pushed.flatten(0, 1).index_select(0, back).view_as(room).sub_(pushed)
+    room = room + change
+    excess = excess + change.sum(0, dtype=torch.int32)
+    allowed = torch.add(beyond, room.clamp(max=1), alpha=-far).amin(0).add_(far + 1)
+    distance = distance.maximum(allowed).clamp_(max=far).mul_((excess + 1).clamp_(0, 1))
+    return excess, room, distance
+
+
+def _distances(excess: Tensor, room: Tensor, ahead: Tensor, far: int) -> Int[Tensor, "cells batch"]:
+    """Steps from each cell to the nearest one with a deficit, along edges with room; `far` where there is no way."""
+    distance = (excess + 1).clamp_(0, 1).mul_(far)
+    closed = room.clamp(max=1).sub_(1).mul_(-far)
+    while True:
+        before = distance
+        for _ in range(8):  # looked at every so often only: looking makes the host wait
+            beyond = distance.index_select(0, ahead).view_as(room)
+            distance = distance.minimum(beyond.add_(closed).amin(0).add_(1))
+        if torch.equal(distance, before):
+            return distance
+
+
+def _edges(right: Tensor, down: Tensor) -> Int[Tensor, "4 cells batch"]:
+    """Room to the right, left, down and up; none over the border of the grid."""
+    batch, height, width = len(right), right.shape[1], down.shape[2]
+    room = torch.zeros(4, height, width, batch, dtype=torch.int32, device=right.device)
+    room[0, :, :-1] = room[1, :, 1:] = right.permute(1, 2, 0).to(torch.int32)
+    room[2, :-1] = room[3, 1:] = down.permute(1, 2, 0).to(torch.int32)
+    return room.flatten(1, 2)
+
+
+@lru_cache(256)
+def _kernel(device: torch.device, cells: int) -> Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None:
+    """The cut as one launch, if it runs here: Triton may be missing, or what it needs to build its launcher."""
+    try:
+        from batchformer.mix.triton_kernels import LARGEST_GRID, cut_grid_in_one_launch
+
+        if cells > LARGEST_GRID:
+            return None
+        gain = torch.zeros(1, cells, dtype=torch.int32, device=device)
+        cut_grid_in_one_launch(gain, gain.new_zeros(1, 4, cells), cells)
+    except Exception as error:
+        warnings.warn(f"the graph cut runs without its Triton kernel, which is slower: {error}", stacklevel=2)
+        return None
+    return cut_grid_in_one_launch
+
+
+@lru_cache(256)
+def _neighbours(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where the four neighbours of each cell are, and where among all pushes the one from there to here is.
+
+    Over the border it is some cell: there is no room that way, so it is never used.
+    """
+    cells = height * width
+    here = torch.arange(cells, device="cpu")
+    ahead = torch.stack([(here + step) % cells for step in (1, -1, width, -width)])
+    opposite = torch.tensor([1, 0, 3, 2], device="cpu")[:, None]
+    return ahead.flatten().to(device), (opposite * cells + ahead).flatten().to(device)

@@ -1,4 +1,4 @@
-"""What images were normalised by: as options of the methods that must see the picture, and undone."""
+"""The mean and std of normalised images: checked as options, undone, and exchanged for those of another network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ChannelNumbers = float | tuple[float, ...]
 def both_or_none(
     name: str, mean: float | Sequence[float] | None, std: float | Sequence[float] | None
 ) -> tuple[ChannelNumbers | None, ChannelNumbers | None]:
-    """The normalisation of the images as a pair, or two times None."""
+    """Check the options mean= and std=: both given, or both None."""
     if (mean is None) != (std is None):
         raise UserError(f"{name}: mean and std belong together; pass both, or neither.")
     if mean is None or std is None:

@@ -9,25 +9,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from batchformer.attach.contexts import evaluating
 from batchformer.errors import UserError
-from batchformer.mix.base import Draw, Mix, Partner, need_module
+from batchformer.mix.base import Draw, Mix, Mixed, Partner, need_module, refuse_in_worker
 from batchformer.mix.graph_cut import least_energy
-from batchformer.mix.mixed import Mixed
 from batchformer.mix.normalisation import both_or_none, unit_range
-from batchformer.mix.puzzle_energy import cell_saliency, puzzle_energy
-from batchformer.mix.transport import move_cells, transport_plan
-from batchformer.mix.workers import refuse_in_worker
+from batchformer.mix.puzzle_energy import cell_saliency, move_cells, puzzle_energy, transport_plan
 from batchformer.nn.inputs import as_number, is_whole
 
 
 @dataclass(frozen=True)
 class PuzzleDraw(Draw):
-    """Also how many blocks a side of the mask has: a number the host knows, since shapes depend on it."""
+    """With the number of blocks per side of the mask: a Python number, since shapes depend on it."""
 
     blocks: int
 
@@ -190,7 +187,7 @@ class PuzzleMix(Mix):
         rows, columns = self._transport_grid(height, width, draw.blocks)
         salient = cell_saliency(saliency, rows, columns)
         shown = _enlarge(mask, rows, columns)
-        plan = transport_plan(salient, shown < 1, eps=self.transport_eps)
+        plan: Int[Tensor, "batch cells"] = transport_plan(salient, shown < 1, eps=self.transport_eps)
         other_plan = transport_plan(salient[draw.partner], shown > 0, eps=self.transport_eps)
         return move_cells(own, plan, rows, columns), move_cells(other, other_plan, rows, columns)
 
@@ -208,7 +205,7 @@ class PuzzleMix(Mix):
 
 
 def cross_entropy(outputs: Any, targets: Float[Tensor, "batch classes"]) -> Tensor:
-    """Of logits, or of a transformers output that has some."""
+    """Mean cross entropy of logits, or of a transformers output that has logits."""
     logits = getattr(outputs, "logits", outputs)
     if not isinstance(logits, Tensor) or logits.shape != targets.shape:
         got = f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"

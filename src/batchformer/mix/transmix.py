@@ -14,16 +14,13 @@ from torch import Tensor, nn
 
 from batchformer.attach.insertion import InstanceForward
 from batchformer.errors import UserError
-from batchformer.mix.base import Draw, Mix, Partner, need_module
-from batchformer.mix.class_attention_find import find_attention, unread_attention
-from batchformer.mix.class_attention_readers import ClassQuery, TokenReader
-from batchformer.mix.class_attention_record import Recorder, roll_out
-from batchformer.mix.cutmix import cut
-from batchformer.mix.mixed import Mixed
-from batchformer.mix.token_grid import patch_size, token_grid
-from batchformer.mix.workers import refuse_in_worker
+from batchformer.mix.base import Draw, Mix, Mixed, Partner, need_module, refuse_in_worker
+from batchformer.mix.class_attention_layers import find_attention, unread_attention
+from batchformer.mix.class_attention_readers import ClassAttentionRecorder, ClassQuery, TokenReader, roll_out
+from batchformer.mix.mixup_cutmix import cut
 from batchformer.nn import BatchFormer
 from batchformer.nn.inputs import as_number
+from batchformer.nn.token_layout import patch_size, token_grid
 
 
 class TransMix(Mix):
@@ -44,9 +41,10 @@ class TransMix(Mix):
 
     Only one row of attention is computed, from the input of the layer, in its own precision; the model goes on with its
     fused attention. Which layers can be read, and what is asked where there is no class token (PVT v2, Swin, average
-    pooling), stands in `class_attention_find`. One pass is read: a second one before `targets()` might be that of other
-    images, and is refused. `close()`, leaving `with TransMix(...) as mix:`, or forgetting the mix takes what reads out
-    of the model again (`batchformer.mix.close` out of its copies); keys and outputs of the model stay the same.
+    pooling), stands in `class_attention_layers`. One pass is read: a second one before `targets()` might be that of
+    other images, and is refused. `close()`, leaving `with TransMix(...) as mix:`, or deleting the mix takes the
+    recorders out of the model again (`batchformer.mix.close` out of its copies); keys and outputs of the model stay the
+    same.
 
     With `bf.attach` inside the model and two streams, the attention of the plain rows gives the targets of both: it is
     the plain model that is kept. `targets()` has a row per image; `TwoStreamLoss` repeats it.
@@ -101,7 +99,7 @@ class TransMix(Mix):
         self._latest: weakref.ref[TransMixed] | None = None
         for recorder in self.recorders:
             recorder.put()
-        self._close_when_forgotten()
+        self._close_when_collected()
 
     def check(self, images: Tensor, targets: Tensor) -> None:
         super().check(images, targets)
@@ -124,7 +122,7 @@ class TransMix(Mix):
         return mixed
 
     def expect(self, mixed: TransMixed) -> None:
-        """The next forward pass is this batch's; what an earlier batch has not read yet is kept for it."""
+        """Record the next forward pass for this batch; what an earlier batch has not read yet is kept for it."""
         earlier = None if self._latest is None else self._latest()
         if earlier is not None:
             with suppress(UserError):  # it will say so itself, if ever asked
@@ -134,7 +132,7 @@ class TransMix(Mix):
             recorder.expect()
 
     def read(self, mixed: TransMixed) -> Float[Tensor, "batch ..."] | None:
-        """What the forward pass of this batch left, if there was one."""
+        """The attention recorded in the forward pass of this batch; None if there was none."""
         if self._latest is None or self._latest() is not mixed:
             return None
         rows = [recorder.take() for recorder in self.recorders]
@@ -146,12 +144,13 @@ class TransMix(Mix):
         return roll_out([row[:least] for row in rows], self.recorders[-1].reader)  # type: ignore[index]
 
     def has_two_streams(self) -> bool:
-        """Whether the model may double its rows; of a copied mix, which does not know its model, that is believed."""
+        """Whether the model may double its rows; True for a copied mix, which has no reference to its model."""
         model = None if self._model is None else self._model()
         return model is None or any(
             isinstance(module, BatchFormer)
             or (
-                isinstance(inner := module.__dict__.get("forward"), InstanceForward) and not isinstance(inner, Recorder)
+                isinstance(inner := module.__dict__.get("forward"), InstanceForward)
+                and not isinstance(inner, ClassAttentionRecorder)
             )
             for module in model.modules()
         )
@@ -159,8 +158,8 @@ class TransMix(Mix):
     def close(self) -> None:
         _remove(self.recorders)
 
-    def _close_when_forgotten(self) -> None:
-        """A mix that nobody holds any more reads for nobody: a new one on the same model finds it clean."""
+    def _close_when_collected(self) -> None:
+        """Take the recorders out of the model when the mix is garbage collected."""
         weakref.finalize(self, _remove, self.recorders).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -168,11 +167,11 @@ class TransMix(Mix):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._close_when_forgotten()
+        self._close_when_collected()
 
 
 class TransMixed(Mixed):
-    """A batch whose targets wait for the forward pass."""
+    """A batch whose targets need the attention of the forward pass."""
 
     def __init__(
         self,
@@ -188,7 +187,7 @@ class TransMixed(Mixed):
         self._attention: Tensor | None = None
 
     def keep_attention(self) -> None:
-        """Take what the forward pass left before another one overwrites it."""
+        """Store the recorded attention before another forward pass overwrites it."""
         rows = None if self._attention is not None else self._mix.read(self)
         if rows is not None:
             self._attention = self._as_map(rows)
@@ -242,7 +241,7 @@ def _is_pair(grid: object) -> bool:
     return isinstance(grid, tuple | list) and len(grid) == 2 and all(isinstance(n, int) and n > 0 for n in grid)
 
 
-def _remove(recorders: list[Recorder]) -> None:
+def _remove(recorders: list[ClassAttentionRecorder]) -> None:
     for recorder in recorders:
         if not recorder.removed:
             recorder.remove()
@@ -253,7 +252,7 @@ def _comes_after(model: nn.Module, path: str, other: str) -> bool:
     return order.index(path) > order.index(other)
 
 
-def _recorders(model: nn.Module, block: int | str | None, query: ClassQuery | None) -> list[Recorder]:
+def _recorders(model: nn.Module, block: int | str | None, query: ClassQuery | None) -> list[ClassAttentionRecorder]:
     found = find_attention(model, query)
     unread = unread_attention(model, [path for path, _, _ in found])
     if block == "rollout":
@@ -269,7 +268,7 @@ def _recorders(model: nn.Module, block: int | str | None, query: ClassQuery | No
                 f"rollout multiplies the attention of blocks over one row of tokens, and {odd!r} is not such a block: "
                 f"choose a block by its number."
             )
-        return [Recorder(layer, reader, whole=True) for _, layer, reader in found]
+        return [ClassAttentionRecorder(layer, reader, whole=True) for _, layer, reader in found]
     if block is None and (later := [path for path in unread if _comes_after(model, path, found[-1][0])]):
         warnings.warn(
             f"TransMix reads the attention of {found[-1][0]!r}, since that of {later[-1]!r}, which comes after it, "
@@ -283,4 +282,4 @@ def _recorders(model: nn.Module, block: int | str | None, query: ClassQuery | No
             f"{len(found)} layers with readable attention, the last is {found[-1][0]!r})."
         )
     _, layer, reader = found[index]
-    return [Recorder(layer, reader)]
+    return [ClassAttentionRecorder(layer, reader)]

@@ -1,13 +1,20 @@
-"""What timm and transformers do not have, and one door to them: `create_backbone`, `create_detector`."""
+"""Models that timm and transformers do not have, and `create_backbone`, `create_detector` to build theirs by name."""
 
 from typing import TYPE_CHECKING, Any
 
 from batchformer.models.create import create_backbone
 from batchformer.models.detectors import DETECTORS, create_detector, parameter_groups
-from batchformer.models.normed_linear import NormedLinear, use_normed_classifier
 from batchformer.models.panoptic_head import with_mask_head
-from batchformer.models.resnet10 import resnet10
-from batchformer.models.resnet_cifar import CifarResNet, resnet20, resnet32, resnet44, resnet56
+from batchformer.models.resnets import (
+    CifarResNet,
+    NormedLinear,
+    resnet10,
+    resnet20,
+    resnet32,
+    resnet44,
+    resnet56,
+    use_normed_classifier,
+)
 
 if TYPE_CHECKING:
     from batchformer.models.smca_detr import SMCADetrConfig, SMCADetrForObjectDetection, SMCADetrModel

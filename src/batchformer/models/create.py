@@ -1,17 +1,18 @@
-"""A backbone by name."""
+"""A backbone by name, to be trained; and a trained one to learn from, the teacher of a distillation."""
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from batchformer.errors import UserError
-from batchformer.models.resnet10 import resnet10
-from batchformer.models.resnet_cifar import resnet20, resnet32, resnet44, resnet56
+from batchformer.errors import UserError, did_you_mean
+from batchformer.mix import Renormalize
+from batchformer.models.resnets import resnet10, resnet20, resnet32, resnet44, resnet56
 
 OWN: dict[str, Callable[..., nn.Module]] = {
     "resnet10": resnet10,
@@ -27,9 +28,8 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
     import timm
 
     if name not in OWN and not timm.is_model(name):
-        near = difflib.get_close_matches(name, [*OWN, *timm.list_models()], n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()."
-        raise UserError(f"backbone {name!r} is neither a CIFAR ResNet nor a timm model: {hint}")
+        hint = did_you_mean(name, [*OWN, *timm.list_models()], count=3) or " See timm.list_models()."
+        raise UserError(f"backbone {name!r} is neither a CIFAR ResNet nor a timm model.{hint}")
     try:
         if name in OWN:
             return OWN[name](num_classes=num_classes, **arguments)
@@ -51,3 +51,64 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
             "without one, name a file of timm's weights with model.backbone_args.pretrained_cfg_overlay.file, or leave "
             "model.backbone_args.pretrained out."
         ) from problem
+
+
+def load_teacher(
+    name: str,
+    num_classes: int,
+    checkpoint: str | None = None,
+    arguments: dict[str, Any] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> nn.Module:
+    """A timm model with pretrained weights, or with those of a local file; in eval mode and without gradients.
+
+    Weights whose classes are not those of the data are refused: timm would give such a teacher a random classifier.
+    With the mean and std of the images, timm's weights see them as they were trained with; those of a file are taken
+    to have been trained with these.
+    """
+    arguments = dict(arguments or {})
+    if checkpoint is None:
+        teacher = create_backbone(name, num_classes, **{"pretrained": True, **arguments})
+        trained_for = getattr(teacher, "pretrained_cfg", {}).get("num_classes")
+        if arguments.get("pretrained", True) and trained_for != num_classes:
+            raise UserError(
+                f"the pretrained weights of the teacher {name} know {trained_for} classes and the data has "
+                f"{num_classes}: name a file with a teacher trained on this data in model.distillation.checkpoint."
+            )
+        teacher = _shown(teacher, mean, std)
+    else:
+        teacher = create_backbone(name, num_classes, **arguments)
+        _load(teacher, name, Path(checkpoint))
+    return teacher.eval().requires_grad_(False)
+
+
+def _shown(teacher: nn.Module, mean: Sequence[float] | None, std: Sequence[float] | None) -> nn.Module:
+    config = getattr(teacher, "pretrained_cfg", {})
+    wanted = config.get("mean"), config.get("std")
+    if None in (mean, std, *wanted) or (tuple(mean), tuple(std)) == tuple(map(tuple, wanted)):  # type: ignore[arg-type]
+        return teacher
+    return Renormalized(teacher, Renormalize(mean, std, *wanted))  # type: ignore[arg-type]
+
+
+def _load(teacher: nn.Module, name: str, file: Path) -> None:
+    from timm.models import load_checkpoint
+
+    if not file.is_file():
+        raise UserError(f"model.distillation.checkpoint: there is no file {file}.")
+    try:
+        load_checkpoint(teacher, str(file), strict=True)
+    except Exception as problem:  # a damaged file, keys or shapes of another network
+        reason = " ".join(str(problem).split())[:200]
+        raise UserError(f"{file} does not hold the weights of a {name} for these classes: {reason}.") from problem
+
+
+class Renormalized(nn.Module):
+    """A network that is shown images normalised otherwise than it was trained with."""
+
+    def __init__(self, network: nn.Module, renormalize: Renormalize) -> None:
+        super().__init__()
+        self.network, self.renormalize = network, renormalize
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Any:
+        return self.network(self.renormalize(images))

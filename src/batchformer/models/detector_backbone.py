@@ -1,19 +1,21 @@
-"""The backbone of a detector: weights from a local file, stages that are not trained."""
+"""The timm backbone of a detector: weights from a local file, and the activations that transformers loses."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import timm
 import torch
+from jaxtyping import Float
+from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
 
 PRETRAINED = "pretrained"  # instead of a file: what timm itself finds for the name, which may need the network
-FrozenStages = int | Literal["all"]
 
 # torchvision's MobileNetV2 counts its blocks through, timm's in stages of so many
 _STAGES_OF_MOBILENET_V2 = (1, 2, 3, 4, 3, 3, 1)
@@ -28,7 +30,7 @@ def load_backbone_weights(backbone: nn.Module, name: str, source: str) -> None:
     if source == PRETRAINED:
         weights = _of_timm(name)
     else:
-        weights = _read(Path(source))
+        weights = read_weights(Path(source))
         if "features.0.0.weight" in weights and "conv_stem.weight" in backbone.state_dict():
             weights = _named_as_in_timm(weights)
     wanted = backbone.state_dict()
@@ -54,11 +56,6 @@ def restore_activations(backbone: nn.Module, name: str) -> None:
     their frozen BatchNorm in its place, which has no activation: the network becomes linear, without a word. A detector
     loaded with `from_pretrained` needs this as well: `restore_activations(model.model.backbone.model, name)`.
     """
-    import timm
-    from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
-
-    from batchformer.models.frozen_norm import RememberingFrozenBatchNormAct2d
-
     with torch.random.fork_rng(devices=[]):
         whole = timm.create_model(name, features_only=True)
     for path, module in whole.named_modules():
@@ -70,32 +67,45 @@ def restore_activations(backbone: nn.Module, name: str) -> None:
             continue
         if isinstance(lost, FrozenBatchNormAct2d):
             continue
-        frozen = RememberingFrozenBatchNormAct2d(module.num_features, eps=module.eps)
+        frozen = CachedFrozenBatchNormAct2d(module.num_features, eps=module.eps)
         frozen.drop, frozen.act = module.drop, module.act
         frozen.load_state_dict(lost.state_dict())
         backbone.set_submodule(path, frozen)
 
 
-def freeze_stages(backbone: nn.Module, stages: list[str], frozen: FrozenStages) -> None:
-    """The first `frozen` of the `stages` (names of submodules, in the order of the forward) get no gradient.
+class CachedFrozenBatchNormAct2d(FrozenBatchNormAct2d):
+    """timm's frozen BatchNorm with activation, which does not compute anew what does not change.
 
-    Whatever comes before a stage, its stem, is frozen with it. DETR and its successors freeze a ResNet's stem and its
-    first layer: 2 of timm's five stages.
+    The same numbers to the bit. Scale and shift of a channel follow from four buffers; computing them takes five small
+    kernels in every forward of every layer, which for a small detector is much of what a step starts.
     """
-    if frozen != "all" and not 0 <= frozen <= len(stages):
-        raise UserError(f'frozen_stages={frozen} must be "all" or between 0 and {len(stages)}, the stages there are.')
-    if frozen == "all":
-        backbone.requires_grad_(False)
-    elif frozen:
-        names = [name for name, _ in backbone.named_modules()]
-        last = stages[frozen - 1]
-        end = max(k for k, name in enumerate(names) if name == last or name.startswith(f"{last}."))
-        for name in names[: end + 1]:
-            for parameter in backbone.get_submodule(name).parameters(recurse=False):
-                parameter.requires_grad_(False)
+
+    # what it is of, the buffers (kept, so that no other tensor can be taken for one of them), scale and shift
+    _cached: tuple[Any, Any, Tensor, Tensor] | None = None
+
+    def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
+        scale, shift = self._scale_and_shift()
+        return self.act(self.drop(x * scale + shift))
+
+    def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return self._compute()  # a compiler fuses it; what is made in inference mode is of no use to training
+        buffers: tuple[Any, ...] = (self.weight, self.bias, self.running_mean, self.running_var)
+        of = tuple((id(buffer), buffer._version, buffer.data_ptr()) for buffer in buffers)
+        if self._cached is None or self._cached[0] != of:
+            self._cached = (of, buffers, *self._compute())
+        return self._cached[2:]
+
+    def _compute(self) -> tuple[Tensor, Tensor]:
+        """In timm's order."""
+        buffers: tuple[Any, ...] = (self.weight, self.bias, self.running_mean, self.running_var)
+        weight, bias, mean, variance = (buffer.reshape(1, -1, 1, 1) for buffer in buffers)
+        scale = weight * (variance + self.eps).rsqrt()
+        return scale, bias - mean * scale
 
 
-def _read(file: Path) -> dict[str, Tensor]:
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """Tensors by name, from a state dict or from a checkpoint that holds one; nothing in the file is executed."""
     if not file.is_file():
         raise UserError(f"there is no file {file} with backbone weights: give its path, or null for random weights.")
     try:
@@ -107,20 +117,18 @@ def _read(file: Path) -> dict[str, Tensor]:
     except Exception as problem:  # many kinds, by the many ways in which a file can be another one
         reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
         raise UserError(  # the first sentence only: torch goes on with how to load it without a look at what it is
-            f"{file} is no file of weights that torch can read ({reason.split('. ')[0]}): give the .pth, .pt or "
-            f".safetensors file of the backbone."
+            f"{file} is no file of weights that torch can read ({reason.split('. ')[0]}): give a .pth, .pt or "
+            f".safetensors file of weights, or train the run again."
         ) from problem
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"{file} holds no weights by name: give a state dict of the backbone.")
+        raise UserError(f"{file} holds no weights by name: give a state dict.")
     return dict(content)
 
 
 def _of_timm(name: str) -> dict[str, Tensor]:
-    import timm
-
     try:
         return timm.create_model(name, pretrained=True, features_only=True).state_dict()
     except Exception as problem:  # no network, no such weights, a full disk, ...

@@ -1,18 +1,24 @@
-"""transformers' detectors by the names of the papers, as their authors configure and begin them."""
+"""transformers' detectors by the names of the papers, as their authors configure and begin them.
+
+transformers loads trained detectors, and begins untrained ones with N(0, 0.02) everywhere. Trained from scratch that
+costs many epochs; `begin_as_published` does what the authors' released code does.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from batchformer.errors import UserError
-from batchformer.models.detector_backbone import FrozenStages, freeze_stages, load_backbone_weights, restore_activations
-from batchformer.models.detector_init import begin_as_published
 
+FrozenStages = int | Literal["all"]
 PUBLISHED_FROZEN = 2  # stages: a ResNet's stem and its first layer
+UNLIKELY_OBJECT = math.log(0.01 / 0.99)  # logit of an object at the start, with a focal loss: probability 0.01
 _SAMPLING = ("sampling_offsets", "reference_points")
 
 
@@ -58,7 +64,7 @@ def create_detector(
     `from_pretrained`, `save_pretrained` and `bf.attach` work as ever. What differs from building it from its default
     configuration, in order to begin and train as published: auxiliary losses are on; with a focal loss the class weighs
     2 in loss and matching; `loss_function` is set so that it does, so that losses are in full precision under autocast,
-    and so that they are divided by the number of boxes of all processes; initial weights (see `detector_init`); frozen
+    and so that they are divided by the number of boxes of all processes; initial weights (`begin_as_published`); frozen
     stages and the activations of some networks, both of which transformers forgets for backbones of timm. What stays as
     in transformers: Deformable DETR with refinement, but not the two-stage one, uses one classifier for all decoder
     layers (released: one each).
@@ -102,6 +108,7 @@ def create_detector(
     except (ValueError, StrictDataclassError) as problem:  # sizes that do not fit together, a word for a number, ...
         raise UserError(f"{name} with these settings: {' '.join(str(problem).split())}") from problem
     begin_as_published(model, kind.focal)
+    from batchformer.models.detector_backbone import load_backbone_weights, restore_activations
     from batchformer.models.detector_loss import detection_loss, focal_detection_loss
 
     model.loss_function = focal_detection_loss if kind.focal else detection_loss
@@ -167,3 +174,87 @@ def _stages(body: Any) -> list[str]:
     if not hasattr(body, "feature_info"):
         raise UserError("frozen_stages needs a backbone of timm: name one with backbone=.")
     return [stage["module"] for stage in body.feature_info.info]
+
+
+def freeze_stages(backbone: nn.Module, stages: list[str], frozen: FrozenStages) -> None:
+    """The first `frozen` of the `stages` (names of submodules, in the order of the forward) get no gradient.
+
+    Whatever comes before a stage, its stem, is frozen with it. DETR and its successors freeze a ResNet's stem and its
+    first layer: 2 of timm's five stages.
+    """
+    if frozen != "all" and not 0 <= frozen <= len(stages):
+        raise UserError(f'frozen_stages={frozen} must be "all" or between 0 and {len(stages)}, the stages there are.')
+    if frozen == "all":
+        backbone.requires_grad_(False)
+    elif frozen:
+        names = [name for name, _ in backbone.named_modules()]
+        last = stages[frozen - 1]
+        end = max(k for k, name in enumerate(names) if name == last or name.startswith(f"{last}."))
+        for name in names[: end + 1]:
+            for parameter in backbone.get_submodule(name).parameters(recurse=False):
+                parameter.requires_grad_(False)
+
+
+@torch.no_grad()
+def begin_as_published(model: Any, focal: bool) -> None:
+    """Initial weights of everything but the backbone.
+
+    - encoder and decoder: Xavier, all of their matrices (DETR and successors); biases 0, norms 1;
+    - object queries: N(0, 1), as `nn.Embedding` begins; heads and projections as torch's own layers begin;
+    - a focal loss: all classes begin at a probability of 0.01, boxes at their reference points (last layer 0; in
+      Deformable DETR with widths and heights before the sigmoid of -2);
+    - Deformable DETR: what transformers does for sampling offsets, reference points and levels is as published; its
+      projections of the feature maps are Xavier.
+
+    SMCA's modulation sets its own start, which is kept.
+    """
+    from batchformer.models.smca_decoder import StartingLinear
+
+    base = model.model
+    for part in (base.encoder, base.decoder):
+        for name, module in part.named_modules():
+            if isinstance(module, StartingLinear) or "embed" in name:  # the heads of a refining decoder: below
+                continue
+            if isinstance(module, nn.Linear) and "sampling_offsets" not in name and "attention_weights" not in name:
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+    for name in ("enc_output", "pos_trans"):  # two-stage
+        if hasattr(base, name):
+            nn.init.xavier_uniform_(getattr(base, name).weight)
+            nn.init.zeros_(getattr(base, name).bias)
+    if hasattr(base, "query_position_embeddings"):
+        nn.init.normal_(base.query_position_embeddings.weight)
+    _projections(base)
+    if hasattr(model, "class_embed"):
+        _heads(list(model.class_embed), list(model.bbox_embed), focal, first_size=-2.0)
+        if model.config.two_stage:
+            for head in model.bbox_embed:
+                nn.init.zeros_(head.layers[-1].bias[2:])
+    else:
+        _heads([model.class_labels_classifier], [model.bbox_predictor], focal)
+
+
+def _projections(base: Any) -> None:
+    if hasattr(base, "input_proj"):
+        for module in base.input_proj.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+    else:
+        base.input_projection.reset_parameters()
+
+
+def _heads(classifiers: list[Any], boxes: list[Any], focal: bool, first_size: float = 0.0) -> None:
+    for classifier in classifiers:
+        nn.Linear.reset_parameters(classifier)
+        if focal:
+            nn.init.constant_(classifier.bias, UNLIKELY_OBJECT)
+    for head in boxes:
+        for layer in head.layers:
+            nn.Linear.reset_parameters(layer)
+        if focal:
+            nn.init.zeros_(head.layers[-1].weight)
+            nn.init.zeros_(head.layers[-1].bias)
+    if focal and first_size:
+        nn.init.constant_(boxes[0].layers[-1].bias[2:], first_size)

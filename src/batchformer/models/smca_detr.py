@@ -8,7 +8,6 @@ read from the outputs, by `DeformableDetrImageProcessor` (scores are sigmoids, t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +27,16 @@ from transformers.models.detr.modeling_detr import (
 from transformers.utils.generic import can_return_tuple
 
 from batchformer.models.detector_loss import focal_detection_loss
-from batchformer.models.smca_detr_config import SMCADetrConfig
-from batchformer.models.smca_detr_decoder import SMCADetrDecoder, SMCADetrPreTrainedModel
-from batchformer.models.smca_detr_modulation import StartingLinear, image_extents
+from batchformer.models.detectors import UNLIKELY_OBJECT
+from batchformer.models.smca_decoder import (
+    SMCADetrConfig,
+    SMCADetrDecoder,
+    SMCADetrPreTrainedModel,
+    StartingLinear,
+    image_extents,
+)
 
 __all__ = ["SMCADetrConfig", "SMCADetrForObjectDetection", "SMCADetrModel", "SMCADetrPreTrainedModel"]
-
-_PRIOR = 0.01  # probability of an object at the start of training, as usual with a focal loss
 
 
 @dataclass
@@ -115,7 +117,7 @@ class SMCADetrForObjectDetection(SMCADetrPreTrainedModel):
         super().__init__(config)
         self.model = SMCADetrModel(config)
         self.class_labels_classifier = StartingLinear(
-            config.d_model, config.num_labels or 0, "usual", bias=-math.log((1 - _PRIOR) / _PRIOR)
+            config.d_model, config.num_labels or 0, "usual", bias=UNLIKELY_OBJECT
         )
         self.bbox_predictor = DetrMLPPredictionHead(config.d_model, config.d_model, 4, num_layers=3)
         self.bbox_predictor.layers[-1] = StartingLinear(config.d_model, 4, "zero")  # boxes begin at the centres

@@ -148,7 +148,7 @@ def compare_runs(results: Iterable[Mapping[str, Any]]) -> Comparison:
     found = {key for key, _, _ in values}
     return Comparison(
         recipe=recipes[0],
-        measures=tuple(m for m in measures.values() if m.key in found or m is primary),
+        measures=tuple(m for m in measures.values() if (m.key in found and not m.detail) or m is primary),
         variants=_reference_first([result["variant"] for result in results], results),
         targets=tuple(dict.fromkeys(target for each in results if (target := each.get("target")) is not None)),
         seeds=tuple(sorted({seed for _, _, seed in runs})),

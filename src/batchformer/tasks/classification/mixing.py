@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from batchformer import mix as bfmix
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 from batchformer.mix.transmix import TransMixed
 from batchformer.tasks.classification.options import MixOptions
 from batchformer.training.compiling import compile_in_place
@@ -241,9 +240,10 @@ def _create(name: str, pretrained: bool) -> nn.Module:
         return timm.create_model(name, pretrained=pretrained)
     if name in torchvision.models.list_models():
         return torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None)
-    near = difflib.get_close_matches(name, [*timm.list_models(), *torchvision.models.list_models()], n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()."
-    raise UserError(f"model.mix.extractor {name!r} is known neither to timm nor to torchvision: {hint}")
+    hint = did_you_mean(name, [*timm.list_models(), *torchvision.models.list_models()], count=3)
+    raise UserError(
+        f"model.mix.extractor {name!r} is known neither to timm nor to torchvision.{hint or ' See timm.list_models().'}"
+    )
 
 
 def _load(model: nn.Module, name: str, file: Path) -> None:

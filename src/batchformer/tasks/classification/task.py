@@ -16,7 +16,7 @@ from batchformer.losses import DistillationLoss
 from batchformer.metrics import TopAccuracy
 from batchformer.metrics.measures import CLASSIFICATION
 from batchformer.models import create_backbone
-from batchformer.models.teacher import load_teacher
+from batchformer.models.create import load_teacher
 from batchformer.tasks.classification.mixing import LateTargets, Mixing, build_mixing
 from batchformer.tasks.classification.options import DistillationOptions, InsertionOptions, MixOptions, heads_at
 from batchformer.training.classifier_task import ClassifierTask

@@ -15,11 +15,11 @@ from batchformer.metrics.measures import PANOPTIC
 from batchformer.models.panoptic_head import (
     freeze_detector,
     load_detector,
+    only_matched_masks,
     quiet_detector,
     read_detector,
     with_mask_head,
 )
-from batchformer.models.panoptic_matched import only_matched_masks
 from batchformer.models.panoptic_merge import panoptic_segments
 from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions, detector_schedule
 from batchformer.tasks.detection.panoptic_metrics import PanopticMetrics

@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from batchformer.metrics import PanopticQuality
-from batchformer.metrics.coco_ap_segments import ThingsAP
+from batchformer.metrics import PanopticQuality, ThingsAP
 from batchformer.metrics.panoptic_quality import PQ_NAMES
 
 THINGS_NAMES = ("ap", "ap50", "ap75")  # of the masks of things

@@ -1,4 +1,4 @@
-"""Accuracy over all classes, and over those with many, some and few training images."""
+"""Top-1 and top-5 accuracy, over all classes and over those with many, some and few training images."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torchmetrics import Metric
 
 from batchformer.errors import UserError
 from batchformer.metrics.shots import SHOTS, shot_of
+
+TOP = 5
 
 
 class ShotAccuracy(Metric):
@@ -50,3 +52,34 @@ class ShotAccuracy(Metric):
     def per_class(self) -> Float[Tensor, " classes"]:
         """Accuracy of each class over the images this process has counted."""
         return 100 * self.correct.double() / self.total
+
+
+class TopAccuracy(ShotAccuracy):
+    """In percent: `top1`, `top5`, `all` (the same as `top1`: the name every result has), and of each class.
+
+    Where the training set has classes of more than one of the splits many, medium and few, these too (`ShotAccuracy`).
+    With five classes or fewer `top5` is 100.
+    """
+
+    in_top: Int[Tensor, ""]
+
+    def __init__(self, class_counts: Sequence[int]) -> None:
+        super().__init__(class_counts)
+        self.add_state("in_top", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What `compute` gives, `per_class` aside."""
+        shots = SHOTS if len(set(self.shots)) > 1 else ()
+        return ("top1", "top5", "all", *shots)
+
+    def update(self, logits: Float[Tensor, "batch classes"], targets: Int[Tensor, " batch"]) -> None:
+        super().update(logits, targets)
+        nearest = logits.topk(min(TOP, logits.shape[1]), dim=1).indices
+        self.in_top.add_((nearest == targets[:, None]).sum())
+
+    def compute(self) -> dict[str, Float[Tensor, ""]]:
+        values = super().compute()
+        values["top1"] = values["all"]
+        values["top5"] = 100 * self.in_top.double() / self.total.sum()
+        return {name: values[name] for name in (*self.names, "per_class")}

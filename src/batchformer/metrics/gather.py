@@ -1,4 +1,4 @@
-"""Metrics that keep lists on the host: what several processes hold, put together."""
+"""Gather what metrics keep on the host from all processes, and read their inputs as arrays."""
 
 from __future__ import annotations
 

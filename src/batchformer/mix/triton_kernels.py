@@ -1,7 +1,7 @@
-"""The minimum cut of small grids on a GPU: one program for each grid, everything in its registers.
+"""Triton kernels: the minimum cut of small grids (Puzzle-Mix), and centre against surround (SaliencyMix).
 
-The same push-relabel as in `grid_cut`, whose tensor operations are launched one by one: some thousands of them for a
-batch, where this is a single launch.
+Both compute what the tensor operations of `graph_cut` and `saliency_mix` do, in one launch where those take some
+thousands (the cut) or write a dozen maps for each size of the surround. Apart from them, because Triton may be missing.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import torch
 import triton  # type: ignore[import-untyped, import-not-found]
 import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-LARGEST = 1024  # cells of a grid; a program keeps ten numbers for each
+LARGEST_GRID = 1024  # cells of a grid; a program keeps ten numbers for each
 _ROUNDS = 2000  # of labelling and pushing, where ten are many: a bound for the device's sake, never met
 
 
 @triton.jit
 def _cut(gain, room, cut_off, unfinished, cells, width, far, rounds, BLOCK: tl.constexpr):
+    # push-relabel, one program for each grid, everything in its registers
     grid = tl.program_id(0)
     here = tl.arange(0, BLOCK)
     inside = here < cells
@@ -88,3 +89,66 @@ def cut_grid_in_one_launch(
     with torch.cuda.device_of(gain):  # Triton launches where torch is, which need not be where they are
         _cut[(batch,)](gain, room, cut_off, unfinished, cells, width, cells + 1, _ROUNDS, BLOCK=block, num_warps=warps)
     return cut_off.bool(), unfinished
+
+
+@triton.jit
+def _difference(integral, centre, y, x, height, width, inside, reach):
+    top, bottom = tl.maximum(y - reach + 1, 0), tl.minimum(y + reach + 1, height)
+    left, right = tl.maximum(x - reach + 1, 0), tl.minimum(x + reach + 1, width)
+    above, below = integral + top * (width + 1), integral + bottom * (width + 1)
+    total = tl.load(below + right, mask=inside, other=0) - tl.load(above + right, mask=inside, other=0)
+    total -= tl.load(below + left, mask=inside, other=0) - tl.load(above + left, mask=inside, other=0)
+    others = tl.maximum((bottom - top) * (right - left) - 1, 1)
+    mean = tl.div_rn(total.to(tl.float32) - centre, others.to(tl.float32))  # rounded as a CPU rounds
+    return (centre - mean).to(tl.int32)
+
+
+@triton.jit
+def _centre_surround(
+    grey,
+    integral,
+    on,
+    off,
+    height,
+    width,
+    R0: tl.constexpr,
+    R1: tl.constexpr,
+    R2: tl.constexpr,
+    R3: tl.constexpr,
+    R4: tl.constexpr,
+    R5: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    image = tl.program_id(1).to(tl.int64)
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = pixel < height * width
+    y, x = pixel // width, pixel % width
+    place = image * height * width + pixel
+    centre = tl.load(grey + place, mask=inside, other=0.0)
+    own = integral + image * (height + 1) * (width + 1)
+    brighter = tl.zeros([BLOCK], tl.int32)
+    darker = tl.zeros([BLOCK], tl.int32)
+    for size in tl.static_range(6):
+        reach = (
+            R0 if size == 0 else R1 if size == 1 else R2 if size == 2 else R3 if size == 3 else R4 if size == 4 else R5
+        )
+        difference = _difference(own, centre, y, x, height, width, inside, reach)
+        brighter += tl.maximum(difference, 0)
+        darker += tl.maximum(-difference, 0)
+    tl.store(on + place, brighter.to(tl.float32), mask=inside)
+    tl.store(off + place, darker.to(tl.float32), mask=inside)
+
+
+def centre_surround_in_one_launch(
+    grey: Float[Tensor, "batch height width"],
+    integral: Int[Tensor, "batch height+1 width+1"],
+    surrounds: tuple[int, int, int, int, int, int],
+) -> tuple[Float[Tensor, "batch height width"], Float[Tensor, "batch height width"]]:
+    """What is brighter and what is darker than its surrounds, summed over the sizes."""
+    batch, height, width = grey.shape
+    on, off = torch.empty_like(grey), torch.empty_like(grey)
+    block = 512
+    grid = (triton.cdiv(height * width, block), batch)
+    with torch.cuda.device_of(grey):  # Triton launches where torch is, which need not be where they are
+        _centre_surround[grid](grey, integral, on, off, height, width, *surrounds, BLOCK=block)
+    return on, off

@@ -1,4 +1,7 @@
-"""Which detection finds which object, by COCO's rules, for all images, categories, thresholds and sizes at once."""
+"""COCO's matching of detections with objects, and the twelve numbers that follow from it.
+
+All images, categories, thresholds and sizes at once, in a few hundred calls of numpy.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ _AREAS = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]], dtype=
 MAX_DETECTIONS = 100  # per image and category
 _ALMOST_ONE = 1 - 1e-10
 _CELLS = 1 << 22  # of overlaps and of matching held at once
+_RECALLS = np.linspace(0.0, 1.0, 101)
+_LIMITS = (1, 10, 100)
 
 
-class Found(NamedTuple):
+class Detections(NamedTuple):
     """Detections of one image, or of many."""
 
     image: Int[np.ndarray, " detections"]
@@ -36,11 +41,11 @@ class Objects(NamedTuple):
     ignore: Bool[np.ndarray, " objects"]
 
 
-#: from places in `Found` and in `Objects`, which broadcast, to the overlap of detection and object
+#: from places in `Detections` and in `Objects`, which broadcast, to the overlap of detection and object
 Overlaps = Callable[[Int[np.ndarray, "*pairs"], Int[np.ndarray, "*pairs"]], Float[np.ndarray, "*pairs"]]
 
 
-class Matches(NamedTuple):
+class MatchedDetections(NamedTuple):
     """Detections sorted by image, label and falling score, at most `MAX_DETECTIONS` of each image and label.
 
     A `hit` found an object; one that is `passed` counts neither as right nor as wrong, because it found an object that
@@ -55,7 +60,7 @@ class Matches(NamedTuple):
     passed: Bool[np.ndarray, "detections thresholds sizes"]
 
 
-class Totals(NamedTuple):
+class CountedObjects(NamedTuple):
     """Objects, and in which ranges of sizes they count."""
 
     image: Int[np.ndarray, " objects"]
@@ -63,7 +68,7 @@ class Totals(NamedTuple):
     counts: Bool[np.ndarray, "objects sizes"]
 
 
-def match(found: Found, objects: Objects, overlaps: Overlaps) -> Matches:
+def match(found: Detections, objects: Objects, overlaps: Overlaps) -> MatchedDetections:
     """Detections choose in the order of their scores: the free object with the largest overlap, if that is enough.
 
     Objects that count come before those that are ignored (crowds, marked ones, those out of the range of sizes); of
@@ -78,7 +83,7 @@ def match(found: Found, objects: Objects, overlaps: Overlaps) -> Matches:
     first = np.searchsorted(group, group)
     rank = np.arange(len(group)) - first
     order, rank = order[rank < MAX_DETECTIONS], rank[rank < MAX_DETECTIONS]
-    found = Found(*(field[order] for field in found))
+    found = Detections(*(field[order] for field in found))
     group = found.image * classes + found.label
 
     object_order = np.argsort(objects.image * classes + objects.label, kind="stable")
@@ -89,11 +94,11 @@ def match(found: Found, objects: Objects, overlaps: Overlaps) -> Matches:
     passed = np.repeat(_outside(found.area)[:, None], len(IOU_THRESHOLDS), axis=1)
     for chunk in _chunks(group, object_group):
         _match_chunk(chunk, objects, lambda rows, at: overlaps(order[rows], object_order[at]), hit, passed)
-    return Matches(found.image, found.label, found.score, rank, hit, passed)
+    return MatchedDetections(found.image, found.label, found.score, rank, hit, passed)
 
 
-def totals(objects: Objects) -> Totals:
-    return Totals(objects.image, objects.label, ~_ignored(objects))
+def totals(objects: Objects) -> CountedObjects:
+    return CountedObjects(objects.image, objects.label, ~_ignored(objects))
 
 
 def _outside(area: Float[np.ndarray, " n"]) -> Bool[np.ndarray, "n sizes"]:
@@ -156,3 +161,59 @@ def _match_chunk(chunk: _Chunk, objects: Objects, overlaps: Overlaps, hit: np.nd
         np.put_along_axis(
             free[:groups], best, np.take_along_axis(free[:groups], best, -1) & ~np.expand_dims(hits, -1), -1
         )
+
+
+def average(matches: MatchedDetections, counts: Int[np.ndarray, "classes sizes"]) -> dict[str, Float[np.ndarray, ""]]:
+    """COCO's summary and `per_class`, the AP of each class; nan where there is nothing to find.
+
+    AP is the mean, over the classes with objects, ten thresholds from .50 to .95 and 101 recalls, of the largest
+    precision at that recall or above; AR the mean of the recall reached with so many detections of each image and
+    class.
+    """
+    precision = np.full((len(counts), len(SIZES), len(IOU_THRESHOLDS), len(_RECALLS)), np.nan)
+    recall = np.full((len(counts), len(SIZES), len(_LIMITS), len(IOU_THRESHOLDS)), np.nan)
+    order = np.lexsort((matches.rank, matches.image, -matches.score, matches.label))
+    label = matches.label[order]
+    for c in np.flatnonzero(counts.any(1)):
+        rows = order[np.searchsorted(label, c) : np.searchsorted(label, c, side="right")]
+        for size in np.flatnonzero(counts[c]):
+            counting = ~matches.passed[rows, :, size]
+            right = matches.hit[rows, :, size] & counting
+            for place, limit in enumerate(_LIMITS):
+                within = right[matches.rank[rows] < limit]
+                recall[c, size, place] = within.sum(0) / counts[c, size]
+            precision[c, size] = _precision_at(right, counting & ~right, counts[c, size])
+    return _summary(precision, recall)
+
+
+def _precision_at(right: np.ndarray, wrong: np.ndarray, total: int) -> Float[np.ndarray, "thresholds recalls"]:
+    """Interpolated precision at each of `_RECALLS`, 0 where that recall is never reached."""
+    at = np.zeros((len(IOU_THRESHOLDS), len(_RECALLS)))
+    if not len(right):
+        return at
+    right, wrong = right.cumsum(0).astype(float), wrong.cumsum(0).astype(float)
+    recall, precision = right / total, right / (right + wrong + np.spacing(1))
+    precision = np.maximum.accumulate(precision[::-1])[::-1]
+    for threshold in range(len(at)):
+        place = np.searchsorted(recall[:, threshold], _RECALLS)
+        reached = place < len(recall)
+        at[threshold, reached] = precision[place[reached], threshold]
+    return at
+
+
+def _summary(precision: np.ndarray, recall: np.ndarray) -> dict[str, Float[np.ndarray, ""]]:
+    per_class = precision.mean((2, 3))  # (classes, sizes)
+    values = {
+        "ap": _mean(per_class[:, 0]),
+        "ap50": _mean(precision[:, 0, 0].mean(-1)),
+        "ap75": _mean(precision[:, 0, 5].mean(-1)),
+    }
+    values |= {f"ap_{name}": _mean(per_class[:, place]) for place, name in enumerate(SIZES) if place}
+    values |= {f"ar{limit}": _mean(recall[:, 0, place].mean(-1)) for place, limit in enumerate(_LIMITS)}
+    values |= {f"ar_{name}": _mean(recall[:, place, -1].mean(-1)) for place, name in enumerate(SIZES) if place}
+    return values | {"per_class": per_class[:, 0]}
+
+
+def _mean(values: Float[np.ndarray, " classes"]) -> Float[np.ndarray, ""]:
+    there = values[~np.isnan(values)]
+    return np.asarray(there.mean() if len(there) else np.nan)

@@ -1,4 +1,4 @@
-"""The ResNets for CIFAR."""
+"""The networks of long-tailed recognition: ResNets for CIFAR, ResNet-10, and a classifier whose logits are cosines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+import batchformer as bf
+from batchformer.errors import UserError
 
 
 class BasicBlock(nn.Module):
@@ -99,3 +102,45 @@ def resnet44(num_classes: int = 10, **arguments: Any) -> CifarResNet:
 
 def resnet56(num_classes: int = 10, **arguments: Any) -> CifarResNet:
     return CifarResNet(9, num_classes, **arguments)
+
+
+def resnet10(num_classes: int = 1000, **arguments: Any) -> nn.Module:
+    """The ResNet-10 of long-tailed recognition (Liu et al., OLTR): one basic block per stage, 512 features.
+
+    Built from timm's `ResNet`, so its keys are those of timm's resnet18 with fewer blocks. timm's own `resnet10t` has
+    a deep stem and average-pooled shortcuts: another network.
+    """
+    from timm.models.resnet import BasicBlock, ResNet
+
+    return ResNet(block=BasicBlock, layers=(1, 1, 1, 1), num_classes=num_classes, **arguments)  # type: ignore[arg-type]
+
+
+class NormedLinear(nn.Linear):
+    """The cosine between a feature and the weight of each class, without bias, in [-1, 1].
+
+    What LDAM puts in front of its margins; the released LDAM and RIDE code do the same (their weight is transposed).
+    The scale of the softmax belongs to the loss.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, input: Float[Tensor, "... features"]) -> Float[Tensor, "... classes"]:
+        return F.linear(F.normalize(input, dim=-1), F.normalize(self.weight, dim=-1))
+
+
+def use_normed_classifier(model: nn.Module) -> nn.Module:
+    """Replace the classifier(s) of the model by cosine classifiers of the same size, in place.
+
+    A model so changed is no longer the stock one: its classifier has no bias and normalises what it reads.
+    """
+    for path in bf.find_classifiers(model):
+        parent_path, _, name = path.rpartition(".")
+        classifier = model.get_submodule(path)
+        if not isinstance(classifier, nn.Linear):
+            raise UserError(
+                f"LDAM needs a linear classifier to turn into cosines, but {path} is {type(classifier).__name__}: "
+                f"choose another loss or backbone."
+            )
+        setattr(model.get_submodule(parent_path), name, NormedLinear(classifier.in_features, classifier.out_features))
+    return model

@@ -1,4 +1,4 @@
-"""Frozen BatchNorm that remembers its scale: timm's numbers, and never those of other buffers."""
+"""Frozen BatchNorm that keeps its scale and shift: timm's numbers, and never those of other buffers."""
 
 import copy
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from timm.layers import FrozenBatchNormAct2d
 
-from batchformer.models.frozen_norm import RememberingFrozenBatchNormAct2d
+from batchformer.models.detector_backbone import CachedFrozenBatchNormAct2d
 
 
 def filled(kind, seed=0):
@@ -20,7 +20,7 @@ def filled(kind, seed=0):
 
 @pytest.fixture
 def pair():
-    return filled(RememberingFrozenBatchNormAct2d), filled(FrozenBatchNormAct2d)
+    return filled(CachedFrozenBatchNormAct2d), filled(FrozenBatchNormAct2d)
 
 
 def agree(ours, theirs):
@@ -38,7 +38,7 @@ def agree(ours, theirs):
 def test_outputs_and_gradients_are_those_of_timm(pair):
     agree(*pair)
     agree(*pair)
-    assert pair[0]._remembered is not None
+    assert pair[0]._cached is not None
     assert pair[0].state_dict().keys() == pair[1].state_dict().keys()
 
 
@@ -73,7 +73,7 @@ def test_copies_and_inference_go_their_own_ways(pair):
     theirs_too.weight.mul_(3.0)
     agree(other, theirs_too)
     agree(ours, theirs)
-    fresh = filled(RememberingFrozenBatchNormAct2d)
+    fresh = filled(CachedFrozenBatchNormAct2d)
     with torch.inference_mode():
         fresh(torch.randn(2, 5, 3, 4))
     agree(fresh, theirs)
