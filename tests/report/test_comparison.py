@@ -195,3 +195,11 @@ def test_verdict_without_a_common_seed_says_so():
 def test_verdict_counts_the_seeds():
     judged = verdict(compare_runs(both([50, 51, 52, 53], [52, 53.1, 53.9, 55])))
     assert "4 matched seeds" in judged.sentence
+
+
+def test_details_stay_in_the_result_file():
+    results = pose(seeds=1)
+    for each in results:
+        each["measures"] = [*each["measures"], {"key": "pck", "label": "PCK", "detail": True}]
+        each["metrics"]["pck"] = 50.0
+    assert [measure.key for measure in compare_runs(results).measures] == ["mpjpe", "auc"]

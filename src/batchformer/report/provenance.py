@@ -47,8 +47,6 @@ _OF_A_MIX = {"model.mix.block": "transmix", "model.mix.extractor": "attentive-cu
 _NOT_OF_A_MIX = {"model.mix.mixup": "cutmix", "model.mix.cutmix": "mixup"}
 _MAY_DIFFER = ("seed", "method", "target", "root", "out", "dir", "name", "version", "workers", "seed_everything",
                "recipe", "detector_from")  # fmt: skip
-
-
 _MAY_DIFFER_BELOW = ("run.variant", "run.init_from")
 
 
