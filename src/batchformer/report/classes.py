@@ -71,20 +71,22 @@ def mean_per_group(
 def difference_per_group(
     runs: Sequence[Run], reference: str, variant: str, groups: Sequence[ClassGroup]
 ) -> list[PairedDifference | None]:
-    """Per-class values of the variant minus those of the reference, target and seed matched, per group of classes."""
+    """Per-class values of the variant minus those of the reference, per group of classes, seeds matched.
+
+    As in the comparison, a seed with several targets is one pair: the mean over those that both have.
+    """
     sides = [{(r.target, r.seed): r for r in runs if r.variant == v and r.per_class} for v in (reference, variant)]
-    matched = [key for key in sides[0] if key in sides[1]]
     differences: list[PairedDifference | None] = []
     for group in groups:
-        pairs = [
-            (
-                _mean([sides[0][key].per_class[k] for k in group.members]),
-                _mean([sides[1][key].per_class[k] for k in group.members]),
-            )
-            for key in matched
-        ]
-        whole = [(a, b) for a, b in pairs if a is not None and b is not None]
-        differences.append(paired_difference([a for a, _ in whole], [b for _, b in whole]) if whole else None)
+        pairs: dict[int, list[tuple[float, float]]] = {}
+        for key in (key for key in sides[0] if key in sides[1]):
+            before, after = (_mean([side[key].per_class[k] for k in group.members]) for side in sides)
+            if before is not None and after is not None:
+                pairs.setdefault(key[1], []).append((before, after))
+        before_by_seed, after_by_seed = (
+            [math.fsum(pair[k] for pair in of) / len(of) for of in pairs.values()] for k in (0, 1)
+        )
+        differences.append(paired_difference(before_by_seed, after_by_seed) if pairs else None)
     return differences
 
 
