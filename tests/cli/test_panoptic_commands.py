@@ -105,7 +105,7 @@ def test_the_head_wants_a_detector_that_fits(say, stages, data, tmp_path):
     boxes, _ = stages(STAGES[0], "baseline")
     common = ("fit", STAGES[1], "--data-root", data, *WORDS, "--out", tmp_path / "run")
     for more, words in [
-        ((), "model.detector_from is not set"),
+        ((), "--init-from detector="),
         (("--model.detector_from", boxes), "trained without BatchFormerV2"),
         (
             ("--model.detector_from", boxes, "--method", "baseline", "--model.detector_args.d_model", "64"),
