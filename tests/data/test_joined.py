@@ -95,14 +95,14 @@ class TwoSets(DigitsLT):
 
     def __init__(self, target="small", **options):
         super().__init__(batch_size=16, **options)
-        self._choose_target(target)
+        self.choose_target(target)
 
-    def _read_splits(self):
-        splits, names = super()._read_splits()
+    def read_splits(self):
+        splits, names = super().read_splits()
         return {"train": splits["train"], "source": splits["train"], "target": splits["val"]}, names
 
-    def _training_loader(self):
-        loaders = {name: self._make_loader(name, training=True) for name in ("train", "target")}
+    def training_loader(self):
+        loaders = {name: self.make_loader(name, training=True) for name in ("train", "target")}
         return JoinedLoader(loaders, epoch_source=self._current_epoch)
 
 

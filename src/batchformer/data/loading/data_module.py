@@ -107,14 +107,14 @@ class DataModule(L.LightningDataModule):
         """Read the data and fill in what is documented as known after `setup`; raise UserError for what is wrong."""
 
     @abstractmethod
-    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+    def make_loader(self, name: str, training: bool) -> EpochLoader:
         """A loader over the named set ("train" or one of `evaluation_sets`): shuffled and augmented, or as it is."""
 
-    def _training_loader(self) -> EpochLoader:
+    def training_loader(self) -> EpochLoader:
         """What a training reads; a data module of several sets returns a `JoinedLoader` of theirs here."""
-        return self._make_loader("train", training=True)
+        return self.make_loader("train", training=True)
 
-    def _choose_target(self, target: str) -> None:
+    def choose_target(self, target: str) -> None:
         """For subclasses whose `targets` are several: keep the one given, if there is one of this name."""
         if target not in self.targets:
             raise UserError(f"data.target: there is no {target!r}; choose one of {', '.join(self.targets)}.")
@@ -161,7 +161,7 @@ class DataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> EpochLoader:
         self.setup()
-        loader = self._training_loader()
+        loader = self.training_loader()
         if self._restored is not None and "train" in self._restored:
             loader.load_state_dict(self._restored.pop("train"))
         self._train_loader = weakref.ref(loader)
@@ -171,7 +171,7 @@ class DataModule(L.LightningDataModule):
         """The evaluation sets, a list where there are several: the protocol reports the last epoch's results on them
         and selects nothing by them."""
         self.setup()
-        loaders = [self._make_loader(name, training=False) for name in self.evaluation_sets]
+        loaders = [self.make_loader(name, training=False) for name in self.evaluation_sets]
         return loaders[0] if len(loaders) == 1 else loaders
 
     def test_dataloader(self) -> EpochLoader | list[EpochLoader]:

@@ -34,14 +34,14 @@ class Split:
 
 
 class _SplitData(ClassificationData):
-    """Subclasses read their splits in `_read_splits`, and make loaders of them."""
+    """Subclasses read their splits in `read_splits`, and make loaders of them."""
 
     @abstractmethod
-    def _read_splits(self) -> tuple[dict[str, Split], list[str]]:
+    def read_splits(self) -> tuple[dict[str, Split], list[str]]:
         """The splits by name, "train" and the `evaluation_sets`; and the class names."""
 
     def _read(self) -> None:
-        self._splits, self.class_names = self._read_splits()
+        self._splits, self.class_names = self.read_splits()
         train = self._splits["train"]
         self.class_counts = count_classes(
             train.labels, self.class_names, "the training split", self.allow_empty_classes
@@ -59,7 +59,7 @@ class _SplitData(ClassificationData):
 
 
 class ArrayData(_SplitData):
-    """Subclasses have a `native_size`, their own `mean` and `std`, and read their splits in `_read_splits`.
+    """Subclasses have a `native_size`, their own `mean` and `std`, and read their splits in `read_splits`.
 
     On a device (`on_device` true or "auto") all splits lie there and batches are augmented there, on CUDA as on the
     CPU; with `on_device=False` timm and torchvision v2 augment image by image, in `workers` processes.
@@ -89,7 +89,7 @@ class ArrayData(_SplitData):
             self.mean, self.std = IMAGENET_MEAN, IMAGENET_STD
         self.augment, self.erase_prob = augment, erase_prob
 
-    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+    def make_loader(self, name: str, training: bool) -> EpochLoader:
         if self.on_device is False:
             return self._make_host_loader(name, training)
         images, labels, fields = self._splits[name].tensors()
@@ -138,7 +138,7 @@ class FeatureData(_SplitData):
     def __init__(self, root: str | None = None, **options: Any) -> None:
         super().__init__(root, augment_repeats=1, views=1, **options)
 
-    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+    def make_loader(self, name: str, training: bool) -> EpochLoader:
         features, labels, fields = self._splits[name].tensors()
         fields = {"features": features, **fields}
         if self.on_device is not False:

@@ -100,7 +100,7 @@ class _CIFAR(ArrayData):
         files = (*self.files.train, self.files.test, self.files.names)
         return next((name for name in files if not (self._base() / name).is_file()), None)
 
-    def _read_splits(self) -> tuple[dict[str, Split], list[str]]:
+    def read_splits(self) -> tuple[dict[str, Split], list[str]]:
         folder = self.files.folder
         if self.root is None:
             raise UserError(

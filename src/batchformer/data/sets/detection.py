@@ -158,7 +158,7 @@ class DetectionData(DataModule):
     def _labelled(self, scenes: Scenes) -> Scenes:
         return replace(scenes, labels=self._label_of[scenes.labels])
 
-    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+    def make_loader(self, name: str, training: bool) -> EpochLoader:
         return self._loader_of("train" if training else self.evaluate_on, training)
 
     def _loader_of(self, part: Part, training: bool) -> EpochLoader:

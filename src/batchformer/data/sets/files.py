@@ -94,7 +94,7 @@ class FileData(ClassificationData):
         self.fingerprint = digest.hexdigest()
         self._folder = os.path.join(root, "")
 
-    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+    def make_loader(self, name: str, training: bool) -> EpochLoader:
         from batchformer.data.augment.host import file_transform
         from batchformer.data.loading.samples import FileSamples
 
