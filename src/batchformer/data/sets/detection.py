@@ -14,8 +14,7 @@ from torch import Tensor
 from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, Statistics, check_statistics
 from batchformer.data.loading.data_module import DataModule
 from batchformer.data.loading.epoch_loader import EpochLoader
-from batchformer.data.sets.boxes import Categories, Scenes
-from batchformer.data.sets.detection_samples import DetectionSamples
+from batchformer.data.sets.boxes import Categories, DetectionSamples, Scenes
 from batchformer.data.sets.files import existing_root
 from batchformer.errors import UserError
 from batchformer.metrics.shots import count_shots
@@ -103,7 +102,7 @@ class DetectionData(DataModule):
         self.evaluate_on = evaluate_on
         self.mean, self.std = mean, std
         self.repeat, self.cache = repeat, cache
-        self._kept: dict[tuple[Part, bool], Any] = {}  # samples that remember, by part and whether they are trained on
+        self._kept: dict[tuple[Part, bool], Any] = {}  # cached samples, by part and whether they are trained on
 
     @abstractmethod
     def _read_scenes(self, root: str) -> tuple[dict[str, Scenes], Categories]:
@@ -162,7 +161,8 @@ class DetectionData(DataModule):
         return self._loader_of("train" if training else self.evaluate_on, training)
 
     def _loader_of(self, part: Part, training: bool) -> EpochLoader:
-        return self._host_loader(self._cached_samples(part, training), training, self.repeat if training else 1)
+        samples = self._cached_samples(part, training)
+        return self._host_loader(samples, part, training, self.repeat if training else 1)
 
     def _cached_samples(self, part: Part, training: bool) -> Any:
         """The samples, with `cache` the same object for every loader."""
