@@ -185,6 +185,11 @@ class DataModule(L.LightningDataModule):
         loaders = [self._make_loader(name, training=False) for name in self.evaluation_sets]
         return loaders[0] if len(loaders) == 1 else loaders
 
+    def evaluation_loader(self, name: str) -> EpochLoader:
+        """The set of this name, "train" or one of `evaluation_sets`, each sample once and as it is."""
+        self.setup()
+        return self._make_loader(name, training=False)
+
     def test_dataloader(self) -> EpochLoader | list[EpochLoader]:
         return self.val_dataloader()
 

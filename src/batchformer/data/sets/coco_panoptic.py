@@ -28,7 +28,7 @@ from batchformer.data.sets.coco import (
     write_json,
     write_scenes,
 )
-from batchformer.data.sets.detection import DetectionData, Part
+from batchformer.data.sets.detection import DetectionData
 from batchformer.data.sets.miniature import CROWDED, THINGS, TRAIN_SCENES, VAL_SCENES, GeneratedScene, draw_scene
 from batchformer.errors import UserError
 
@@ -87,7 +87,7 @@ class CocoPanoptic(DetectionData):
         val, _ = read_panoptic(root, *self.files["val"], known=categories)
         return {"train": train, "val": val}, categories
 
-    def _samples(self, part: Part, training: bool) -> Any:
+    def _samples(self, part: str, training: bool) -> Any:
         scenes = self._scenes[part]
         assert isinstance(scenes, PanopticScenes)
         return PanopticSamples(
