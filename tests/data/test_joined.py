@@ -195,6 +195,21 @@ def test_detection_declares_its_categories(tmp_path):
     assert info.is_thing == [True] * 5 + [False] * 2
 
 
+def test_sets_read_together_have_orders_of_their_own():
+    class Twice(TwoSets):
+        def read_splits(self):
+            splits, names = super().read_splits()
+            return splits | {"target": splits["train"]}, names
+
+    data = Twice(index=True)
+    batch = next(iter(data.train_dataloader()))
+    assert (
+        batch["train"]["index"].tolist()
+        == next(iter(DigitsLT(batch_size=16, index=True).train_dataloader()))["index"].tolist()
+    )
+    assert batch["train"]["index"].tolist() != batch["target"]["index"].tolist()
+
+
 # a task's own sampler
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader
-from batchformer.data.loading.order import Sampler
+from batchformer.data.loading.order import Sampler, derived_key
 from batchformer.errors import UserError
 
 _MOST_WORKERS = 256  # more only where there are as many cores
@@ -174,6 +174,11 @@ class DataModule(L.LightningDataModule):
         loaders = [self.make_loader(name, training=False) for name in self.evaluation_sets]
         return loaders[0] if len(loaders) == 1 else loaders
 
+    def evaluation_loader(self, name: str) -> EpochLoader:
+        """The set of this name, "train" or one of `evaluation_sets`, each sample once and as it is."""
+        self.setup()
+        return self.make_loader(name, training=False)
+
     def test_dataloader(self) -> EpochLoader | list[EpochLoader]:
         return self.val_dataloader()
 
@@ -221,23 +226,27 @@ class DataModule(L.LightningDataModule):
 
     # for loaders
 
-    def _loader_options(self, training: bool) -> dict[str, Any]:
-        """What loaders of every kind take."""
+    def _seed_of(self, name: str) -> int:
+        """Of a set's order and augmentation: the seed of the data for the training set, others for sets beside it."""
+        return self.seed if name == "train" else derived_key(self.seed, name) % 2**63
+
+    def _loader_options(self, name: str, training: bool) -> dict[str, Any]:
+        """What loaders of every kind take. A task's own order is that of the training set."""
         rank, world = self._rank_and_world()
         return {
             "batch_size": self.batch_size if training else self.eval_batch_size,
             "training": training,
-            "seed": self.seed,
+            "seed": self._seed_of(name),
             "drop_last": self.drop_last,
             "rank": rank,
             "world": world,
             "epoch_source": self._current_epoch if training else None,
             "channels_last": self.channels_last,
             "repeats": self.augment_repeats if training else 1,
-            "sampler": self._task_sampler() if training else None,
+            "sampler": self._task_sampler() if training and name == "train" else None,
         }
 
-    def _host_loader(self, samples: Any, training: bool, passes: int = 1) -> EpochLoader:
+    def _host_loader(self, samples: Any, name: str, training: bool, passes: int = 1) -> EpochLoader:
         """Samples that are read and augmented one by one on the host, in `workers` processes."""
         from batchformer.data.loading.host_loader import HostLoader
 
@@ -246,7 +255,7 @@ class DataModule(L.LightningDataModule):
             workers=self.workers,
             pin_memory=self._device().type == "cuda" and samples.device.type == "cpu",
             passes=passes,
-            **self._loader_options(training),
+            **self._loader_options(name, training),
         )
 
     def _task_sampler(self) -> Sampler | None:

@@ -105,7 +105,7 @@ class ArrayData(_SplitData):
             fields=fields,
             views=self.views,
             index=self.index,
-            **self._loader_options(training),
+            **self._loader_options(name, training),
         )
 
     def _make_host_loader(self, name: str, training: bool) -> EpochLoader:
@@ -119,8 +119,8 @@ class ArrayData(_SplitData):
         else:
             transform = array_evaluation(self.augment, *sizes, self.mean, self.std)
         options: dict[str, Any] = {"fields": fields, "index": self.index, "views": self.views if training else 1}
-        samples = ArraySamples(images, labels, transform, self.seed if training else None, **options)
-        return self._host_loader(samples, training)
+        samples = ArraySamples(images, labels, transform, self._seed_of(name) if training else None, **options)
+        return self._host_loader(samples, name, training)
 
     @property
     def predict_transform(self) -> Callable[[Image.Image], Tensor]:
@@ -142,11 +142,11 @@ class FeatureData(_SplitData):
         features, labels, fields = self._splits[name].tensors()
         fields = {"features": features, **fields}
         if self.on_device is not False:
-            options = self._loader_options(training)
+            options = self._loader_options(name, training)
             return DeviceLoader(None, labels, device=self._device(), fields=fields, index=self.index, **options)
         from batchformer.data.loading.samples import LabelledSamples
 
-        return self._host_loader(LabelledSamples(labels, fields=fields, index=self.index), training)
+        return self._host_loader(LabelledSamples(labels, fields=fields, index=self.index), name, training)
 
     def declare(self) -> dict[str, Any]:
         return {**super().declare(), "feature_dim": int(self._splits["train"].images.shape[1])}

@@ -254,7 +254,10 @@ def _reason(error: Exception) -> str:
 
 def miniature(folder: Path, name: str) -> None:
     """The official classes, a head large enough for an imbalance of 100 and 200, and only the images of such a tail."""
-    _write_cifar10(folder) if name == "cifar10" else _write_cifar100(folder)
+    if name == "cifar10":
+        _write_cifar10(folder)
+    else:
+        _write_cifar100(folder)
 
 
 def _generated_rows(counts: list[int], first_number: int) -> tuple[np.ndarray, list[int]]:
