@@ -1,4 +1,4 @@
-"""Classes sorted by training frequency, what the runs say about each, and the charts of that."""
+"""Classes sorted by training frequency, what the runs say about each, and the charts of that on the page."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from batchformer.metrics.measures import Measure
 from batchformer.metrics.shots import FEW_BELOW, MANY_ABOVE
 from batchformer.report.charts import Chart, variant_styles
 from batchformer.report.comparison import measure_word, shown_name, signed, with_unit
 from batchformer.report.figures import cut_to_bounds
+from batchformer.report.html_parts import figure
 from batchformer.report.runs import Run
 from batchformer.report.scales import Axis, count_axis, frequency_axis, linear_axis, smooth
 from batchformer.report.statistics import PairedDifference, RankCorrelation, paired_difference, spearman
@@ -191,6 +193,48 @@ def influence_correlation(runs: Sequence[Run]) -> RankCorrelation | None:
     norms = mean_per_group(related, groups, lambda run: run.influence)
     known = [(-group.count, value) for group, value in zip(groups, norms, strict=True) if value is not None]
     return spearman([rarity for rarity, _ in known], [value for _, value in known])
+
+
+def influence_section(name: str, runs: Sequence[Run], whose: str) -> str:
+    """The gradients on other images of the runs of one variant, as HTML; empty where no run has them."""
+    picture = influence_chart(name, runs)
+    if picture is None:
+        return ""
+    title = f"<h3>Gradients on the other images of the batch (the paper’s Fig. 6){escape(whose)}</h3>"
+    wrt = "features" if all(run.influence_wrt == "features" for run in runs if run.influence) else "pixels"
+    drawn = figure(
+        "Gradient norm of each class’s loss on the others",
+        picture,
+        f"Test set, module on, norm at the {wrt} of the other images, mean of the seeds; line: smoothed.",
+    )
+    return f'{title}<div class="grid">{drawn}<div class="card reading">{_influence_reading(runs)}</div></div>'
+
+
+def _influence_reading(runs: Sequence[Run]) -> str:
+    claim = (
+        "<p class='muted'>Through BatchFormer the loss of one image also reaches the <em>other</em> images of its "
+        "batch. The paper reports: the rarer the class, the larger this gradient.</p>"
+    )
+    overall = influence_correlation(runs)
+    if overall is None:
+        return (
+            claim + "<p>No rank correlation can be given: all classes are equally frequent, or there is only one.</p>"
+        )
+    single = [(run.seed, influence_correlation([run])) for run in runs if run.influence]
+    seeds = ", ".join(f"{signed(found.rho)} (seed {seed})" for seed, found in single if found is not None)
+    certain = overall.p is not None and overall.p < 0.05
+    if not certain:
+        reading = "Here there is no clear order: these runs neither show nor exclude what the paper reports."
+    elif overall.rho > 0:
+        reading = "Here it is so too: rarer classes have the larger gradient on the others."
+    else:
+        reading = "Here it is the other way round: rarer classes have the smaller gradient on the others."
+    chance = "" if overall.p is None else f"; p {'&lt; 0.001' if overall.p < 0.001 else f'= {overall.p:.3f}'}"
+    return (
+        f'{claim}<p class="rho">ρ = {signed(overall.rho)}</p><p class="muted">Spearman rank correlation between rarity '
+        f"and gradient norm over the classes (+1: the rarer, the larger{chance}).</p><p><b>{reading}</b></p>"
+        f'<p class="muted">Each run alone: {escape(seeds)}.</p>'
+    )
 
 
 def _draw_frequency_borders(chart: Chart) -> None:
