@@ -100,7 +100,7 @@ def stripes(count: int, steps: int) -> tuple[dict[str, Any], Any, Scenes]:
     tasks = {}
     for method, heading in HEADINGS.items():
         task = Detection("deformable-detr-single-scale", TINY, backbone="test_resnet", method=method)
-        task.build(data.num_classes, data.class_counts)
+        task.construct(data)
         learn(task, next(iter(data.train_dataloader())), steps)
         metric = CocoAP(data.num_classes)
         with torch.inference_mode():
