@@ -1,7 +1,5 @@
 """Attentive CutMix: the cells with the highest activation of a frozen network, pasted over the other image."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The interface of all mixing methods: the random numbers of a batch, the mixed batch, and its targets."""
 
-from __future__ import annotations
-
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

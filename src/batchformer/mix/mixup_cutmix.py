@@ -1,7 +1,5 @@
 """Mixup, CutMix, and a random choice of one method for each batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

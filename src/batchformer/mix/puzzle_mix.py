@@ -1,7 +1,5 @@
 """Puzzle-Mix: two images cut along the mask of least energy, by what the model itself finds salient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields

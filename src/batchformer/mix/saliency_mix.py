@@ -1,7 +1,5 @@
 """SaliencyMix: CutMix around the most salient pixel of the image that is cut, and the saliency it needs."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A backbone by name, to be trained; and a trained one to learn from, the teacher of a distillation."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The timm backbone of a detector: weights from a local file, and the activations that transformers loses."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights from elsewhere: one way for every task, from a run, a file or a folder of `save_pretrained`."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from pathlib import Path

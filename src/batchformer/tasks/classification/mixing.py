@@ -1,7 +1,5 @@
 """The mixing of a training batch, with random numbers that are a function of (seed, process, step)."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
