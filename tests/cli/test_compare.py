@@ -42,8 +42,8 @@ def test_compare_trains_both_on_the_same_batches_and_goes_on_after_a_stop(say, s
     table = json.loads((out / "compare.json").read_text())
     assert table["seeds"] == [0, 1]
     runs = {name: json.loads((out / name / "result.json").read_text()) for name in ("baseline-seed0", "baseline-seed1")}
-    mean = sum(run["metrics"]["all"] for run in runs.values()) / 2
-    assert table["table"][0]["mean"] == pytest.approx(mean)
+    mean = sum(run["metrics"]["accuracy"] for run in runs.values()) / 2
+    assert table["table"]["rows"][0]["mean"] == pytest.approx(mean)
 
     code, _, err = say(*COMMAND, "--out", out)
     assert code == 2

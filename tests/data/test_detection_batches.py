@@ -10,7 +10,7 @@ from batchformer.data import CocoDetection, CocoPanoptic, VocDetection
 from batchformer.data.augment.detection import RandomSizedCrop, training_transform
 from batchformer.data.loading.samples import seeded
 from batchformer.data.sets import write_miniature
-from batchformer.data.sets.detection_samples import collate_detection
+from batchformer.data.sets.boxes import collate_detection
 from batchformer.errors import UserError
 
 SMALL = {"image_size": 48, "batch_size": 4, "workers": 0}

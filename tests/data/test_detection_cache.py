@@ -5,7 +5,7 @@ import torch
 
 from batchformer.data import CocoDetection, CocoPanoptic
 from batchformer.data.sets import write_miniature
-from batchformer.data.sets.detection_samples import DetectionSamples
+from batchformer.data.sets.boxes import DetectionSamples
 from batchformer.errors import UserError
 
 SMALL = {"image_size": 32, "batch_size": 4, "eval_batch_size": 4, "limit_train": 9, "limit_val": 5, "pad_multiple": 8}

@@ -95,14 +95,14 @@ class TwoSets(DigitsLT):
 
     def __init__(self, target="small", **options):
         super().__init__(batch_size=16, **options)
-        self._choose_target(target)
+        self.choose_target(target)
 
-    def _read_splits(self):
-        splits, names = super()._read_splits()
+    def read_splits(self):
+        splits, names = super().read_splits()
         return {"train": splits["train"], "source": splits["train"], "target": splits["val"]}, names
 
-    def _training_loader(self):
-        loaders = {name: self._make_loader(name, training=True) for name in ("train", "target")}
+    def training_loader(self):
+        loaders = {name: self.make_loader(name, training=True) for name in ("train", "target")}
         return JoinedLoader(loaders, epoch_source=self._current_epoch)
 
 
@@ -193,6 +193,21 @@ def test_detection_declares_its_categories(tmp_path):
     info = CocoPanoptic(root, workers=0).info
     assert info.category_ids == [1, 3, 17, 44, 90, 187, 193]
     assert info.is_thing == [True] * 5 + [False] * 2
+
+
+def test_sets_read_together_have_orders_of_their_own():
+    class Twice(TwoSets):
+        def read_splits(self):
+            splits, names = super().read_splits()
+            return splits | {"target": splits["train"]}, names
+
+    data = Twice(index=True)
+    batch = next(iter(data.train_dataloader()))
+    assert (
+        batch["train"]["index"].tolist()
+        == next(iter(DigitsLT(batch_size=16, index=True).train_dataloader()))["index"].tolist()
+    )
+    assert batch["train"]["index"].tolist() != batch["target"]["index"].tolist()
 
 
 # a task's own sampler

@@ -3,7 +3,7 @@
 import pytest
 from made_up import result, write
 
-from batchformer.report import load_runs
+from batchformer.report import load_runs, paired_difference
 from batchformer.report.classes import (
     class_ranks,
     difference_per_group,
@@ -72,3 +72,15 @@ def test_the_axis_of_classes_counts_all_of_them(tmp_path):
     norms = {"wrt": "features", "per_class": [0.5] * 1500}
     many = write(tmp_path, [result(classes=1500, gradient_influence=norms)])
     assert ">1500<" in influence_chart("a", load_runs([many]))
+
+
+def test_a_seed_with_several_targets_is_one_pair(tmp_path):
+    made = []
+    for variant, gain in (("baseline", 0.0), ("batchformer", 3.0)):
+        for target, level in (("sun", 50.0), ("night", 20.0)):
+            for seed in (0, 1):
+                value = level + gain + (seed if variant == "batchformer" else 0)
+                made.append(result(method=variant, seed=seed, classes=1, target=target, per_class=[value]))
+    runs = load_runs([write(tmp_path, made)])
+    (difference,) = difference_per_group(runs, "baseline", "batchformer", sorted_groups(runs))
+    assert difference == pytest.approx(paired_difference([35.0, 35.0], [38.0, 39.0]))

@@ -163,8 +163,8 @@ def test_an_error_that_falls_has_helped_and_one_that_rises_has_hurt():
 def test_the_plain_form_is_json_and_holds_every_cell():
     table = compare_runs(pose(seeds=2))
     plain = json.loads(json.dumps(table.as_plain()))
-    assert len(plain["table"]) == 2 * 3 * 5
-    row = next(r for r in plain["table"] if (r["variant"], r["target"]) == ("mixstyle", None))
+    assert len(plain["rows"]) == 2 * 3 * 5
+    row = next(r for r in plain["rows"] if (r["variant"], r["target"]) == ("mixstyle", None))
     assert row["mean"] == pytest.approx(table.cell(table.primary, "mixstyle").mean)
     assert row["difference"]["low"] == pytest.approx(table.difference(table.primary, "mixstyle").low)
 
@@ -195,3 +195,11 @@ def test_verdict_without_a_common_seed_says_so():
 def test_verdict_counts_the_seeds():
     judged = verdict(compare_runs(both([50, 51, 52, 53], [52, 53.1, 53.9, 55])))
     assert "4 matched seeds" in judged.sentence
+
+
+def test_details_stay_in_the_result_file():
+    results = pose(seeds=1)
+    for each in results:
+        each["measures"] = [*each["measures"], {"key": "pck", "label": "PCK", "detail": True}]
+        each["metrics"]["pck"] = 50.0
+    assert [measure.key for measure in compare_runs(results).measures] == ["mpjpe", "auc"]

@@ -10,10 +10,9 @@ import os
 import signal
 import sys
 
-from batchformer.training.labelled_task import LabelledTask
-
 from batchformer.cli import main
-from batchformer.runs import checkpoint_io
+from batchformer.runs import checkpoints
+from batchformer.training.task import Task
 
 
 def die() -> None:
@@ -21,18 +20,18 @@ def die() -> None:
 
 
 def die_at_step(step: int) -> None:
-    train = LabelledTask.training_step
+    begin = Task.on_train_batch_start
 
-    def training_step(self, batch, batch_idx):
+    def on_train_batch_start(self, batch, batch_idx):
         if self.trainer.global_step == step:
             die()
-        return train(self, batch, batch_idx)
+        return begin(self, batch, batch_idx)
 
-    LabelledTask.training_step = training_step
+    Task.on_train_batch_start = on_train_batch_start
 
 
 def die_in_write(count: int) -> None:
-    save, written = checkpoint_io.torch.save, []
+    save, written = checkpoints.torch.save, []
 
     def half(content, file):
         written.append(content)
@@ -42,7 +41,7 @@ def die_in_write(count: int) -> None:
             die()
         save(content, file)
 
-    checkpoint_io.torch.save = half
+    checkpoints.torch.save = half
 
 
 if __name__ == "__main__":

@@ -15,12 +15,17 @@ def gradient_influence_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
 
     if task.attachment is None:
         return {}
-    device = trainer.strategy.root_device
+    device, loaders = trainer.strategy.root_device, data.val_dataloader()
     task.net.to(device)
     task.net.float()  # of a run in 16 or 64 bits (precision bf16-true) too: training is over, and features are float32
     with _attending_alone(task.attachment):
         per_class = gradient_influence(
-            task.net, task.attachment, data.val_dataloader(), data.num_classes, device, wrt="features"
+            task.net,
+            task.attachment,
+            loaders[0] if isinstance(loaders, list) else loaders,
+            data.num_classes,
+            device,
+            wrt="features",
         )
     return {"gradient_influence": {"wrt": "features", "per_class": [float(value) for value in per_class]}}
 

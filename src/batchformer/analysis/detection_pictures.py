@@ -278,7 +278,7 @@ def write_comparison(
 
 
 def _collated(samples: Sequence[tuple[Any, dict[str, Any]]]) -> dict[str, Any]:
-    from batchformer.data.sets.detection_samples import collate_detection
+    from batchformer.data.sets.boxes import collate_detection
 
     return collate_detection(list(samples))
 

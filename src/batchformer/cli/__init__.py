@@ -112,7 +112,3 @@ Commands (batchformer COMMAND --help says more):
 
 Any field of a recipe can be changed on the command line: --trainer.max_epochs 3 --model.batchformer.heads 8
 --debug shows where an error comes from; --version prints the version."""
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -46,13 +46,9 @@ def load_run(path: str, overrides: list[tuple[str, str]] | None = None, trust: b
             "they are not the same network; restore the one that belongs to the other, or train again with --overwrite."
         )
     cli = RecipeCLI(trust)
-    # Weights come from the checkpoint: nothing is to be fetched, compiled or captured.
     config = cli.load(folder.config, [("trainer.logger", "false"), *(overrides or [])])
     task, data, trainer_keywords, _ = cli.build()
-    task.compile_net = task.cuda_graph = False
-    if hasattr(task, "backbone_args"):
-        for name in ("pretrained", "pretrained_cfg_overlay"):
-            task.backbone_args.pop(name, None)
+    task.expect_checkpoint()
     try:
         task.on_load_checkpoint(checkpoint)
         task.load_state_dict(checkpoint["state_dict"])

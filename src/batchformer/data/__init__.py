@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from batchformer.data.loading.device_loader import DeviceLoader
     from batchformer.data.loading.epoch_loader import EpochLoader, JoinedLoader
     from batchformer.data.loading.host_loader import HostLoader
-    from batchformer.data.sets.arrays import ArrayData, FeatureData
+    from batchformer.data.sets.arrays import ArrayData, FeatureData, Split
     from batchformer.data.sets.cifar import CIFAR10, CIFAR10LT, CIFAR100, CIFAR100LT
     from batchformer.data.sets.classification import ClassificationData, LongTailedData
     from batchformer.data.sets.coco import CocoDetection
@@ -32,7 +32,7 @@ _HOME = {
     "loading.device_loader": ("DeviceLoader",),
     "loading.epoch_loader": ("EpochLoader", "JoinedLoader"),
     "loading.host_loader": ("HostLoader",),
-    "sets.arrays": ("ArrayData", "FeatureData"),
+    "sets.arrays": ("ArrayData", "FeatureData", "Split"),
     "sets.cifar": ("CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT"),
     "sets.classification": ("ClassificationData", "LongTailedData"),
     "sets.coco": ("CocoDetection",),
@@ -71,6 +71,7 @@ __all__ = [
     "JoinedLoader",
     "ListFiles",
     "LongTailedData",
+    "Split",
     "TinyImageNet",
     "VocDetection",
 ]

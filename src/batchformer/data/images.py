@@ -28,8 +28,8 @@ def images_in(folder: str | Path) -> list[str]:
     program's (macOS' ._photo.jpg, Jupyter's .ipynb_checkpoints).
     """
     return sorted(
-        os.path.join(place, name)
-        for place, names in _visible_folders(folder)
+        os.path.join(current, name)
+        for current, names in _visible_folders(folder)
         for name in names
         if name.lower().endswith(EXTENSIONS) and not name.startswith(".")  # a Path for each of a million takes seconds
     )
@@ -37,16 +37,16 @@ def images_in(folder: str | Path) -> list[str]:
 
 def _visible_folders(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
     above: dict[str, frozenset[str]] = {}  # for each folder what it really is, and what the folders around it are
-    for place, inside, files in os.walk(folder, followlinks=True):
-        around = above.get(place, frozenset()) | {os.path.realpath(place)}
+    for current, inside, files in os.walk(folder, followlinks=True):
+        around = above.get(current, frozenset()) | {os.path.realpath(current)}
         # a link to a folder around it would be walked for ever
         inside[:] = [
             name
             for name in inside
-            if not name.startswith(".") and os.path.realpath(os.path.join(place, name)) not in around
+            if not name.startswith(".") and os.path.realpath(os.path.join(current, name)) not in around
         ]
-        above.update({os.path.join(place, name): around for name in inside})
-        yield place, files
+        above.update({os.path.join(current, name): around for name in inside})
+        yield current, files
 
 
 def open_image(path: str | Path, upright: bool = False) -> Image.Image:
@@ -111,7 +111,7 @@ def decode_images(
 
     def read(first: int) -> int:
         part = paths[first : first + _AT_ONCE]
-        for place, path in enumerate(part, first):
+        for position, path in enumerate(part, first):
             image = open_image(path)
             if image.size != (size, size):
                 width, height = image.size
@@ -119,7 +119,7 @@ def decode_images(
                     f"image {path} is {width} x {height} pixels, not {size} x {size} as in the official data set: "
                     f"unpack it again."
                 )
-            images[place] = np.asarray(image).transpose(2, 0, 1)
+            images[position] = np.asarray(image).transpose(2, 0, 1)
         return len(part)
 
     # disable=None: no bar where stderr is a file

@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from batchformer.metrics.measures import Measure
 from batchformer.metrics.shots import count_shots, shot_of
 
 if TYPE_CHECKING:
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from batchformer.metrics.coco_ap import CocoAP, ThingsAP
     from batchformer.metrics.panoptic_quality import PanopticQuality
 
-__all__ = ["CocoAP", "PanopticQuality", "ShotAccuracy", "ThingsAP", "TopAccuracy", "count_shots", "shot_of"]
+__all__ = ["CocoAP", "Measure", "PanopticQuality", "ShotAccuracy", "ThingsAP", "TopAccuracy", "count_shots", "shot_of"]
 _HOME = {
     "CocoAP": "batchformer.metrics.coco_ap",
     "PanopticQuality": "batchformer.metrics.panoptic_quality",

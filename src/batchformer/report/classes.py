@@ -1,15 +1,17 @@
-"""Classes sorted by training frequency, what the runs say about each, and the charts of that."""
+"""Classes sorted by training frequency, what the runs say about each, and the charts of that on the page."""
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from batchformer.metrics.measures import Measure
 from batchformer.metrics.shots import FEW_BELOW, MANY_ABOVE
 from batchformer.report.charts import Chart, variant_styles
 from batchformer.report.comparison import measure_word, shown_name, signed, with_unit
 from batchformer.report.figures import cut_to_bounds
+from batchformer.report.html_parts import figure
 from batchformer.report.runs import Run
 from batchformer.report.scales import Axis, count_axis, frequency_axis, linear_axis, smooth
 from batchformer.report.statistics import PairedDifference, RankCorrelation, paired_difference, spearman
@@ -69,20 +71,22 @@ def mean_per_group(
 def difference_per_group(
     runs: Sequence[Run], reference: str, variant: str, groups: Sequence[ClassGroup]
 ) -> list[PairedDifference | None]:
-    """Per-class values of the variant minus those of the reference, target and seed matched, per group of classes."""
+    """Per-class values of the variant minus those of the reference, per group of classes, seeds matched.
+
+    As in the comparison, a seed with several targets is one pair: the mean over those that both have.
+    """
     sides = [{(r.target, r.seed): r for r in runs if r.variant == v and r.per_class} for v in (reference, variant)]
-    matched = [key for key in sides[0] if key in sides[1]]
     differences: list[PairedDifference | None] = []
     for group in groups:
-        pairs = [
-            (
-                _mean([sides[0][key].per_class[k] for k in group.members]),
-                _mean([sides[1][key].per_class[k] for k in group.members]),
-            )
-            for key in matched
-        ]
-        whole = [(a, b) for a, b in pairs if a is not None and b is not None]
-        differences.append(paired_difference([a for a, _ in whole], [b for _, b in whole]) if whole else None)
+        pairs: dict[int, list[tuple[float, float]]] = {}
+        for key in (key for key in sides[0] if key in sides[1]):
+            before, after = (_mean([side[key].per_class[k] for k in group.members]) for side in sides)
+            if before is not None and after is not None:
+                pairs.setdefault(key[1], []).append((before, after))
+        before_by_seed, after_by_seed = (
+            [math.fsum(pair[k] for pair in of) / len(of) for of in pairs.values()] for k in (0, 1)
+        )
+        differences.append(paired_difference(before_by_seed, after_by_seed) if pairs else None)
     return differences
 
 
@@ -187,6 +191,48 @@ def influence_correlation(runs: Sequence[Run]) -> RankCorrelation | None:
     norms = mean_per_group(related, groups, lambda run: run.influence)
     known = [(-group.count, value) for group, value in zip(groups, norms, strict=True) if value is not None]
     return spearman([rarity for rarity, _ in known], [value for _, value in known])
+
+
+def influence_section(name: str, runs: Sequence[Run], whose: str) -> str:
+    """The gradients on other images of the runs of one variant, as HTML; empty where no run has them."""
+    picture = influence_chart(name, runs)
+    if picture is None:
+        return ""
+    title = f"<h3>Gradients on the other images of the batch (the paper’s Fig. 6){escape(whose)}</h3>"
+    wrt = "features" if all(run.influence_wrt == "features" for run in runs if run.influence) else "pixels"
+    drawn = figure(
+        "Gradient norm of each class’s loss on the others",
+        picture,
+        f"Test set, module on, norm at the {wrt} of the other images, mean of the seeds; line: smoothed.",
+    )
+    return f'{title}<div class="grid">{drawn}<div class="card reading">{_influence_reading(runs)}</div></div>'
+
+
+def _influence_reading(runs: Sequence[Run]) -> str:
+    claim = (
+        "<p class='muted'>Through BatchFormer the loss of one image also reaches the <em>other</em> images of its "
+        "batch. The paper reports: the rarer the class, the larger this gradient.</p>"
+    )
+    overall = influence_correlation(runs)
+    if overall is None:
+        return (
+            claim + "<p>No rank correlation can be given: all classes are equally frequent, or there is only one.</p>"
+        )
+    single = [(run.seed, influence_correlation([run])) for run in runs if run.influence]
+    seeds = ", ".join(f"{signed(found.rho)} (seed {seed})" for seed, found in single if found is not None)
+    certain = overall.p is not None and overall.p < 0.05
+    if not certain:
+        reading = "Here there is no clear order: these runs neither show nor exclude what the paper reports."
+    elif overall.rho > 0:
+        reading = "Here it is so too: rarer classes have the larger gradient on the others."
+    else:
+        reading = "Here it is the other way round: rarer classes have the smaller gradient on the others."
+    chance = "" if overall.p is None else f"; p {'&lt; 0.001' if overall.p < 0.001 else f'= {overall.p:.3f}'}"
+    return (
+        f'{claim}<p class="rho">ρ = {signed(overall.rho)}</p><p class="muted">Spearman rank correlation between rarity '
+        f"and gradient norm over the classes (+1: the rarer, the larger{chance}).</p><p><b>{reading}</b></p>"
+        f'<p class="muted">Each run alone: {escape(seeds)}.</p>'
+    )
 
 
 def _draw_frequency_borders(chart: Chart) -> None:

@@ -18,7 +18,7 @@ class Comparison:
     """The numbers of the runs of one recipe. Made by `compare_runs`.
 
     `variants`: the one that the others are held to first, whether or not it has runs. `targets` is empty where the
-    recipe has none. `measures`: those that a run has a number for, as declared, and the primary one in any case.
+    recipe has none. `measures`: the primary one, and those that a run has a number for and that are no mere detail.
     """
 
     recipe: str
@@ -111,7 +111,7 @@ class Comparison:
             "targets": list(self.targets),
             "seeds": list(self.seeds),
             "measures": [measure.as_dict() for measure in self.measures],
-            "table": rows,
+            "rows": rows,
         }
 
 
@@ -138,7 +138,7 @@ def compare_runs(results: Iterable[Mapping[str, Any]]) -> Comparison:
                 "pass only one of them"
             )
         runs.add((variant, target, seed))
-        for measure in measures_of(result):
+        for measure in (each for each in measures_of(result) if each.primary or not each.detail):
             measures.setdefault(measure.key, measure)
             for value in known([result["metrics"].get(measure.key)]):
                 values.setdefault((measure.key, variant, target), {})[seed] = value

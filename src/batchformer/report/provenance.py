@@ -45,6 +45,7 @@ _OF_A_MIX = {"model.mix.block": "transmix", "model.mix.extractor": "attentive-cu
 _NOT_OF_A_MIX = {"model.mix.mixup": "cutmix", "model.mix.cutmix": "mixup"}
 _MAY_DIFFER = ("seed", "method", "target", "root", "out", "dir", "name", "version", "workers", "seed_everything",
                "recipe", "detector_from")  # fmt: skip
+_MAY_DIFFER_BELOW = ("run.variant", "run.init_from")
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -153,7 +154,8 @@ def _differing(runs: Sequence[Run]) -> list[str]:
     for key in sorted({key for _, each in settings for key in each}):
         of_module = key.startswith(_OF_THE_MODULE)
         values = {each.get(key) for module, each in settings if each and (module or not of_module)}
-        if key.rsplit(".", 1)[-1] not in _MAY_DIFFER and len(values) > 1:
+        may = key.rsplit(".", 1)[-1] in _MAY_DIFFER or key.startswith(_MAY_DIFFER_BELOW)
+        if not may and len(values) > 1:
             found.append(key)
     return found
 

@@ -10,8 +10,7 @@ from batchformer.report.classes import (
     MOST_POINTS,
     class_chart,
     class_difference_chart,
-    influence_chart,
-    influence_correlation,
+    influence_section,
 )
 from batchformer.report.comparison import (
     Comparison,
@@ -52,7 +51,11 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
         f"<h3>What is found in the images</h3>{found}" if found else "",
         _classes(name, runs, table) if any(run.metrics.get(key) is not None for run in runs for key in _SPLITS) else "",
         *(
-            _influence(f"{name}-influence{k}", [run for run in runs if run.variant == variant], table)
+            influence_section(
+                f"{name}-influence{k}",
+                [run for run in runs if run.variant == variant],
+                f", {shown_name(variant)}" if len(table.others) > 1 else "",
+            )
             for k, variant in enumerate(table.variants)
         ),
         _made(runs),
@@ -255,48 +258,6 @@ def _classes(name: str, runs: Sequence[Run], table: Comparison) -> str:
     if not any(bins.values()):
         figures += missing("No seed was run with two variants", "run `batchformer compare`")
     return f'{title}<div class="grid">{figures}</div>'
-
-
-def _influence(name: str, runs: Sequence[Run], table: Comparison) -> str:
-    picture = influence_chart(name, runs)
-    if picture is None:
-        return ""
-    whose = f", {shown_name(runs[0].variant)}" if len(table.others) > 1 else ""
-    title = f"<h3>Gradients on the other images of the batch (the paper’s Fig. 6){escape(whose)}</h3>"
-    wrt = "features" if all(run.influence_wrt == "features" for run in runs if run.influence) else "pixels"
-    drawn = figure(
-        "Gradient norm of each class’s loss on the others",
-        picture,
-        f"Test set, module on, norm at the {wrt} of the other images, mean of the seeds; line: smoothed.",
-    )
-    return f'{title}<div class="grid">{drawn}<div class="card reading">{_influence_reading(runs)}</div></div>'
-
-
-def _influence_reading(runs: Sequence[Run]) -> str:
-    claim = (
-        "<p class='muted'>Through BatchFormer the loss of one image also reaches the <em>other</em> images of its "
-        "batch. The paper reports: the rarer the class, the larger this gradient.</p>"
-    )
-    overall = influence_correlation(runs)
-    if overall is None:
-        return (
-            claim + "<p>No rank correlation can be given: all classes are equally frequent, or there is only one.</p>"
-        )
-    single = [(run.seed, influence_correlation([run])) for run in runs if run.influence]
-    seeds = ", ".join(f"{signed(found.rho)} (seed {seed})" for seed, found in single if found is not None)
-    certain = overall.p is not None and overall.p < 0.05
-    if not certain:
-        reading = "Here there is no clear order: these runs neither show nor exclude what the paper reports."
-    elif overall.rho > 0:
-        reading = "Here it is so too: rarer classes have the larger gradient on the others."
-    else:
-        reading = "Here it is the other way round: rarer classes have the smaller gradient on the others."
-    chance = "" if overall.p is None else f"; p {'&lt; 0.001' if overall.p < 0.001 else f'= {overall.p:.3f}'}"
-    return (
-        f'{claim}<p class="rho">ρ = {signed(overall.rho)}</p><p class="muted">Spearman rank correlation between rarity '
-        f"and gradient norm over the classes (+1: the rarer, the larger{chance}).</p><p><b>{reading}</b></p>"
-        f'<p class="muted">Each run alone: {escape(seeds)}.</p>'
-    )
 
 
 def _made(runs: Sequence[Run]) -> str:

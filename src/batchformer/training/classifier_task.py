@@ -77,7 +77,7 @@ class ClassifierTask(NetworkTask):
 
     def evaluate(self, batch: Batch, name: str) -> Mapping[str, Tensor]:
         logits = self.test_logits(batch["images"])
-        self.metrics[name].update(logits, batch["labels"])
+        self.metrics[name].update(logits, batch["labels"])  # type: ignore[operator]
         return {"loss": F.cross_entropy(logits, batch["labels"])}
 
     def results(self, name: str) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ class ClassifierTask(NetworkTask):
         """A CSV file with one line per image: path, class_1, score_1, class_2, ... (probabilities, the best first)."""
         out = out or Path("predictions.csv")
         refuse_unwritable(out)  # thousands of images may lie between here and the writing
-        names = [str(name) for name in self.data_info.classes] if self.data_info else []
+        names = [str(name) for name in self.data_info.classes]
         top = min(_whole_number("topk", options.get("topk", "5")), len(names))
         rows = []
         for done, (path, classes) in enumerate(self._classified(images, data.predict_transform, top)):

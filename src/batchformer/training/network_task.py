@@ -79,7 +79,13 @@ class NetworkTask(Task):
 
     @property
     def class_counts(self) -> list[int]:
-        return [] if self.data_info is None else self.data_info.class_counts
+        return self.data_info.get("class_counts", [])
+
+    def expect_checkpoint(self) -> None:
+        super().expect_checkpoint()
+        self.compile_net = False
+        for name in ("pretrained", "pretrained_cfg_overlay"):
+            self.backbone_args.pop(name, None)
 
     def check_data(self, data: Any) -> None:
         """Vision transformers of timm are built for one size, and say so only when the first batch arrives."""
@@ -119,7 +125,6 @@ class NetworkTask(Task):
     # ---- export
 
     def plain_network(self) -> nn.Module:
-        assert self.data_info is not None
         return self.plain_net(self.data_info)
 
     def trained_network(self, averaged: bool = False) -> nn.Module:

@@ -67,7 +67,8 @@ class Task(L.LightningModule):
     def __init__(self, seed: int = 0, cuda_graph: bool = False) -> None:
         super().__init__()
         self.seed, self.cuda_graph = seed, cuda_graph
-        self.data_info: DataInfo | None = None
+        self.data_info = DataInfo()  # what the data declared, once it is built
+        self.built = False
         self.init_from: dict[str, str] = {}  # part of the network ("" is all of it) -> where its weights come from
         self.restored = False  # whether all weights come from a checkpoint of this very task
         self.per_class: list[float] = []  # of the primary measure, where it has a value for each class
@@ -144,32 +145,32 @@ class Task(L.LightningModule):
 
     # ---- building
 
-    @property
-    def built(self) -> bool:
-        return self.data_info is not None
-
     def construct(self, data: Any) -> None:
         """Build from a data module or a `DataInfo`, once: the same seed gives the same weights on every device."""
         info = DataInfo.of(data)
-        if self.data_info is not None:
+        if self.built:
             self._refuse_other_classes(info)
             self.data_info = info
             return
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             reseed(self.seed, 0)
             self.build(info)
-            self.data_info = info  # only now: a build that failed may be tried again
+            self.data_info, self.built = info, True  # only now: a build that failed may be tried again
             if not self.restored:
                 for part, source in self.init_from.items():
                     self.load_part(part, source)
 
     def _refuse_other_classes(self, info: DataInfo) -> None:
-        before, now = (len(one.get("classes", ())) for one in (self.data_info or {}, info))
+        before, now = (len(one.get("classes", ())) for one in (self.data_info, info))
         if before != now:
             raise UserError(
                 f"this task was built for {before} classes and cannot take {now}: use the data it was trained on, or a "
                 f"new task."
             )
+
+    def expect_checkpoint(self) -> None:
+        """All weights will come from a checkpoint, and nothing is trained: fetch, compile and capture nothing."""
+        self.restored, self.cuda_graph = True, False
 
     def configure_model(self) -> None:
         if self.built or self._trainer is None:  # without a trainer a checkpoint is being loaded, which builds
@@ -310,7 +311,7 @@ class Task(L.LightningModule):
 
     @property
     def evaluation_sets(self) -> Sequence[str]:
-        return (self.data_info or {}).get("evaluation_sets") or ("val",)
+        return self.data_info.get("evaluation_sets") or ("val",)
 
     def on_validation_start(self) -> None:
         self._raise_if_not_finite()
@@ -363,7 +364,6 @@ class Task(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._raise_if_not_finite()  # a checkpoint that exists is a good one
-        assert self.data_info is not None
         state: dict[str, Any] = {"data": self.data_info.as_dict()}
         if self._meter is not None:
             state["meter"] = self._of_all_processes(self._meter.state_dict())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader
-from batchformer.data.loading.order import Sampler
+from batchformer.data.loading.order import Sampler, derived_key
 from batchformer.errors import UserError
 
 _MOST_WORKERS = 256  # more only where there are as many cores
@@ -107,14 +107,14 @@ class DataModule(L.LightningDataModule):
         """Read the data and fill in what is documented as known after `setup`; raise UserError for what is wrong."""
 
     @abstractmethod
-    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+    def make_loader(self, name: str, training: bool) -> EpochLoader:
         """A loader over the named set ("train" or one of `evaluation_sets`): shuffled and augmented, or as it is."""
 
-    def _training_loader(self) -> EpochLoader:
+    def training_loader(self) -> EpochLoader:
         """What a training reads; a data module of several sets returns a `JoinedLoader` of theirs here."""
-        return self._make_loader("train", training=True)
+        return self.make_loader("train", training=True)
 
-    def _choose_target(self, target: str) -> None:
+    def choose_target(self, target: str) -> None:
         """For subclasses whose `targets` are several: keep the one given, if there is one of this name."""
         if target not in self.targets:
             raise UserError(f"data.target: there is no {target!r}; choose one of {', '.join(self.targets)}.")
@@ -161,7 +161,7 @@ class DataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> EpochLoader:
         self.setup()
-        loader = self._training_loader()
+        loader = self.training_loader()
         if self._restored is not None and "train" in self._restored:
             loader.load_state_dict(self._restored.pop("train"))
         self._train_loader = weakref.ref(loader)
@@ -171,8 +171,13 @@ class DataModule(L.LightningDataModule):
         """The evaluation sets, a list where there are several: the protocol reports the last epoch's results on them
         and selects nothing by them."""
         self.setup()
-        loaders = [self._make_loader(name, training=False) for name in self.evaluation_sets]
+        loaders = [self.make_loader(name, training=False) for name in self.evaluation_sets]
         return loaders[0] if len(loaders) == 1 else loaders
+
+    def evaluation_loader(self, name: str) -> EpochLoader:
+        """The set of this name, "train" or one of `evaluation_sets`, each sample once and as it is."""
+        self.setup()
+        return self.make_loader(name, training=False)
 
     def test_dataloader(self) -> EpochLoader | list[EpochLoader]:
         return self.val_dataloader()
@@ -221,23 +226,27 @@ class DataModule(L.LightningDataModule):
 
     # for loaders
 
-    def _loader_options(self, training: bool) -> dict[str, Any]:
-        """What loaders of every kind take."""
+    def _seed_of(self, name: str) -> int:
+        """Of a set's order and augmentation: the seed of the data for the training set, others for sets beside it."""
+        return self.seed if name == "train" else derived_key(self.seed, name) % 2**63
+
+    def _loader_options(self, name: str, training: bool) -> dict[str, Any]:
+        """What loaders of every kind take. A task's own order is that of the training set."""
         rank, world = self._rank_and_world()
         return {
             "batch_size": self.batch_size if training else self.eval_batch_size,
             "training": training,
-            "seed": self.seed,
+            "seed": self._seed_of(name),
             "drop_last": self.drop_last,
             "rank": rank,
             "world": world,
             "epoch_source": self._current_epoch if training else None,
             "channels_last": self.channels_last,
             "repeats": self.augment_repeats if training else 1,
-            "sampler": self._task_sampler() if training else None,
+            "sampler": self._task_sampler() if training and name == "train" else None,
         }
 
-    def _host_loader(self, samples: Any, training: bool, passes: int = 1) -> EpochLoader:
+    def _host_loader(self, samples: Any, name: str, training: bool, passes: int = 1) -> EpochLoader:
         """Samples that are read and augmented one by one on the host, in `workers` processes."""
         from batchformer.data.loading.host_loader import HostLoader
 
@@ -246,7 +255,7 @@ class DataModule(L.LightningDataModule):
             workers=self.workers,
             pin_memory=self._device().type == "cuda" and samples.device.type == "cpu",
             passes=passes,
-            **self._loader_options(training),
+            **self._loader_options(name, training),
         )
 
     def _task_sampler(self) -> Sampler | None:

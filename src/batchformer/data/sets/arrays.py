@@ -34,14 +34,14 @@ class Split:
 
 
 class _SplitData(ClassificationData):
-    """Subclasses read their splits in `_read_splits`, and make loaders of them."""
+    """Subclasses read their splits in `read_splits`, and make loaders of them."""
 
     @abstractmethod
-    def _read_splits(self) -> tuple[dict[str, Split], list[str]]:
+    def read_splits(self) -> tuple[dict[str, Split], list[str]]:
         """The splits by name, "train" and the `evaluation_sets`; and the class names."""
 
     def _read(self) -> None:
-        self._splits, self.class_names = self._read_splits()
+        self._splits, self.class_names = self.read_splits()
         train = self._splits["train"]
         self.class_counts = count_classes(
             train.labels, self.class_names, "the training split", self.allow_empty_classes
@@ -59,7 +59,7 @@ class _SplitData(ClassificationData):
 
 
 class ArrayData(_SplitData):
-    """Subclasses have a `native_size`, their own `mean` and `std`, and read their splits in `_read_splits`.
+    """Subclasses have a `native_size`, their own `mean` and `std`, and read their splits in `read_splits`.
 
     On a device (`on_device` true or "auto") all splits lie there and batches are augmented there, on CUDA as on the
     CPU; with `on_device=False` timm and torchvision v2 augment image by image, in `workers` processes.
@@ -89,7 +89,7 @@ class ArrayData(_SplitData):
             self.mean, self.std = IMAGENET_MEAN, IMAGENET_STD
         self.augment, self.erase_prob = augment, erase_prob
 
-    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+    def make_loader(self, name: str, training: bool) -> EpochLoader:
         if self.on_device is False:
             return self._make_host_loader(name, training)
         images, labels, fields = self._splits[name].tensors()
@@ -105,7 +105,7 @@ class ArrayData(_SplitData):
             fields=fields,
             views=self.views,
             index=self.index,
-            **self._loader_options(training),
+            **self._loader_options(name, training),
         )
 
     def _make_host_loader(self, name: str, training: bool) -> EpochLoader:
@@ -119,8 +119,8 @@ class ArrayData(_SplitData):
         else:
             transform = array_evaluation(self.augment, *sizes, self.mean, self.std)
         options: dict[str, Any] = {"fields": fields, "index": self.index, "views": self.views if training else 1}
-        samples = ArraySamples(images, labels, transform, self.seed if training else None, **options)
-        return self._host_loader(samples, training)
+        samples = ArraySamples(images, labels, transform, self._seed_of(name) if training else None, **options)
+        return self._host_loader(samples, name, training)
 
     @property
     def predict_transform(self) -> Callable[[Image.Image], Tensor]:
@@ -138,15 +138,15 @@ class FeatureData(_SplitData):
     def __init__(self, root: str | None = None, **options: Any) -> None:
         super().__init__(root, augment_repeats=1, views=1, **options)
 
-    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+    def make_loader(self, name: str, training: bool) -> EpochLoader:
         features, labels, fields = self._splits[name].tensors()
         fields = {"features": features, **fields}
         if self.on_device is not False:
-            options = self._loader_options(training)
+            options = self._loader_options(name, training)
             return DeviceLoader(None, labels, device=self._device(), fields=fields, index=self.index, **options)
         from batchformer.data.loading.samples import LabelledSamples
 
-        return self._host_loader(LabelledSamples(labels, fields=fields, index=self.index), training)
+        return self._host_loader(LabelledSamples(labels, fields=fields, index=self.index), name, training)
 
     def declare(self) -> dict[str, Any]:
         return {**super().declare(), "feature_dim": int(self._splits["train"].images.shape[1])}

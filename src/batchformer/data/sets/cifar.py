@@ -100,7 +100,7 @@ class _CIFAR(ArrayData):
         files = (*self.files.train, self.files.test, self.files.names)
         return next((name for name in files if not (self._base() / name).is_file()), None)
 
-    def _read_splits(self) -> tuple[dict[str, Split], list[str]]:
+    def read_splits(self) -> tuple[dict[str, Split], list[str]]:
         folder = self.files.folder
         if self.root is None:
             raise UserError(
@@ -254,7 +254,10 @@ def _reason(error: Exception) -> str:
 
 def miniature(folder: Path, name: str) -> None:
     """The official classes, a head large enough for an imbalance of 100 and 200, and only the images of such a tail."""
-    _write_cifar10(folder) if name == "cifar10" else _write_cifar100(folder)
+    if name == "cifar10":
+        _write_cifar10(folder)
+    else:
+        _write_cifar100(folder)
 
 
 def _generated_rows(counts: list[int], first_number: int) -> tuple[np.ndarray, list[int]]:

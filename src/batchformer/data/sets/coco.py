@@ -73,9 +73,9 @@ def read_json(path: Path) -> dict[str, Any]:
 def values(entries: Iterable[Mapping[str, Any]], key: str, what: str, path: Path) -> list[Any]:
     """The value of `key` in each entry; one that lacks it is named."""
     entries = list(entries)
-    for place, entry in enumerate(entries):
+    for position, entry in enumerate(entries):
         if key not in entry:
-            name = entry.get("id", f"number {place + 1}")
+            name = entry.get("id", f"number {position + 1}")
             raise UserError(f"{path}: {what} {name} has no {key!r}.")
     return [entry[key] for entry in entries]
 
@@ -105,10 +105,10 @@ def read_images(content: dict[str, Any], path: Path) -> list[tuple[int, str, int
     return [(int(columns[0][k]), files[k], int(columns[1][k]), int(columns[2][k])) for k in order]
 
 
-def places(ids: list[Any], known: list[int], what: str, annotations: list[Any], path: Path) -> np.ndarray:
+def positions(ids: list[Any], known: list[int], what: str, annotations: list[Any], path: Path) -> np.ndarray:
     """Where each id stands among the known ones; an annotation with an unknown one is named."""
-    place_of = {identity: place for place, identity in enumerate(known)}
-    found = [place_of.get(identity, -1) if isinstance(identity, int) else -1 for identity in ids]
+    position_of = {identity: position for position, identity in enumerate(known)}
+    found = [position_of.get(identity, -1) if isinstance(identity, int) else -1 for identity in ids]
     if -1 in found:
         k = found.index(-1)
         raise UserError(
@@ -119,17 +119,17 @@ def places(ids: list[Any], known: list[int], what: str, annotations: list[Any], 
 
 
 def read_instances(path: Path, folder: Path, known: Categories | None = None) -> tuple[Scenes, Categories]:
-    """Images and boxes. Labels are places in the categories: those of this file, or the `known` ones."""
+    """Images and boxes. Labels are positions in the categories: those of this file, or the `known` ones."""
     content = read_json(path)
     own = read_categories(content, path)
     categories = own if known is None else same_categories(own, known, path)
     images = read_images(content, path)
     entries = content["annotations"]
-    names = [entry.get("id", f"number {place + 1}") for place, entry in enumerate(entries)]
+    names = [entry.get("id", f"number {position + 1}") for position, entry in enumerate(entries)]
     boxes = read_boxes(values(entries, "bbox", "annotation", path), names, path)
     area = [entry.get("area", box[2] * box[3]) for entry, box in zip(entries, boxes, strict=True)]
     areas = numbers(area, "area", names, path)
-    listed = places(values(entries, "category_id", "annotation", path), own.ids, "category", names, path)
+    listed = positions(values(entries, "category_id", "annotation", path), own.ids, "category", names, path)
     label_of = np.array([categories.ids.index(identity) for identity in own.ids])
     corners = boxes.copy()
     corners[:, 2:] += boxes[:, :2]
@@ -137,7 +137,9 @@ def read_instances(path: Path, folder: Path, known: Categories | None = None) ->
         str(path),
         str(folder),
         images,
-        places(values(entries, "image_id", "annotation", path), [image[0] for image in images], "image", names, path),
+        positions(
+            values(entries, "image_id", "annotation", path), [image[0] for image in images], "image", names, path
+        ),
         names,
         boxes=corners,
         labels=label_of[listed],
@@ -215,9 +217,9 @@ def write_scenes(folder: Path, part: str, scene_numbers: Iterable[int]) -> tuple
         height, width = scene.segments.shape
         save_pixels(folder / part / file, scene.pixels, grey=number == GREY)
         images.append({"id": number + 9, "file_name": file, "height": height, "width": width})
-        for place, (label, box) in enumerate(scene.objects):
+        for position, (label, box) in enumerate(scene.objects):
             entry = {"image_id": number + 9, "category_id": ids[label], "bbox": list(box), "area": box[2] * box[3]}
-            crowd = int(number % 1000 == CROWDED and place == 0)
+            crowd = int(number % 1000 == CROWDED and position == 0)
             annotations.append({"id": len(annotations) + 1, "iscrowd": crowd, **entry})
     return images, annotations
 

@@ -15,10 +15,10 @@ from PIL import Image
 from torch import Tensor
 
 from batchformer.data.images import open_image
-from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
+from batchformer.data.sets.boxes import Categories, DetectionSamples, Sample, Scenes, Transform, box_target, make_scenes
 from batchformer.data.sets.coco import (
     numbers,
-    places,
+    positions,
     read_boxes,
     read_categories,
     read_images,
@@ -28,9 +28,8 @@ from batchformer.data.sets.coco import (
     write_json,
     write_scenes,
 )
-from batchformer.data.sets.detection import DetectionData, Part
-from batchformer.data.sets.detection_samples import DetectionSamples, Sample, Transform, box_target
-from batchformer.data.sets.miniature import CROWDED, THINGS, TRAIN_SCENES, VAL_SCENES, Scene, draw_scene
+from batchformer.data.sets.detection import DetectionData
+from batchformer.data.sets.miniature import CROWDED, THINGS, TRAIN_SCENES, VAL_SCENES, GeneratedScene, draw_scene
 from batchformer.errors import UserError
 
 LAYOUT = "those of coco, panoptic_{train,val}2017/*.png and annotations/panoptic_{train,val}2017.json"
@@ -88,7 +87,7 @@ class CocoPanoptic(DetectionData):
         val, _ = read_panoptic(root, *self.files["val"], known=categories)
         return {"train": train, "val": val}, categories
 
-    def _samples(self, part: Part, training: bool) -> Any:
+    def _samples(self, part: str, training: bool) -> Any:
         scenes = self._scenes[part]
         assert isinstance(scenes, PanopticScenes)
         return PanopticSamples(
@@ -117,7 +116,7 @@ def read_panoptic(
             raise UserError(f"{path}: 'segments_info' of {file} is not a list of segments.")
     all_images = read_images(content, path)
     image_ids = values(entries, "image_id", "annotation", path)
-    of_image = places(image_ids, [image[0] for image in all_images], "image", files, path)
+    of_image = positions(image_ids, [image[0] for image in all_images], "image", files, path)
     order = np.argsort(of_image, kind="stable")
     if len(np.unique(of_image)) != len(of_image):
         raise UserError(f"{path}: an image has two annotations: leave one of them.")
@@ -125,7 +124,8 @@ def read_panoptic(
     segments = [segment for k in order for segment in listed[k]]
     owner = np.repeat(np.arange(len(order)), [len(listed[k]) for k in order])
     names = [
-        f"{segment.get('id', '?')} of {files[order[place]]}" for segment, place in zip(segments, owner, strict=True)
+        f"{segment.get('id', '?')} of {files[order[position]]}"
+        for segment, position in zip(segments, owner, strict=True)
     ]
     boxes = read_boxes(values(segments, "bbox", "segment", path), names, path)
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
@@ -137,7 +137,7 @@ def read_panoptic(
         owner,
         names,
         boxes=corners,
-        labels=label_of[places(values(segments, "category_id", "segment", path), own.ids, "category", names, path)],
+        labels=label_of[positions(values(segments, "category_id", "segment", path), own.ids, "category", names, path)],
         area=numbers(values(segments, "area", "segment", path), "area", names, path),
         crowd=np.array([bool(segment.get("iscrowd", 0)) for segment in segments], dtype=bool),
         ignore=np.zeros(len(segments), dtype=bool),
@@ -261,20 +261,20 @@ def miniature(folder: Path) -> None:
         write_json(folder / f"annotations/panoptic_{part}.json", images, segments, kinds)
 
 
-def _write_segments(folder: Path, number: int, scene: Scene) -> dict:
+def _write_segments(folder: Path, number: int, scene: GeneratedScene) -> dict:
     """Ids that need all three colours; what is covered wholly has no segment."""
     folder.mkdir(parents=True, exist_ok=True)
     categories = [*_MINIATURE_STUFF, *(list(THINGS)[label] for label, _ in scene.objects)]
     infos = []
     ids = np.zeros_like(scene.segments)
-    for place, category in enumerate(categories, 1):
-        rows, columns = np.nonzero(scene.segments == place)
+    for position, category in enumerate(categories, 1):
+        rows, columns = np.nonzero(scene.segments == position)
         if len(rows):
-            identity = 70_000 * place + number + 1
+            identity = 70_000 * position + number + 1
             ids[rows, columns] = identity
             x, y = int(columns.min()), int(rows.min())
             box = [x, y, int(columns.max()) - x + 1, int(rows.max()) - y + 1]
-            crowd = int(number % 1000 == CROWDED and place == 3)
+            crowd = int(number % 1000 == CROWDED and position == 3)
             infos.append({"id": identity, "category_id": category, "iscrowd": crowd, "bbox": box, "area": len(rows)})
     write_segment_ids(folder / f"{number + 9:012d}.png", ids)
     return {"image_id": number + 9, "file_name": f"{number + 9:012d}.png", "segments_info": infos}

@@ -14,14 +14,12 @@ from torch import Tensor
 from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, Statistics, check_statistics
 from batchformer.data.loading.data_module import DataModule
 from batchformer.data.loading.epoch_loader import EpochLoader
-from batchformer.data.sets.boxes import Categories, Scenes
-from batchformer.data.sets.detection_samples import DetectionSamples
+from batchformer.data.sets.boxes import Categories, DetectionSamples, Scenes
 from batchformer.data.sets.files import existing_root
 from batchformer.errors import UserError
 from batchformer.metrics.shots import count_shots
 
 Labels = Literal["contiguous", "official"]
-Part = Literal["train", "val"]
 
 
 class DetectionData(DataModule):
@@ -71,7 +69,7 @@ class DetectionData(DataModule):
         keep_empty: bool = True,
         limit_train: int | None = None,
         limit_val: int | None = None,
-        evaluate_on: Part = "val",
+        evaluate_on: Literal["train", "val"] = "val",
         mean: Statistics = IMAGENET_MEAN,
         std: Statistics = IMAGENET_STD,
         batch_size: int = 2,
@@ -103,7 +101,7 @@ class DetectionData(DataModule):
         self.evaluate_on = evaluate_on
         self.mean, self.std = mean, std
         self.repeat, self.cache = repeat, cache
-        self._kept: dict[tuple[Part, bool], Any] = {}  # samples that remember, by part and whether they are trained on
+        self._kept: dict[tuple[str, bool], Any] = {}  # cached samples, by part and whether they are trained on
 
     @abstractmethod
     def _read_scenes(self, root: str) -> tuple[dict[str, Scenes], Categories]:
@@ -114,10 +112,10 @@ class DetectionData(DataModule):
         """For transformers' configurations."""
         return dict(enumerate(self.class_names))
 
-    def evaluation_loader(self, part: Part) -> EpochLoader:
-        """The images of a part as they are, with their truth."""
+    def evaluation_loader(self, name: str) -> EpochLoader:
+        """The images of "train" or "val" as they are, with their truth, whatever `evaluate_on` says."""
         self.setup()
-        return self._loader_of(part, training=False)
+        return self._loader_of(name, training=False)
 
     def _read(self) -> None:
         read, categories = self._read_scenes(existing_root(self.root))
@@ -158,13 +156,14 @@ class DetectionData(DataModule):
     def _labelled(self, scenes: Scenes) -> Scenes:
         return replace(scenes, labels=self._label_of[scenes.labels])
 
-    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+    def make_loader(self, name: str, training: bool) -> EpochLoader:
         return self._loader_of("train" if training else self.evaluate_on, training)
 
-    def _loader_of(self, part: Part, training: bool) -> EpochLoader:
-        return self._host_loader(self._cached_samples(part, training), training, self.repeat if training else 1)
+    def _loader_of(self, part: str, training: bool) -> EpochLoader:
+        samples = self._cached_samples(part, training)
+        return self._host_loader(samples, part, training, self.repeat if training else 1)
 
-    def _cached_samples(self, part: Part, training: bool) -> Any:
+    def _cached_samples(self, part: str, training: bool) -> Any:
         """The samples, with `cache` the same object for every loader."""
         if not self.cache:
             return self._samples(part, training)
@@ -180,7 +179,7 @@ class DetectionData(DataModule):
             self._kept[part, training] = samples
         return self._kept[part, training]
 
-    def _samples(self, part: Part, training: bool) -> Any:
+    def _samples(self, part: str, training: bool) -> Any:
         return DetectionSamples(
             self._scenes[part],
             self._transform(training),

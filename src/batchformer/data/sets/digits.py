@@ -34,7 +34,7 @@ class DigitsLT(ArrayData):
         super().__init__(root, augment=augment, image_size=image_size, statistics="data", **options)
         self.imbalance = imbalance
 
-    def _read_splits(self) -> tuple[dict[str, Split], list[str]]:
+    def read_splits(self) -> tuple[dict[str, Split], list[str]]:
         from sklearn.datasets import load_digits
 
         digits = load_digits()

@@ -94,7 +94,7 @@ class FileData(ClassificationData):
         self.fingerprint = digest.hexdigest()
         self._folder = os.path.join(root, "")
 
-    def _make_loader(self, name: str, training: bool) -> EpochLoader:
+    def make_loader(self, name: str, training: bool) -> EpochLoader:
         from batchformer.data.augment.host import file_transform
         from batchformer.data.loading.samples import FileSamples
 
@@ -108,14 +108,14 @@ class FileData(ClassificationData):
             listing.paths,
             torch.from_numpy(listing.labels),
             transform,
-            self.seed if training else None,
+            self._seed_of(name) if training else None,
             self._folder,
             self.upright,
-            fields={name: torch.from_numpy(values) for name, values in listing.fields.items()},
+            fields={key: torch.from_numpy(values) for key, values in listing.fields.items()},
             views=self.views if training else 1,
             index=self.index,
         )
-        return self._host_loader(samples, training)
+        return self._host_loader(samples, name, training)
 
     @property
     def predict_transform(self) -> Callable[[Image.Image], Tensor]:

@@ -37,13 +37,13 @@ def save_picture(path: Path, label: int, number: int, height: int = 40, width: i
     Image.fromarray(picture(label, number, height, width)).convert(mode).save(path, format="JPEG", quality=85)
 
 
-class Scene(NamedTuple):
+class GeneratedScene(NamedTuple):
     pixels: np.ndarray
-    objects: list[tuple[int, tuple[int, int, int, int]]]  # place in THINGS, (x, y, width, height)
+    objects: list[tuple[int, tuple[int, int, int, int]]]  # position in THINGS, (x, y, width, height)
     segments: np.ndarray  # 0 void, 1 and 2 stuff, then the objects
 
 
-def draw_scene(number: int) -> Scene:
+def draw_scene(number: int) -> GeneratedScene:
     """One to four rectangles of stripes on a grey ground, none in the image number EMPTY; some images are upright."""
     draw = generator(number, "scene")
     height, width = (64, 96) if number % 3 else (96, 72)
@@ -51,14 +51,14 @@ def draw_scene(number: int) -> Scene:
     segments = np.zeros((height, width), dtype=np.int64)
     segments[: height // 2 - 4], segments[height // 2 :] = 1, 2
     objects = []
-    for place in range(0 if number % 1000 == EMPTY else int(draw.integers(1, 5))):
+    for position in range(0 if number % 1000 == EMPTY else int(draw.integers(1, 5))):
         label = int(draw.integers(len(THINGS)))
         h, w = (int(draw.integers(12, side // 2)) for side in (height, width))
         y, x = int(draw.integers(height - h)), int(draw.integers(width - w))
         pixels[y : y + h, x : x + w] = picture(label, number, h, w)
-        segments[y : y + h, x : x + w] = 3 + place
+        segments[y : y + h, x : x + w] = 3 + position
         objects.append((label, (x, y, w, h)))
-    return Scene(pixels, objects, segments)
+    return GeneratedScene(pixels, objects, segments)
 
 
 def save_pixels(path: Path, pixels: np.ndarray, grey: bool) -> None:

@@ -46,7 +46,7 @@ class TinyImageNet(ArrayData):
             **options,
         )  # fmt: skip
 
-    def _read_splits(self) -> tuple[dict[str, Split], list[str]]:
+    def read_splits(self) -> tuple[dict[str, Split], list[str]]:
         if self.root is None:
             raise UserError(f"data.root is not set: name the unpacked folder {_FOLDER}.")
         root = Path(self.root).expanduser()

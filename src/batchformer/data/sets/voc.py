@@ -10,7 +10,15 @@ from batchformer.data.images import EXTENSIONS
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
 from batchformer.data.sets.files import read_lines
-from batchformer.data.sets.miniature import CROWDED, GREY, TRAIN_SCENES, VAL_SCENES, Scene, draw_scene, save_pixels
+from batchformer.data.sets.miniature import (
+    CROWDED,
+    GREY,
+    TRAIN_SCENES,
+    VAL_SCENES,
+    GeneratedScene,
+    draw_scene,
+    save_pixels,
+)
 from batchformer.errors import UserError
 
 LAYOUT = "DIR/{JPEGImages,Annotations,ImageSets/Main}/..."
@@ -55,7 +63,7 @@ class VocDetection(DetectionData):
 
     def _scenes_of(self, root: str, part: str, images: list[dict[str, Any]], names: list[str]) -> Scenes:
         label_of = {name: label for label, name in enumerate(names)}
-        boxes = [(place, image["file"], box) for place, image in enumerate(images) for box in image["objects"]]
+        boxes = [(position, image["file"], box) for position, image in enumerate(images) for box in image["objects"]]
         for _, file, box in boxes:
             if box["name"] not in label_of:
                 raise UserError(
@@ -66,8 +74,8 @@ class VocDetection(DetectionData):
         return make_scenes(
             f"{root}, {' and '.join(self.lists[part])}",
             root,
-            [(place, image["path"], *image["size"]) for place, image in enumerate(images)],
-            np.array([place for place, _, _ in boxes], dtype=np.int64),
+            [(position, image["path"], *image["size"]) for position, image in enumerate(images)],
+            np.array([position for position, _, _ in boxes], dtype=np.int64),
             [file for _, file, _ in boxes],
             boxes=corners,
             labels=np.array([label_of[box["name"]] for _, _, box in boxes], dtype=np.int64),
@@ -144,15 +152,15 @@ def miniature(folder: Path) -> None:
         listing.write_text("".join(f"{stem}\n" for stem in stems))
 
 
-def _write_xml(path: Path, scene: Scene, names: tuple[str, ...], difficult: bool) -> None:
+def _write_xml(path: Path, scene: GeneratedScene, names: tuple[str, ...], difficult: bool) -> None:
     tree = ElementTree.Element("annotation")
     size = ElementTree.SubElement(tree, "size")
     for name, side in zip(("width", "height"), scene.segments.shape[::-1], strict=True):
         ElementTree.SubElement(size, name).text = str(side)
-    for place, (label, (x, y, w, h)) in enumerate(scene.objects):
+    for position, (label, (x, y, w, h)) in enumerate(scene.objects):
         entry = ElementTree.SubElement(tree, "object")
         ElementTree.SubElement(entry, "name").text = names[label]
-        ElementTree.SubElement(entry, "difficult").text = str(int(difficult and place == 0))
+        ElementTree.SubElement(entry, "difficult").text = str(int(difficult and position == 0))
         box = ElementTree.SubElement(entry, "bndbox")
         for name, value in (("xmin", x + 1), ("ymin", y + 1), ("xmax", x + w), ("ymax", y + h)):
             ElementTree.SubElement(box, name).text = str(value)

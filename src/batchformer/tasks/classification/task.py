@@ -307,7 +307,8 @@ class Classification(ClassifierTask):
 
     def evaluate(self, batch: Batch, name: str) -> Mapping[str, Tensor]:
         if self.ema_decay is not None:
-            self.ema_metrics[name].update(self.ema.module(batch["images"]).float(), batch["labels"])
+            metric: Any = self.ema_metrics[name]
+            metric.update(self.ema.module(batch["images"]).float(), batch["labels"])
         return super().evaluate(batch, name)
 
     def results(self, name: str) -> dict[str, Tensor]:

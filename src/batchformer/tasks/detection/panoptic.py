@@ -103,7 +103,7 @@ class Panoptic(Detection):
 
     @property
     def is_thing(self) -> list[bool]:
-        return list((self.data_info or {}).get("is_thing") or ())
+        return list(self.data_info.get("is_thing") or ())
 
     def plain_net(self, data: DataInfo) -> nn.Module:
         # losses of the decoder's other layers move nothing that is trained with the head

@@ -164,7 +164,7 @@ class Detection(NetworkTask):
 
     @property
     def category_ids(self) -> list[int]:
-        return list((self.data_info or {}).get("category_ids") or ())
+        return list(self.data_info.get("category_ids") or ())
 
     def check_data(self, data: Any) -> None:
         check_batches(data.train_images, data.batch_size, 1, data.drop_last)
