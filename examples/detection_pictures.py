@@ -79,7 +79,7 @@ def trained_runs(given: argparse.Namespace) -> tuple[dict[str, Any], Any, list[s
     if headings[0] == headings[1]:  # two runs of one method: by their folders
         headings = [f"{number}: {run.folder.path.name}" for number, run in enumerate(found, 1)]
     tasks = dict(zip(headings, (run.task for run in found), strict=True))
-    return tasks, found[1].data, found[1].class_names
+    return tasks, found[1].data, list(found[1].task.data_info.classes)
 
 
 def photos_of(folder: Path, count: int, data: Any) -> Scenes:

@@ -30,8 +30,8 @@ def vit_run(tmp_path_factory):
 
 def test_the_result_has_top_one_top_five_the_average_and_both_streams(vit_run):
     result = json.loads((vit_run / "result.json").read_text())
-    assert list(result["metrics"]) == ["top1", "top5", "all", "top1_ema", "top5_ema"]
-    assert result["metrics"]["top1"] == result["metrics"]["all"] == result["history"][-1]["all"]
+    assert list(result["metrics"]) == ["top1", "top5", "top1_ema", "top5_ema"]
+    assert result["metrics"]["top1"] == result["history"][-1]["top1"]
     assert {name: len(losses) for name, losses in result["streams"].items()} == {"plain_loss": 2, "related_loss": 2}
     assert result["config"]["task"] == "classification"
     assert len(result["per_class"]) == 10
@@ -39,7 +39,7 @@ def test_the_result_has_top_one_top_five_the_average_and_both_streams(vit_run):
 
 def test_a_run_is_whole_where_its_module_cannot_be_looked_at(tmp_path):
     alone = ["--data.batch_size", "1", "--out", str(tmp_path / "run")]
-    with pytest.warns(UserWarning, match="not looked at after this run: .* two images or more"):
+    with pytest.warns(UserWarning, match="analysis after this run is left out: .* two images or more"):
         assert main(["fit", "vit-digits", *WORDS, *alone]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert "top1" in result["metrics"]
@@ -49,7 +49,7 @@ def test_a_run_is_whole_where_its_module_cannot_be_looked_at(tmp_path):
 def test_test_finds_the_numbers_of_the_result_file(say, vit_run):
     code, out, err = say("test", vit_run)
     assert code == 0, err
-    assert "Top-1, averaged weights" in out
+    assert "Top-1, EMA" in out
     assert "result.json has exactly these numbers" in out
 
 

@@ -18,7 +18,7 @@ from .conftest import TINY
 
 def test_fit_writes_the_run_folder(tiny_run):
     result = json.loads((tiny_run / "result.json").read_text())
-    assert result["method"] == "batchformer"
+    assert result["variant"] == "batchformer"
     assert result["epochs"] == 2
     assert result["steps"] == 4
     assert result["data"]["train_images"] == sum(result["class_counts"])

@@ -49,7 +49,7 @@ def test_checkpoint_result_test_and_export_agree(ended, say):
         assert len(result["history"]) == 1
     assert result["history"][-1]["epoch"] == result["epochs"] - 1
     assert result["history"][-1]["train_loss"] > 0
-    assert result["history"][-1]["all"] == result["metrics"]["all"]
+    assert result["history"][-1]["accuracy"] == result["metrics"]["accuracy"]
     code, out, err = say("test", run)
     assert code == 0, out + err
     assert "result.json has exactly these numbers" in out

@@ -44,7 +44,7 @@ def test_fit_and_compare_write_the_name_and_pass_it_on(say, tmp_path, monkeypatc
     assert json.loads((tmp_path / "again/result.json").read_text())["recipe"] == "variant"
     code, out, err = say("compare", first / "config.yaml", *FAST, "--seeds", "1", "--run.recipe", "other")
     assert code == 0, err
-    assert "other: test accuracy" in out
+    assert "other: after the last epoch, 1 seed" in out
     assert json.loads((tmp_path / "runs/other-compare/compare.json").read_text())["recipe"] == "other"
     result = json.loads((tmp_path / "runs/other-compare/baseline-seed0/result.json").read_text())
     assert (result["recipe"], result["config"]["run"]["recipe"]) == ("other", "other")

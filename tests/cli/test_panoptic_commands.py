@@ -105,7 +105,7 @@ def test_the_head_wants_a_detector_that_fits(say, stages, data, tmp_path):
     boxes, _ = stages(STAGES[0], "baseline")
     common = ("fit", STAGES[1], "--data-root", data, *WORDS, "--out", tmp_path / "run")
     for more, words in [
-        ((), "model.detector_from is not set"),
+        ((), "--init-from detector="),
         (("--model.detector_from", boxes), "trained without BatchFormerV2"),
         (
             ("--model.detector_from", boxes, "--method", "baseline", "--model.detector_args.d_model", "64"),
@@ -196,11 +196,11 @@ def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):
     for arguments, words in [
         ((boxes, photo, "--out", tmp_path), "would be overwritten"),
         ((boxes, photo, "--out", photo), "is a file"),
-        ((boxes, photo, "--topk", 3), "--threshold instead"),
+        ((boxes, photo, "--topk", 3), "which takes: --threshold"),
         ((boxes, photo, "--threshold", 1.5), "from 0 to 1"),
         ((boxes, tmp_path / "nothing.jpg"), "There is no image"),
         ((boxes, photo, page, "--out", tmp_path / "new"), "page.jpg cannot be read"),
-        ((tiny_run, photo, "--threshold", 0.5), "this run classifies"),
+        ((tiny_run, photo, "--threshold", 0.5), "which takes: --topk"),
     ]:
         code, _, err = say("predict", *arguments)
         assert code == 2

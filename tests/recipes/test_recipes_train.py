@@ -18,6 +18,7 @@ from batchformer.cli.recipe_cli import RecipeCLI
 from batchformer.data.sets import miniature_names, write_miniature
 from batchformer.metrics.measures import measures_of, primary_of, with_current_names
 from batchformer.recipes import GROUPS, about, find_recipe, merge, read_recipe, recipe_groups, recipe_names, recipe_text
+from batchformer.runs.options import current_key
 
 TWO_STEPS = {"trainer.max_epochs": "1", "trainer.limit_train_batches": "2", "trainer.accelerator": "cpu"}
 ONLY_ON_A_GPU = {"compile", "cuda_graph", "channels_last"}
@@ -152,7 +153,7 @@ def parser():
     """One for all commands here: to make the parser of a task takes longer than most of these trainings."""
     shared = RecipeCLI()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe_cli, "RecipeCLI", lambda: shared)
+        patch.setattr(recipe_cli, "RecipeCLI", lambda trust=True: shared)
         yield shared
 
 
@@ -161,7 +162,7 @@ def test_every_recipe_is_parsed_with_its_small_keys(name, parser):
     config = parser.load(find_recipe(name)[1], about(name).small_overrides())
     for key, value in about(name).small.items():
         found = config
-        for part in key.replace("data.", "data.init_args.").split("."):
+        for part in current_key(key.replace("data.", "data.init_args.")).split("."):
             found = found[part]
         assert found == value, key
 

@@ -32,7 +32,7 @@ from batchformer.analysis.drawing import (
     to_pictures,
     write_index,
 )
-from batchformer.analysis.object_drawing import draw_boxes, draw_segments
+from batchformer.data.drawing import draw_boxes, draw_segments
 from batchformer.errors import UserError
 
 FOLDER = "detection"  # of the run folder; where `batchformer report` looks

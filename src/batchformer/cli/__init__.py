@@ -18,7 +18,7 @@ COMMANDS = {
     "recipes": "list the recipes, or print one",
     "data": "what data a recipe needs, and what is there",
 }
-_TRAIN_EXTRA = ("lightning", "jsonargparse", "timm", "torchvision", "torchmetrics", "tensorboard", "sklearn",
+_TRAIN_EXTRA = ("lightning", "jsonargparse", "timm", "torchvision", "torchmetrics", "transformers", "scipy", "sklearn", "tensorboard",
                 "safetensors", "PIL", "yaml", "docstring_parser")  # fmt: skip
 
 

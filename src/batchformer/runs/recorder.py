@@ -72,7 +72,9 @@ class RunRecorder(Checkpoint):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        current = with_current_names({"metrics": (state_dict["history"] or [{}])[-1], **state_dict})
+        current = state_dict
+        if "measures" not in state_dict:  # of version 0.1
+            current = with_current_names({"metrics": (state_dict["history"] or [{}])[-1], **state_dict})
         self.history, self.measures = list(current["history"]), list(current["measures"])
         self.per_class = list(state_dict["per_class"])
         self.streams = {name: list(losses) for name, losses in state_dict.get("streams", {}).items()}

@@ -130,7 +130,7 @@ class BoxWriter:
         self.rows: list[list[str]] = []
 
     def add(self, number: int, path: Path, name: str, picture: Any, objects: dict[str, Any]) -> int:
-        from batchformer.analysis.object_drawing import draw_boxes
+        from batchformer.data.drawing import draw_boxes
 
         order = (-objects["scores"]).argsort(kind="stable")[:MOST_BOXES]
         scores, labels, boxes = (objects[key][order] for key in ("scores", "labels", "boxes"))
@@ -171,7 +171,7 @@ class SegmentWriter:
     def add(self, number: int, path: Path, name: str, picture: Any, objects: dict[str, Any]) -> int:
         import numpy as np
 
-        from batchformer.analysis.object_drawing import draw_segments
+        from batchformer.data.drawing import draw_segments
         from batchformer.data.sets.coco_panoptic import write_segment_ids
 
         ids, infos = objects["segmentation"], objects["segments_info"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from batchformer.analysis.object_drawing import class_colour, draw_boxes, draw_segments
+from batchformer.data.drawing import class_colour, draw_boxes, draw_segments
 
 GREY = Image.new("RGB", (600, 500), (128, 128, 128))
 NAMES = ["cat", "dog", "grass"]
