@@ -1,7 +1,5 @@
 """The ``batchformer`` command: finds the sub-command, runs it, and tells mistakes in one line."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import os
