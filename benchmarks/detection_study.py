@@ -61,7 +61,7 @@ def fit(detector: str, variant: str, args: argparse.Namespace) -> int:
         name_of(detector, variant),
     ]
     command += ["--data-root", args.data_root, "--seed", str(args.seed), "--out", str(out), "--resume"]
-    command += ["--model.backbone_weights", args.weights, *VARIANTS[variant]]
+    command += ["--init-from", f"backbone={args.weights}", *VARIANTS[variant]]
     command += ["--trainer.max_time", f"00:00:{int(args.minutes):02d}:{round(args.minutes % 1 * 60):02d}", *args.extra]
     out.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()

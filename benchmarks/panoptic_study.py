@@ -75,11 +75,11 @@ def main() -> int:
 
 
 def both_stages(method: str, args: argparse.Namespace) -> bool:
-    weights = ["--model.backbone_weights", args.backbone_weights]
+    weights = ["--init-from", f"backbone={args.backbone_weights}"]
     detector = fit(BOXES, method, args, args.box_epochs, weights)
     return (
         detector is not None
-        and fit(HEAD, method, args, args.head_epochs, ["--model.detector_from", str(detector)]) is not None
+        and fit(HEAD, method, args, args.head_epochs, ["--init-from", f"detector={detector}"]) is not None
     )
 
 

@@ -1,7 +1,5 @@
 """Errors a user can act on: one sentence that says what is wrong, where, and what to do."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ Lightning writes checkpoints through the system's temporary folder and moves the
 systems. Here the temporary file lives in the folder of its target, is flushed to the disk, and is then renamed.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Analyses of a run right after its training, by the names that tasks ask for them with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The attention between the samples of a batch, at every position: the arrays behind V2's Figs. 5 and 10."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures of detectors: objects before and after (V2, Fig. 6), batch attention on objects and background (Fig. 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

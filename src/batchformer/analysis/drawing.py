@@ -1,7 +1,5 @@
 """Parts of a picture: images as tiles, heat maps over them, rows with a heading; and the index of a picture folder."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

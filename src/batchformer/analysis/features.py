@@ -1,7 +1,5 @@
 """Features with and without the module (V2, Fig. 8), and statistics that tell whether tokens still differ."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

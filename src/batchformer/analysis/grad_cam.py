@@ -1,7 +1,5 @@
 """Grad-CAM (BatchFormer, Fig. 5): the evidence for a class at each place of a layer's feature map or tokens."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -13,8 +13,6 @@ of a class. The network and the module are in eval mode, so neither dropout nor 
 `gradient_on_others` is the same part as a share of the whole gradient, for modules at any depth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Pictures of mixed images, like Fig. 1 of the TransMix supplement: both images, the mixed one, attention, labels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

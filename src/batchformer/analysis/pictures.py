@@ -1,7 +1,5 @@
 """The pictures: attention mass (V2, Figs. 5 and 10), who looks at whom, features (8); Grad-CAM (BatchFormer, 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 inference at one insertion: a pass without the modules and a pass with them, in eval mode, with one stream.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager

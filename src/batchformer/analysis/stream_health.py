@@ -6,8 +6,6 @@ another dropout mask (what is not cannot be learnt from), what each insertion ch
 other samples, how its attention is spread, and which gradient each stream sends into the shared blocks.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

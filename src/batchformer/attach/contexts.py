@@ -4,8 +4,6 @@ Only the `training` flag of each module is set, never `train()` or `eval()` of o
 those may do more (merge weights, say).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

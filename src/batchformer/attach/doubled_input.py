@@ -4,8 +4,6 @@
 and repeat what they give, so nothing is computed twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

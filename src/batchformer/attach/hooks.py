@@ -1,7 +1,5 @@
 """Model-level hooks: repeat inputs, check rows, forbid partial forwards."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

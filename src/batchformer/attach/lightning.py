@@ -1,7 +1,5 @@
 """BatchFormer as a Lightning callback: attached during `fit`, plain in checkpoints, watched by a `StreamGuard`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any

@@ -4,8 +4,6 @@ Classifiers by what timm, transformers and torchvision call them, blocks and enc
 layer that reads it, or by the tensor that a dry run showed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral

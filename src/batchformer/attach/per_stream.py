@@ -1,7 +1,5 @@
 """What must be computed for each stream by itself: BatchNorm behind an insertion, and the loss inside a detector."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """What `attach` puts on a model: points and plans, and what a plan must hold in dry runs with it in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

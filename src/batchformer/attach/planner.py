@@ -1,7 +1,5 @@
 """Decide where modules go, from dry runs that leave no state: before classifiers, or after named submodules."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Preconditions of attach: what is no model, models it cannot serve, and options that are wrong are refused first."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any, get_args

@@ -4,8 +4,6 @@ A tensor among the arguments of a submodule is named by its path: args[0] is (0,
 a list holds goes on from there: args[0][2] is (0, 2) (a dense block hands on the outputs of all its layers so far).
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any

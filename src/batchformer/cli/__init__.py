@@ -1,7 +1,5 @@
 """The ``batchformer`` command: finds the sub-command, runs it, and tells mistakes in one line."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import os
@@ -20,8 +18,8 @@ COMMANDS = {
     "recipes": "list the recipes, or print one",
     "data": "what data a recipe needs, and what is there",
 }
-_TRAIN_EXTRA = ("lightning", "jsonargparse", "timm", "torchvision", "torchmetrics", "tensorboard", "sklearn",
-                "safetensors", "PIL", "yaml", "docstring_parser")  # fmt: skip
+_TRAIN_EXTRA = ("lightning", "jsonargparse", "timm", "torchvision", "torchmetrics", "transformers", "scipy",
+                "tensorboard", "sklearn", "safetensors", "PIL", "yaml", "docstring_parser")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,8 +4,6 @@ Written by hand because argparse guesses: it accepts abbreviations, takes the va
 positional argument, and answers mistakes with a page of usage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal

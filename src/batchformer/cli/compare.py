@@ -1,7 +1,5 @@
 """``batchformer compare RECIPE --seeds 3``."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """``batchformer data [RECIPE]`` and ``batchformer data miniature NAME DEST``."""
 
-from __future__ import annotations
-
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.training import recipe_overrides
 from batchformer.errors import UserError

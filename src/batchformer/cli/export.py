@@ -1,7 +1,5 @@
 """``batchformer export RUN``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

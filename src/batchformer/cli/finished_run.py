@@ -1,7 +1,5 @@
 """A trained network from its run folder, without the data it was trained on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten

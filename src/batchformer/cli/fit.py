@@ -1,7 +1,5 @@
 """``batchformer fit RECIPE``."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

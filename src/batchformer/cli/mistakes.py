@@ -1,7 +1,5 @@
 """jsonargparse's many-line errors, told as one line with the nearest name or the expected type."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

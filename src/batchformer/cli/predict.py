@@ -1,7 +1,5 @@
 """``batchformer predict RUN IMAGES_OR_FOLDERS...``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

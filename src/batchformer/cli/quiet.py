@@ -1,7 +1,5 @@
 """Keep the libraries' banners, tips and warnings out of the terminal, so that a person reads only what matters."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Recipes through Lightning's CLI: every field typed, every field overridable, mistakes told in one line."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """``batchformer recipes [NAME or FOLDER]``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from batchformer.cli.arguments import read_arguments

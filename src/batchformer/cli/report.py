@@ -1,7 +1,5 @@
 """``batchformer report RUNS...``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from batchformer.cli.arguments import Option, read_arguments

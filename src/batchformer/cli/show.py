@@ -1,7 +1,5 @@
 """Small tables for the terminal."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """``batchformer test RUN``."""
 
-from __future__ import annotations
-
 import math
 
 from batchformer.cli.arguments import Option, read_arguments

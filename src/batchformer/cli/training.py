@@ -1,7 +1,5 @@
 """What ``fit`` and ``compare`` share: their options, and one run with all its stages."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -4,8 +4,6 @@ Segments are torchvision's. Names are ours: torchvision's `draw_bounding_boxes` 
 lets names overlap and cuts them off at the border; without names its boxes are the rectangles drawn here.
 """
 
-from __future__ import annotations
-
 import colorsys
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Balanced Softmax."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """DeiT's distillation (Touvron et al., "Training data-efficient image transformers", section 4)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch.nn.functional as F

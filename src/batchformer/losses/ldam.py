@@ -1,7 +1,5 @@
 """LDAM with deferred re-weighting."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Logit adjustment, as a loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Top-1 and top-5 accuracy, over all classes and over those with many, some and few training images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

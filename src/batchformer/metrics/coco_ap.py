@@ -1,7 +1,5 @@
 """Average precision and recall as COCO counts them: of detected boxes, and of the things in panoptic output."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

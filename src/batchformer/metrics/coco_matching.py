@@ -3,8 +3,6 @@
 All images, categories, thresholds and sizes at once, in a few hundred calls of numpy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

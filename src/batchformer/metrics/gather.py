@@ -1,7 +1,5 @@
 """Gather what metrics keep on the host from all processes, and read their inputs as arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 

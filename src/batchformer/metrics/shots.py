@@ -1,7 +1,5 @@
 """Many, medium and few: how the tables of long-tailed recognition split the classes by training images."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal
 

@@ -1,9 +1,7 @@
 """Attentive CutMix: the cells with the highest activation of a frozen network, pasted over the other image."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +10,7 @@ from torch import Tensor, nn
 
 from batchformer.attach.contexts import evaluating
 from batchformer.errors import UserError
-from batchformer.mix.base import Draw, Mix, Mixed, Partner, need_module
+from batchformer.mix.base import Draw, Images, Mix, Mixed, MixKeywords, SoftLabels, need_module
 from batchformer.nn.inputs import autocasts, is_whole
 from batchformer.nn.token_layout import patch_grids, patch_size, prefix_tokens, token_grid
 
@@ -42,6 +40,7 @@ class AttentiveCutMix(Mix):
         size: side the images are resized to for the extractor; None shows them as they are.
         prepare: what the extractor needs done to the images first, `Renormalize` for example; None shows the images as
             they come, normalised as the user's model wants them.
+        options: those of `Mix`.
     """
 
     def __init__(
@@ -49,27 +48,14 @@ class AttentiveCutMix(Mix):
         extractor: nn.Module,
         num_classes: int,
         *,
-        alpha: float = 1.0,
-        prob: float = 1.0,
-        label_smoothing: float = 0.0,
-        per_sample: bool = False,
-        partner: Partner = "random",
-        generator: torch.Generator | None = None,
         k: int | None = None,
         channels: Literal["mean", "last"] = "mean",
         size: int | None = 224,
         prepare: Callable[[Tensor], Tensor] | None = None,
+        **options: Unpack[MixKeywords],
     ) -> None:
         need_module("AttentiveCutMix", "an extractor", extractor)
-        super().__init__(
-            num_classes,
-            alpha=alpha,
-            prob=prob,
-            label_smoothing=label_smoothing,
-            per_sample=per_sample,
-            partner=partner,
-            generator=generator,
-        )
+        super().__init__(num_classes, **options)
         if k is not None and not is_whole(k):
             raise UserError(f"AttentiveCutMix: k={k!r} must be a number of cells, at least 1.")
         if channels not in ("mean", "last"):
@@ -84,9 +70,7 @@ class AttentiveCutMix(Mix):
         self.extractor, self.k, self.channels = extractor, k, channels
         self.size, self.prepare = size, prepare
 
-    def apply(
-        self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
-    ) -> Mixed:
+    def apply(self, images: Images, labels: SoftLabels, draw: Draw) -> Mixed:
         height, width = images.shape[-2:]
         heat = self.heatmap(images)
         rows, columns = heat.shape[1:]
@@ -114,7 +98,7 @@ class AttentiveCutMix(Mix):
         return k
 
     @torch.no_grad()
-    def heatmap(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch rows columns"]:
+    def heatmap(self, images: Images) -> Float[Tensor, "batch rows columns"]:
         """One value for each cell of the extractor's feature map: the mean over its channels, or the last one."""
         first = next(self.extractor.parameters(), None)
         if first is not None and first.device != images.device:
@@ -152,8 +136,8 @@ class CellsMixed(Mixed):
 
     def __init__(
         self,
-        images: Float[Tensor, "batch channels height width"],
-        labels: Float[Tensor, "batch classes"],
+        images: Images,
+        labels: SoftLabels,
         partner: Int[Tensor, " batch"],
         share: Float[Tensor, " batch"],
         mask: Float[Tensor, "#batch 1 height width"],
@@ -172,7 +156,6 @@ def top_cells(heat: Float[Tensor, "batch rows columns"], k: int) -> Float[Tensor
     return torch.zeros_like(heat).flatten(1).scatter_(1, order[:, :k], 1.0).view_as(heat)
 
 
-Images = Float[Tensor, "batch channels height width"]
 Map = Float[Tensor, "batch features rows columns"]
 
 

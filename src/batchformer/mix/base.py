@@ -1,11 +1,9 @@
 """The interface of all mixing methods: the random numbers of a batch, the mixed batch, and its targets."""
 
-from __future__ import annotations
-
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +12,10 @@ from torch.utils.data import get_worker_info
 
 from batchformer.errors import UserError
 from batchformer.nn.inputs import as_number, is_whole
+
+Images = Float[Tensor, "batch channels height width"]
+SoftLabels = Float[Tensor, "batch classes"]
+Targets = Int[Tensor, " batch"] | SoftLabels
 
 
 class Mixed:
@@ -29,8 +31,8 @@ class Mixed:
 
     def __init__(
         self,
-        images: Float[Tensor, "batch channels height width"],
-        labels: Float[Tensor, "batch classes"],
+        images: Images,
+        labels: SoftLabels,
         partner: Int[Tensor, " batch"],
         share: Float[Tensor, " batch"],
         mask: Float[Tensor, "#batch 1 height width"] | None = None,
@@ -41,7 +43,7 @@ class Mixed:
         """How much of the target is image B's: the share in pixels, unless a method knows better (TransMix)."""
         return self.share
 
-    def targets(self) -> Float[Tensor, "batch classes"]:
+    def targets(self) -> SoftLabels:
         """(1 - label_share) y_A + label_share y_B, for a loss that takes soft targets; no gradient flows into it."""
         return torch.lerp(self.labels, self.labels[self.partner], self.label_share()[:, None])
 
@@ -49,9 +51,7 @@ class Mixed:
         return len(self.images)
 
 
-def soft_labels(
-    targets: Int[Tensor, " batch"] | Float[Tensor, "batch classes"], num_classes: int, smoothing: float = 0.0
-) -> Float[Tensor, "batch classes"]:
+def soft_labels(targets: Targets, num_classes: int, smoothing: float = 0.0) -> SoftLabels:
     """Class ids or soft targets as rows of `num_classes`, a part `smoothing` of each spread over all classes.
 
     As timm and the released TransMix code do it: 1 - s + s/K for the true class, s/K for the others.
@@ -93,6 +93,17 @@ class Draw:
     partner: Int[Tensor, " batch"]
     share: Float[Tensor, " #batch"]
     centre: Float[Tensor, "#batch 2"]
+
+
+class MixKeywords(TypedDict, total=False):
+    """The options of `Mix`, for the methods that have others besides and pass these on."""
+
+    alpha: float
+    prob: float
+    label_smoothing: float
+    per_sample: bool
+    partner: Partner
+    generator: torch.Generator | None
 
 
 class Mix(ABC):
@@ -152,16 +163,12 @@ class Mix(ABC):
         self.generator = generator
         self._seed = None if generator is None else generator.initial_seed()
 
-    def __call__(
-        self,
-        images: Float[Tensor, "batch channels height width"],
-        targets: Int[Tensor, " batch"] | Float[Tensor, "batch classes"],
-    ) -> Mixed:
+    def __call__(self, images: Images, targets: Targets) -> Mixed:
         self.check(images, targets)
         labels = soft_labels(targets, self.num_classes, self.label_smoothing)
         return self.apply(images, labels, self.draw(images))
 
-    def draw(self, images: Float[Tensor, "batch channels height width"]) -> Draw:
+    def draw(self, images: Images) -> Draw:
         """Draw all random numbers of the batch."""
         warn_of_copied_generator(type(self).__name__, self.generator, self._seed)
         batch, device = len(images), images.device
@@ -183,12 +190,7 @@ class Mix(ABC):
         )
 
     @abstractmethod
-    def apply(
-        self,
-        images: Float[Tensor, "batch channels height width"],
-        labels: Float[Tensor, "batch classes"],
-        draw: Draw,
-    ) -> Mixed:
+    def apply(self, images: Images, labels: SoftLabels, draw: Draw) -> Mixed:
         """The images and soft labels of a batch, mixed as drawn."""
 
     def check(self, images: Tensor, targets: Tensor) -> None:

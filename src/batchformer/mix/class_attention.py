@@ -5,8 +5,6 @@ torch give them. Query and keys are computed once more for that one row (of a tw
 step), so the layer's own fast attention stays as it is.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast
 

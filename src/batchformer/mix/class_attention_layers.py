@@ -18,8 +18,6 @@ is the mean of the queries, what a class token that were the mean of the tokens 
 mean of all rows would need N x N.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Read the class attention of one layer from the arguments of its forward, while the model runs."""
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The labels of least energy over a grid of cells, by minimum cuts of many small grids at once."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

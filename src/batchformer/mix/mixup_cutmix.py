@@ -1,7 +1,5 @@
 """Mixup, CutMix, and a random choice of one method for each batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from batchformer.errors import UserError
-from batchformer.mix.base import Draw, Mix, Mixed, warn_of_copied_generator
+from batchformer.mix.base import Draw, Images, Mix, Mixed, SoftLabels, Targets, warn_of_copied_generator
 from batchformer.nn.inputs import as_number
 
 
@@ -26,9 +24,7 @@ class Mixup(Mix):
     image. With `partner="flip"` the arithmetic is timm's.
     """
 
-    def apply(
-        self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
-    ) -> Mixed:
+    def apply(self, images: Images, labels: SoftLabels, draw: Draw) -> Mixed:
         share = draw.share.to(images.dtype)[:, None, None, None]
         mixed = torch.lerp(images, images[draw.partner], share)
         return Mixed(mixed, labels, draw.partner, draw.share.expand(len(images)))
@@ -44,21 +40,17 @@ class CutMix(Mix):
     Own code for the reasons given at `Mixup`: timm and torchvision both cut with host numbers.
     """
 
-    def apply(
-        self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
-    ) -> Mixed:
+    def apply(self, images: Images, labels: SoftLabels, draw: Draw) -> Mixed:
         mixed, mask, share = cut(images, draw.partner, draw.centre, draw.share)
         return Mixed(mixed, labels, draw.partner, share, mask)
 
 
 def cut(
-    images: Float[Tensor, "batch channels height width"],
+    images: Images,
     partner: Int[Tensor, " batch"],
     centre: Float[Tensor, "#batch 2"],
     share: Float[Tensor, " #batch"],
-) -> tuple[
-    Float[Tensor, "batch channels height width"], Float[Tensor, "#batch 1 height width"], Float[Tensor, " batch"]
-]:
+) -> tuple[Images, Float[Tensor, "#batch 1 height width"], Float[Tensor, " batch"]]:
     """The images with a box of their partners, its mask, and the part of the image it really covers."""
     height, width = images.shape[-2:]
     box = box_around(centre, share, height, width)
@@ -177,22 +169,16 @@ class MixSwitch(Mix):
             at -= weight
         return next(m for m, weight in zip(self.mixes[::-1], self.weights[::-1], strict=True) if weight)  # rounding
 
-    def __call__(
-        self,
-        images: Float[Tensor, "batch channels height width"],
-        targets: Int[Tensor, " batch"] | Float[Tensor, "batch classes"],
-    ) -> Mixed:
+    def __call__(self, images: Images, targets: Targets) -> Mixed:
         return self.draw_method()(images, targets)
 
-    def draw(self, images: Float[Tensor, "batch channels height width"]) -> ChosenDraw:
+    def draw(self, images: Images) -> ChosenDraw:
         """Draw the method of the batch and its numbers; the caller of `apply` smooths the labels."""
         mix = self.draw_method()
         drawn = mix.draw(images)
         return ChosenDraw(drawn.partner, drawn.share, drawn.centre, mix, drawn)
 
-    def apply(
-        self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
-    ) -> Mixed:
+    def apply(self, images: Images, labels: SoftLabels, draw: Draw) -> Mixed:
         if not isinstance(draw, ChosenDraw):
             raise UserError("MixSwitch applies what its own draw has drawn, and was given the draw of another method.")
         return draw.mix.apply(images, labels, draw.drawn)

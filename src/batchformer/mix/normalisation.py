@@ -1,7 +1,5 @@
 """The mean and std of normalised images: checked as options, undone, and exchanged for those of another network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

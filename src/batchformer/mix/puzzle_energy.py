@@ -1,7 +1,5 @@
 """Puzzle-Mix's mask energy, and its transport of cells to where the mask shows them."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,11 +1,9 @@
 """Puzzle-Mix: two images cut along the mask of least energy, by what the model itself finds salient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from batchformer.attach.contexts import evaluating
 from batchformer.errors import UserError
-from batchformer.mix.base import Draw, Mix, Mixed, Partner, need_module, refuse_in_worker
+from batchformer.mix.base import Draw, Images, Mix, Mixed, MixKeywords, SoftLabels, need_module, refuse_in_worker
 from batchformer.mix.graph_cut import least_energy
 from batchformer.mix.normalisation import both_or_none, unit_range
 from batchformer.mix.puzzle_energy import cell_saliency, move_cells, puzzle_energy, transport_plan
@@ -56,6 +54,7 @@ class PuzzleMix(Mix):
             divides them; None moves the mask's blocks.
         mean, std: what the images were normalised by, a number for each channel or one for all: seams are compared in
             colours from 0 to 1. Without them each image is stretched to its own range.
+        options: those of `Mix`.
     """
 
     def __init__(
@@ -64,12 +63,6 @@ class PuzzleMix(Mix):
         num_classes: int,
         *,
         criterion: Callable[[Any, Tensor], Tensor] | None = None,
-        alpha: float = 1.0,
-        prob: float = 1.0,
-        label_smoothing: float = 0.0,
-        per_sample: bool = False,
-        partner: Partner = "random",
-        generator: torch.Generator | None = None,
         blocks: int | Sequence[int] = (2, 4, 8, 16),
         labels: int = 3,
         beta: float = 1.2,
@@ -81,17 +74,10 @@ class PuzzleMix(Mix):
         transport_eps: float = 0.8,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
+        **options: Unpack[MixKeywords],
     ) -> None:
         need_module("PuzzleMix", "the model in training", model)
-        super().__init__(
-            num_classes,
-            alpha=alpha,
-            prob=prob,
-            label_smoothing=label_smoothing,
-            per_sample=per_sample,
-            partner=partner,
-            generator=generator,
-        )
+        super().__init__(num_classes, **options)
         counts = tuple(blocks) if isinstance(blocks, Iterable) else (blocks,)
         if not counts or not all(is_whole(count) and count > 1 for count in counts):
             raise UserError(f"PuzzleMix: blocks={blocks!r} must be whole numbers of at least 2.")
@@ -110,13 +96,8 @@ class PuzzleMix(Mix):
             )
         self.model = model
         self.criterion = criterion or cross_entropy
-        self.energy_options: dict[str, Any] = {
-            "labels": labels,
-            "beta": beta,
-            "gamma": gamma,
-            "eta": eta,
-            "neighbourhood": neighbourhood,
-        }
+        weights = {"beta": beta, "gamma": gamma, "eta": eta}
+        self.energy_options: dict[str, Any] = {"labels": labels, "neighbourhood": neighbourhood, **weights}
         self.transport, self.transport_size, self.transport_eps = transport, transport_size, transport_eps
         self.mean, self.std = both_or_none("PuzzleMix", mean, std)
 
@@ -124,7 +105,7 @@ class PuzzleMix(Mix):
         super().check(images, targets)
         refuse_in_worker("PuzzleMix")
 
-    def draw(self, images: Float[Tensor, "batch channels height width"]) -> PuzzleDraw:
+    def draw(self, images: Images) -> PuzzleDraw:
         height, width = images.shape[-2:]
         fitting = [count for count in self.blocks if height % count == 0 and width % count == 0]
         if not fitting:
@@ -137,9 +118,7 @@ class PuzzleMix(Mix):
         which = int(torch.randint(len(fitting), (), generator=self.generator, device=at))
         return PuzzleDraw(**{f.name: getattr(drawn, f.name) for f in fields(Draw)}, blocks=fitting[which])
 
-    def apply(
-        self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
-    ) -> Mixed:
+    def apply(self, images: Images, labels: SoftLabels, draw: Draw) -> Mixed:
         if not isinstance(draw, PuzzleDraw):
             raise UserError("PuzzleMix.apply needs a draw with the number of blocks: pass what PuzzleMix.draw gives.")
         height, width = images.shape[-2:]
@@ -161,9 +140,7 @@ class PuzzleMix(Mix):
             mixed = torch.lerp(own, other, full.to(images.dtype))
             return Mixed(mixed, labels, draw.partner, mask.mean((1, 2)), full)
 
-    def saliency(
-        self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"]
-    ) -> Float[Tensor, "batch height width"]:
+    def saliency(self, images: Images, labels: SoftLabels) -> Float[Tensor, "batch height width"]:
         """Norm over channels of the loss' gradient at each pixel; the model is left as it was."""
         # a DDP wrapper would exchange buffers with processes that may have nothing to mix just now
         model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
@@ -204,7 +181,7 @@ class PuzzleMix(Mix):
         return rows, columns
 
 
-def cross_entropy(outputs: Any, targets: Float[Tensor, "batch classes"]) -> Tensor:
+def cross_entropy(outputs: Any, targets: SoftLabels) -> Tensor:
     """Mean cross entropy of logits, or of a transformers output that has logits."""
     logits = getattr(outputs, "logits", outputs)
     if not isinstance(logits, Tensor) or logits.shape != targets.shape:

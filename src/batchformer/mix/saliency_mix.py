@@ -1,12 +1,10 @@
 """SaliencyMix: CutMix around the most salient pixel of the image that is cut, and the saliency it needs."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +12,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from batchformer.errors import UserError
-from batchformer.mix.base import Draw, Mix, Mixed, Partner
+from batchformer.mix.base import Draw, Images, Mix, Mixed, MixKeywords, SoftLabels
 from batchformer.mix.mixup_cutmix import cut
 from batchformer.mix.normalisation import both_or_none, unit_range
 
@@ -39,39 +37,25 @@ class SaliencyMix(Mix):
         mean, std: what the images were normalised by, a number for each channel or one for all, so that saliency sees
             the picture; without them each image is stretched to its own range, which changes little: saliency is
             normalised to its own maximum.
+        options: those of `Mix`.
     """
 
     def __init__(
         self,
         num_classes: int,
         *,
-        alpha: float = 1.0,
-        prob: float = 1.0,
-        label_smoothing: float = 0.0,
-        per_sample: bool = False,
-        partner: Partner = "random",
-        generator: torch.Generator | None = None,
         box: Literal["own", "first"] = "own",
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
+        **options: Unpack[MixKeywords],
     ) -> None:
-        super().__init__(
-            num_classes,
-            alpha=alpha,
-            prob=prob,
-            label_smoothing=label_smoothing,
-            per_sample=per_sample,
-            partner=partner,
-            generator=generator,
-        )
+        super().__init__(num_classes, **options)
         if box not in ("own", "first"):
             raise UserError(f'SaliencyMix: box={box!r} must be "own" or "first".')
         self.box = box
         self.mean, self.std = both_or_none("SaliencyMix", mean, std)
 
-    def apply(
-        self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
-    ) -> Mixed:
+    def apply(self, images: Images, labels: SoftLabels, draw: Draw) -> Mixed:
         height, width = images.shape[-2:]
         sources = images if self.box == "own" else images[draw.partner[:1]]
         peak = most_salient(fine_grained_saliency(unit_range(sources, self.mean, self.std))).float()
@@ -88,7 +72,7 @@ _RED, _GREEN, _BLUE = 9798, 19235, 3735  # 0.299, 0.587, 0.114 in parts of 2**15
 
 @torch.no_grad()
 def fine_grained_saliency(
-    images: Float[Tensor, "batch channels height width"] | UInt8[Tensor, "batch channels height width"],
+    images: Images | UInt8[Tensor, "batch channels height width"],
 ) -> Float[Tensor, "batch height width"]:
     """How much each pixel differs from its surround, in [0, 1]: Montabone and Soto (2010), as OpenCV computes it.
 

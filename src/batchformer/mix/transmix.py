@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from batchformer.attach.insertion import InstanceForward
 from batchformer.errors import UserError
-from batchformer.mix.base import Draw, Mix, Mixed, Partner, need_module, refuse_in_worker
+from batchformer.mix.base import Draw, Images, Mix, Mixed, MixKeywords, SoftLabels, need_module, refuse_in_worker
 from batchformer.mix.class_attention_layers import find_attention, unread_attention
 from batchformer.mix.class_attention_readers import ClassAttentionRecorder, ClassQuery, TokenReader, roll_out
 from batchformer.mix.mixup_cutmix import cut
@@ -56,7 +56,7 @@ class TransMix(Mix):
             the last, the best there. "rollout" multiplies the attention of all blocks, and needs it whole, N x N.
         grid: height and width of the token grid, where neither the model's patches nor the number of tokens tell it.
         query: "class" or "mean", where the model does not tell rightly.
-        keywords: those of `Mix`.
+        options: those of `Mix`.
     """
 
     def __init__(
@@ -64,27 +64,14 @@ class TransMix(Mix):
         model: nn.Module,
         num_classes: int,
         *,
-        alpha: float = 1.0,
         attention_weight: float = 0.5,
         block: int | Literal["rollout"] | None = None,
         grid: tuple[int, int] | None = None,
         query: ClassQuery | None = None,
-        prob: float = 1.0,
-        label_smoothing: float = 0.0,
-        per_sample: bool = False,
-        partner: Partner = "random",
-        generator: torch.Generator | None = None,
+        **options: Unpack[MixKeywords],
     ) -> None:
         need_module("TransMix", "the model in training", model)
-        super().__init__(
-            num_classes,
-            alpha=alpha,
-            prob=prob,
-            label_smoothing=label_smoothing,
-            per_sample=per_sample,
-            partner=partner,
-            generator=generator,
-        )
+        super().__init__(num_classes, **options)
         if query not in (None, "class", "mean"):
             raise UserError(f'TransMix: query={query!r} must be "class", "mean" or None, which asks the model.')
         if grid is not None and not _is_pair(grid):
@@ -113,9 +100,7 @@ class TransMix(Mix):
                 f"so there is no token to attend to; use larger images or a model with smaller patches."
             )
 
-    def apply(
-        self, images: Float[Tensor, "batch channels height width"], labels: Float[Tensor, "batch classes"], draw: Draw
-    ) -> TransMixed:
+    def apply(self, images: Images, labels: SoftLabels, draw: Draw) -> TransMixed:
         pasted, mask, share = cut(images, draw.partner, draw.centre, draw.share)
         mixed = TransMixed(self, pasted, labels, draw.partner, share, mask)
         self.expect(mixed)
@@ -176,8 +161,8 @@ class TransMixed(Mixed):
     def __init__(
         self,
         mix: TransMix,
-        images: Float[Tensor, "batch channels height width"],
-        labels: Float[Tensor, "batch classes"],
+        images: Images,
+        labels: SoftLabels,
         partner: Int[Tensor, " batch"],
         share: Float[Tensor, " batch"],
         mask: Float[Tensor, "#batch 1 height width"],

@@ -1,12 +1,11 @@
-"""A backbone by name, to be trained; and a trained one to learn from, the teacher of a distillation."""
-
-from __future__ import annotations
+"""A backbone by name, to be trained; files of weights; and the trained teacher of a distillation."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -51,6 +50,27 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
             "without one, name a file of timm's weights with model.backbone_args.pretrained_cfg_overlay.file, or leave "
             "model.backbone_args.pretrained out."
         ) from problem
+
+
+def read_tensors(file: Path, way_out: str = "give a .pth, .pt or .safetensors file") -> dict[str, Tensor]:
+    """Tensors by name, from a state dict or from a checkpoint that holds one; nothing in the file is executed."""
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(file)
+        content: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as problem:  # many kinds, by the many ways in which a file can be another one
+        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+        raise UserError(  # the first sentence only: torch goes on with how to load it without a look at what it is
+            f"{file} is no file of weights that torch can read ({reason.split('. ')[0]}): {way_out}."
+        ) from problem
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise UserError(f"{file} holds no weights by name: give a state dict.")
+    return dict(content)
 
 
 def load_teacher(

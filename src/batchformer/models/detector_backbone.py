@@ -1,7 +1,5 @@
 """The timm backbone of a detector: weights from a local file, and the activations that transformers loses."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
+from batchformer.models.create import read_tensors
 
 PRETRAINED = "pretrained"  # instead of a file: what timm itself finds for the name, which may need the network
 
@@ -30,7 +29,12 @@ def load_backbone_weights(backbone: nn.Module, name: str, source: str) -> None:
     if source == PRETRAINED:
         weights = _of_timm(name)
     else:
-        weights = read_weights(Path(source))
+        file = Path(source)
+        if not file.is_file():
+            raise UserError(
+                f"there is no file {file} with backbone weights: give its path, or null for random weights."
+            )
+        weights = read_tensors(file, "give a .pth, .pt or .safetensors file of weights, or train the run again")
         if "features.0.0.weight" in weights and "conv_stem.weight" in backbone.state_dict():
             weights = _named_as_in_timm(weights)
     wanted = backbone.state_dict()
@@ -104,37 +108,13 @@ class CachedFrozenBatchNormAct2d(FrozenBatchNormAct2d):
         return scale, bias - mean * scale
 
 
-def read_weights(file: Path) -> dict[str, Tensor]:
-    """Tensors by name, from a state dict or from a checkpoint that holds one; nothing in the file is executed."""
-    if not file.is_file():
-        raise UserError(f"there is no file {file} with backbone weights: give its path, or null for random weights.")
-    try:
-        if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(file)
-        content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as problem:  # many kinds, by the many ways in which a file can be another one
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-        raise UserError(  # the first sentence only: torch goes on with how to load it without a look at what it is
-            f"{file} is no file of weights that torch can read ({reason.split('. ')[0]}): give a .pth, .pt or "
-            f".safetensors file of weights, or train the run again."
-        ) from problem
-    for key in ("state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"{file} holds no weights by name: give a state dict.")
-    return dict(content)
-
-
 def _of_timm(name: str) -> dict[str, Tensor]:
     try:
         return timm.create_model(name, pretrained=True, features_only=True).state_dict()
     except Exception as problem:  # no network, no such weights, a full disk, ...
         raise UserError(
-            f"timm could not get pretrained weights of {name}: give a local file as backbone_weights, or null for "
-            f"random weights ({(str(problem).strip() or type(problem).__name__).splitlines()[0]})."
+            f"timm could not get pretrained weights of {name}: give a local file (--init-from backbone=FILE), or "
+            f"none for random weights ({(str(problem).strip() or type(problem).__name__).splitlines()[0]})."
         ) from problem
 
 

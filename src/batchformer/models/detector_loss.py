@@ -5,8 +5,6 @@ it: boxes of an image of 1333 pixels in steps of five, and with float16 the loga
 overflow as soon as a query is sure, which then is matched last instead of first. Released code has no half precision.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

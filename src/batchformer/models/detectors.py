@@ -4,8 +4,6 @@ transformers loads trained detectors, and begins untrained ones with N(0, 0.02) 
 costs many epochs; `begin_as_published` does what the authors' released code does.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """DETR's mask head on a trained detector: building it, loading and freezing the detector, masks of matched queries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

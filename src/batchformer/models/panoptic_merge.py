@@ -1,7 +1,5 @@
 """From the masks a detector predicts for its queries to one segmentation of the image."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

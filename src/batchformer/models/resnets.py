@@ -1,7 +1,5 @@
 """The networks of long-tailed recognition: ResNets for CIFAR, ResNet-10, and a classifier whose logits are cosines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.nn.functional as F

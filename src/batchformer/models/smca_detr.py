@@ -6,8 +6,6 @@ work as they do there, `AutoModelForObjectDetection` included once this file is 
 read from the outputs, by `DeformableDetrImageProcessor` (scores are sigmoids, there is no class for "nothing").
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

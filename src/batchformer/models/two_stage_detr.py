@@ -1,7 +1,5 @@
 """Two-stage Deformable DETR whose proposals are trained: transformers' class with the loss it leaves out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jaxtyping import Float, Int

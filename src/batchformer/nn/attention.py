@@ -1,7 +1,5 @@
 """Attention over the batch axis: the sequence is the mini-batch, one sequence per position."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """BatchFormer: a transformer encoder over the batch axis, between backbone and classifier (Algorithm 1)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, overload
 
 import torch

@@ -1,7 +1,5 @@
 """BatchFormerV2: batch attention at every token or pixel, inside the network (V2, section 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """One transformer encoder layer whose sequence is the mini-batch (BatchFormer, eq. 1 and 2)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

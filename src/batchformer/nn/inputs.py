@@ -1,7 +1,5 @@
 """Checks of inputs and arguments that several modules share."""
 
-from __future__ import annotations
-
 import math
 from numbers import Integral
 from typing import Any

@@ -9,8 +9,6 @@ each target twice, metrics count the plain rows. At test time there is one strea
 `"single"`     all rows go through it, none stays plain (the papers' ablation without shared classifier).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar

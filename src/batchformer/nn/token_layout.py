@@ -5,8 +5,6 @@ One set of rules for everything that reads tokens: TransMix and its relatives (`
 what it does not say follows from the shape of the image, because patches are square.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Iterator

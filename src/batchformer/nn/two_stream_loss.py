@@ -1,7 +1,5 @@
 """The loss over both streams, and a guard that warns once when nothing is learnt through the module."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence

@@ -5,8 +5,6 @@ one contiguous tensor. The gradient of either direction is the other direction, 
 the sum of all processes' losses.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

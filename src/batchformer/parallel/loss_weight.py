@@ -1,7 +1,5 @@
 """The weight of a process' mean loss where batches are unequal and gradients are averaged over processes."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup

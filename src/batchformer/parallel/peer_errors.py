@@ -1,7 +1,5 @@
 """Errors of a failed exchange: which ranks do not answer, instead of a stack of socket messages."""
 
-from __future__ import annotations
-
 import datetime
 import time
 from collections.abc import Iterator

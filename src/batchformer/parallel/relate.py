@@ -6,8 +6,6 @@ many positions: `nn.BatchAttention` calls them in place of its own forward, (att
 of x. The rest of the layer stays with the rows of its process.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any

@@ -12,8 +12,6 @@ place of the inherited ones.
 Neither torch nor the packages of the train extra are imported here; YAML is when the first file is parsed.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -1,7 +1,5 @@
 """A chart as one SVG: inside a page, whose style sheet colours it by class names, or as a file with its own colours."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 

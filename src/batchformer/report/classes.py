@@ -1,7 +1,5 @@
 """Classes sorted by training frequency, what the runs say about each, and the charts of that on the page."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A comparison: any number of variants of one recipe, held to one of them, over seeds and targets."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Charts of a comparison: differences with their intervals, curves over the epochs, lines of a family's own section."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """`stream_health.json` of a run folder (or `stream_health` in a result): what `analysis.stream_health` measured."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

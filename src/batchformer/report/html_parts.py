@@ -3,8 +3,6 @@
 Everything that comes from a file goes through `escape` here or where it is put in.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping, Sequence

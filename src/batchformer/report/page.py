@@ -1,7 +1,5 @@
 """report.html: one file that opens offline, from any number of runs."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence

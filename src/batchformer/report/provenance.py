@@ -1,7 +1,5 @@
 """How the runs were made: settings, versions, device, data, and the command that makes them again."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

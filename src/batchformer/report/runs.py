@@ -1,7 +1,5 @@
 """Find and check result files: run folders, folders of `compare`, or the files of `results/`."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Axes: from numbers to places on the paper, and the round numbers written beside them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The parts of the page about one recipe, as HTML. Everything that comes from a file goes through `escape`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from html import escape

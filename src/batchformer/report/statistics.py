@@ -1,8 +1,6 @@
 """Mean, deviation, paired difference with its 95 % interval, rank correlation: in pure Python, so that commands which
 only read result files start without numpy or scipy (the tests compare every function with `scipy.stats`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The two streams of a training on the page: losses over the epochs, and per depth what `stream_health` measured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from html import escape

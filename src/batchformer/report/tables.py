@@ -1,7 +1,5 @@
 """What a comparison says, in words: the table of the terminal and of the page, and one sentence for each variant."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 from batchformer.metrics.measures import Measure

@@ -1,7 +1,5 @@
 """Checkpoints: when one is written, and that a file is whole or absent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

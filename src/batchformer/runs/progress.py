@@ -4,8 +4,6 @@ In a terminal the line is redrawn in place at most four times a second; in a fil
 every tenth of the work, so logs stay short.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What result.json needs and Lightning forgets: history, accuracy per class, time, throughput; kept in checkpoints."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

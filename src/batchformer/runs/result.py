@@ -1,7 +1,5 @@
 """``result.json``: one file that says what was trained, on what, with which versions, and how well it does."""
 
-from __future__ import annotations
-
 import platform
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """One run from start to result.json, or from its last checkpoint to result.json."""
 
-from __future__ import annotations
-
 import signal
 from contextlib import nullcontext
 from dataclasses import dataclass

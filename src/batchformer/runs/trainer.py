@@ -3,8 +3,6 @@
 Settings that cannot work are told in one sentence, before a run folder is made.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 from pathlib import Path

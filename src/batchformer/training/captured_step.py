@@ -1,7 +1,5 @@
 """A whole training step as one CUDA graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

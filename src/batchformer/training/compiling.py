@@ -1,7 +1,5 @@
 """A network made ready for training on a GPU: compiled, its patch embedding as the matrix product it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

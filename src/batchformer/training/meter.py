@@ -1,7 +1,5 @@
 """Sums of an epoch of training, kept on the device and read without host synchronisation in between."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

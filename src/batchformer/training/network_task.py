@@ -26,8 +26,10 @@ class NetworkTask(Task):
         stream_loss: how the losses of both streams are put together.
         seed: decides initial weights and what is random in a step.
         channels_last: keep weights and images in channels-last layout.
-        compile: on a CUDA device, torch.compile the network for training; elsewhere no difference.
-        cuda_graph: on a CUDA device, run each training step as one CUDA graph; elsewhere no difference.
+        compile: on a CUDA device, torch.compile the network for training, and the extractor of Attentive CutMix;
+            elsewhere no difference.
+        cuda_graph: on a CUDA device, run each training step as one CUDA graph; elsewhere no difference. Not for
+            detectors, whose boxes are matched on the host.
     """
 
     net: nn.Module
@@ -39,10 +41,10 @@ class NetworkTask(Task):
         backbone_args: dict[str, Any] | None,
         method: Literal["batchformer", "baseline"],
         stream_loss: Literal["mean", "released"],
-        seed: int,
-        channels_last: bool,
-        compile: bool,
-        cuda_graph: bool,
+        seed: int = 0,
+        channels_last: bool = False,
+        compile: bool = False,
+        cuda_graph: bool = False,
     ) -> None:
         super().__init__(seed, cuda_graph)
         if method not in ("batchformer", "baseline"):
@@ -52,6 +54,9 @@ class NetworkTask(Task):
         self.channels_last, self.compile_net = channels_last, compile
         self.attachment = None
         self._patch_layers: list[nn.Conv2d] = []
+        self.save_hyperparameters(
+            {"seed": seed, "channels_last": channels_last, "compile": compile, "cuda_graph": cuda_graph}
+        )
 
     # ---- what a subclass gives
 

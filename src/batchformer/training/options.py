@@ -1,7 +1,7 @@
 """The options of a task, typed: what a recipe may say, field by field."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 from batchformer.errors import UserError
@@ -65,3 +65,9 @@ def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Optio
     if unknown := [name for name in value if name not in known]:
         raise UserError(f"{kind.__name__} has no {unknown[0]!r}; it has: {', '.join(known)}.")
     return kind(**value)
+
+
+def plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A constructor's own arguments (its `locals()`) as plain values: a checkpoint must load with weights_only=True."""
+    given = {name: value for name, value in arguments.items() if name not in ("self", "__class__", "options")}
+    return {name: asdict(value) if is_dataclass(value) else value for name, value in given.items()}  # type: ignore[arg-type]

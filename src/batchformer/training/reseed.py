@@ -1,7 +1,5 @@
 """Random numbers of a training step as a function of (seed, step): a resumed run draws what an unbroken one draws."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

@@ -1,7 +1,5 @@
 """The contract of a task: what a family of tasks says of itself, and what every training does for it."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

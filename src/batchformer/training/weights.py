@@ -1,7 +1,5 @@
 """Weights from elsewhere: one way for every task, from a run, a file or a folder of `save_pretrained`."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.errors import UserError
+from batchformer.models.create import read_tensors
 
 NETWORK = "network"  # the part that is the whole network
 _MODULE = "batchformer."  # what attach registers on a model
@@ -47,31 +46,11 @@ def read_weights(source: str | Path) -> dict[str, Tensor]:
                 f"{path} holds no weights: give a run folder (with checkpoints/last.ckpt), a folder written by "
                 f"save_pretrained (with model.safetensors), or a file."
             )
-        return {name: tensor for file in files for name, tensor in _read_file(file).items()}
+        return {name: tensor for file in files for name, tensor in read_tensors(file).items()}
     if not path.is_file():
         raise UserError(f"there is no file {path} with weights: give its path, or leave --init-from out.")
-    return _read_file(path)
-
-
-def _read_file(file: Path) -> dict[str, Tensor]:
-    try:
-        if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(file)
-        content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as problem:  # many kinds, by the many ways in which a file can be another one
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-        raise UserError(  # the first sentence only: torch goes on with how to load it without a look at what it is
-            f"{file} is no file of weights that torch can read ({reason.split('. ')[0]}): give a .pth, .pt or "
-            f".safetensors file."
-        ) from problem
-    for key in ("state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"{file} holds no weights by name: give a state dict.")
-    return _network_of(content)
+    tensors = read_tensors(path)
+    return tensors if path.suffix == ".safetensors" else _network_of(tensors)
 
 
 def _network_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

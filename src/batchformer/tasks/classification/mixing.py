@@ -1,7 +1,5 @@
 """The mixing of a training batch, with random numbers that are a function of (seed, process, step)."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from batchformer import mix as bfmix
 from batchformer.errors import UserError, did_you_mean
+from batchformer.mix.base import Images, SoftLabels
 from batchformer.mix.transmix import TransMixed
 from batchformer.tasks.classification.options import MixOptions
 from batchformer.training.compiling import compile_in_place
@@ -23,7 +22,7 @@ from batchformer.training.reseed import seed_from
 class LateTargets(NamedTuple):
     """What TransMix makes the targets of once the model has run, as tensors a captured graph can be given."""
 
-    labels: Float[Tensor, "batch classes"]
+    labels: SoftLabels
     partner: Int[Tensor, " batch"]
     share: Float[Tensor, " batch"]
     mask: Float[Tensor, "#batch 1 height width"]
@@ -34,11 +33,11 @@ class Mixing(ABC):
 
     @abstractmethod
     def __call__(
-        self, images: Float[Tensor, "batch channels height width"], labels: Int[Tensor, " batch"], *numbers: int
-    ) -> tuple[Float[Tensor, "batch channels height width"], Float[Tensor, "batch classes"] | LateTargets]:
+        self, images: Images, labels: Int[Tensor, " batch"], *numbers: int
+    ) -> tuple[Images, SoftLabels | LateTargets]:
         """The batch of the step that the numbers name."""
 
-    def expect(self, images: Float[Tensor, "batch channels height width"], late: LateTargets) -> TransMixed:
+    def expect(self, images: Images, late: LateTargets) -> TransMixed:
         """Called right before the forward pass of late targets; what comes back has them after it."""
         raise TypeError(f"{type(self).__name__} makes no late targets")
 
@@ -70,9 +69,7 @@ class SeededMixup(Mixing):
             num_classes=num_classes,
         )
 
-    def __call__(
-        self, images: Float[Tensor, "batch channels height width"], labels: Int[Tensor, " batch"], *numbers: int
-    ) -> tuple[Float[Tensor, "batch channels height width"], Float[Tensor, "batch classes"]]:
+    def __call__(self, images: Images, labels: Int[Tensor, " batch"], *numbers: int) -> tuple[Images, SoftLabels]:
         if len(images) % 2:
             raise UserError(
                 f"mixup and CutMix mix images in pairs, and this batch has {len(images)}: set an even data.batch_size "
@@ -90,9 +87,7 @@ class SeededMixup(Mixing):
         finally:
             np.random.set_state(before)
 
-    def _mix_batch(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> tuple[Float[Tensor, "batch channels height width"], float]:
+    def _mix_batch(self, images: Images) -> tuple[Images, float]:
         """Each image mixed with the one as far from the other end of the batch, and its part in the result."""
         from timm.data.mixup import cutmix_bbox_and_lam
 
@@ -122,8 +117,8 @@ class SeededMix(Mixing):
         self.transmix = next((method for method in methods if isinstance(method, bfmix.TransMix)), None)
 
     def __call__(
-        self, images: Float[Tensor, "batch channels height width"], labels: Int[Tensor, " batch"], *numbers: int
-    ) -> tuple[Float[Tensor, "batch channels height width"], Float[Tensor, "batch classes"] | LateTargets]:
+        self, images: Images, labels: Int[Tensor, " batch"], *numbers: int
+    ) -> tuple[Images, SoftLabels | LateTargets]:
         self.generator.manual_seed(seed_from(*numbers))
         mixed = self.mix(images, labels)
         # Casts of the weights that a look through the model left: a graph captured next would go on reading them.
@@ -136,7 +131,7 @@ class SeededMix(Mixing):
             mask = share[:, None, None, None].expand(-1, 1, *images.shape[-2:])
         return mixed.images, LateTargets(mixed.labels, mixed.partner, mixed.share, mask)
 
-    def expect(self, images: Float[Tensor, "batch channels height width"], late: LateTargets) -> TransMixed:
+    def expect(self, images: Images, late: LateTargets) -> TransMixed:
         assert self.transmix is not None
         mixed = TransMixed(self.transmix, images, *late)
         self.transmix.expect(mixed)

@@ -1,7 +1,6 @@
 """Image classification with DeiT's recipe, with or without BatchFormer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -21,7 +20,7 @@ from batchformer.tasks.classification.mixing import LateTargets, Mixing, build_m
 from batchformer.tasks.classification.options import DistillationOptions, InsertionOptions, MixOptions, heads_at
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.optimizers import AdamWOptions, Rule, build_optimizer, layer_rules
-from batchformer.training.options import as_options
+from batchformer.training.options import as_options, plain_values
 from batchformer.training.schedules import CosineOptions, check_has_end, place_in_run, warm_cosine
 from batchformer.training.task import Batch
 
@@ -46,11 +45,7 @@ class Classification(ClassifierTask):
         optimizer: AdamW, its learning rates and weight decays.
         schedule: warm-up and cosine.
         ema: decay of a moving average of the weights, evaluated beside them (DeiT: 0.99996); null: none.
-        seed: decides initial weights, mixing and dropout.
-        channels_last: keep weights and images in channels-last layout.
-        compile: on a CUDA device, torch.compile the network for training, and the extractor of Attentive CutMix;
-            elsewhere no difference.
-        cuda_graph: on a CUDA device, run each training step as one CUDA graph; elsewhere no difference.
+        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     measures = CLASSIFICATION
@@ -69,46 +64,24 @@ class Classification(ClassifierTask):
         optimizer: AdamWOptions = AdamWOptions(),
         schedule: CosineOptions = CosineOptions(),
         ema: float | None = None,
-        seed: int = 0,
-        channels_last: bool = False,
-        compile: bool = False,
-        cuda_graph: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, method, stream_loss, seed, channels_last, compile, cuda_graph)
-        self.module_options = as_options(InsertionOptions, batchformer)
-        self.mix_options = as_options(MixOptions, mix)
+        super().__init__(backbone, backbone_args, method, stream_loss, **options)
+        self.module_options = batchformer = as_options(InsertionOptions, batchformer)
+        self.mix_options = mix = as_options(MixOptions, mix)
         self.mix_options.check()
-        self.distillation_options = as_options(DistillationOptions, distillation)
+        self.distillation_options = distillation = as_options(DistillationOptions, distillation)
         self.distillation_options.check()
-        self.optimizer_options = as_options(AdamWOptions, optimizer)
+        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer)
         self.optimizer_options.check()
-        self.schedule_options = as_options(CosineOptions, schedule)
+        self.schedule_options = schedule = as_options(CosineOptions, schedule)
         self.schedule_options.check()
         if not 0 <= label_smoothing < 1:
             raise UserError(f"model.label_smoothing={label_smoothing} must be 0 or more and less than 1.")
         if ema is not None and not 0 <= ema < 1:
             raise UserError(f"model.ema={ema} must be 0 or more and less than 1; null switches it off.")
         self.label_smoothing, self.ema_decay = label_smoothing, ema
-        # plain dicts: a checkpoint must load with weights_only=True
-        self.save_hyperparameters(
-            {
-                "backbone": backbone,
-                "backbone_args": self.backbone_args,
-                "method": method,
-                "batchformer": asdict(self.module_options),
-                "mix": asdict(self.mix_options),
-                "label_smoothing": label_smoothing,
-                "distillation": asdict(self.distillation_options),
-                "stream_loss": stream_loss,
-                "optimizer": asdict(self.optimizer_options),
-                "schedule": asdict(self.schedule_options),
-                "ema": ema,
-                "seed": seed,
-                "channels_last": channels_last,
-                "compile": compile,
-                "cuda_graph": cuda_graph,
-            }
-        )
+        self.save_hyperparameters(plain_values(locals()))
         self._rules: dict[str, Rule] = {}
         self._mixing: Mixing | None = None
         self._guard: bf.StreamGuard | None = None

@@ -21,10 +21,8 @@ from batchformer.models.panoptic_head import (
     with_mask_head,
 )
 from batchformer.models.panoptic_merge import panoptic_segments
-from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions, detector_schedule
 from batchformer.tasks.detection.panoptic_metrics import PanopticMetrics
 from batchformer.tasks.detection.task import Detection
-from batchformer.training.schedules import ScheduleOptions
 from batchformer.training.task import Batch
 from batchformer.training.weights import read_weights
 
@@ -43,20 +41,8 @@ class Panoptic(Detection):
         train: "head" as published, or "joint": detector, module and head together, from a detector if one is given.
         threshold: how sure a query must be of its class to take part in the segmentation.
         detector: the head stands on DETR.
-        detector_args: as the detector was trained with.
-        backbone: as the detector was trained with.
-        frozen_stages: for "joint"; see `Detection`.
-        method: "batchformer", or "baseline" for the same training without the module.
-        batchformer: as the detector was trained with.
-        evaluate_with_batch: evaluate a second time with the module over the batches of images; those metrics end in
-            `_batch`.
-        stream_loss: the loss is the mean over both streams.
-        optimizer: AdamW, its learning rates and weight decay.
-        schedule: of the learning rate, per epoch.
-        seed: decides initial weights and dropout.
-        channels_last: keep weights and images in channels-last layout.
-        compile: on a CUDA device, torch.compile the network for training; elsewhere no difference.
-        cuda_graph: not for detectors, whose boxes are matched on the host.
+        options: those of `Detection`: detector_args, backbone and batchformer as the detector was trained with;
+            frozen_stages is for "joint".
     """
 
     measures = PANOPTIC
@@ -69,28 +55,11 @@ class Panoptic(Detection):
         train: Literal["head", "joint"] = "head",
         threshold: float = 0.85,
         detector: Literal["detr"] = "detr",
-        detector_args: dict[str, Any] | None = None,
-        backbone: str = "resnet50",
-        frozen_stages: int | Literal["all"] | None = None,
-        method: Literal["batchformer", "baseline"] = "batchformer",
-        batchformer: DetectorModuleOptions = DetectorModuleOptions(),
-        evaluate_with_batch: bool = False,
-        stream_loss: Literal["mean"] = "mean",
-        optimizer: DetectorOptimizerOptions = DetectorOptimizerOptions(),
-        schedule: ScheduleOptions = detector_schedule(),
-        seed: int = 0,
-        channels_last: bool = False,
-        compile: bool = False,
-        cuda_graph: bool = False,
+        **options: Any,
     ) -> None:
         if not 0 <= threshold < 1:
             raise UserError(f"model.threshold={threshold} must be from 0 to below 1.")
-        super().__init__(
-            detector=detector, detector_args=detector_args, backbone=backbone,
-            frozen_stages=frozen_stages, method=method, batchformer=batchformer,
-            evaluate_with_batch=evaluate_with_batch, stream_loss=stream_loss, optimizer=optimizer, schedule=schedule,
-            seed=seed, channels_last=channels_last, compile=compile, cuda_graph=cuda_graph,
-        )  # fmt: skip
+        super().__init__(detector, **options)
         self.trained_part, self.threshold = train, threshold
         self.save_hyperparameters({"train": train, "threshold": threshold})
 

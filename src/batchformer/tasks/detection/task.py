@@ -4,7 +4,6 @@ import json
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,7 +22,7 @@ from batchformer.models.detectors import PUBLISHED_FROZEN, create_detector, para
 from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions, detector_schedule
 from batchformer.tasks.detection.predict import predict_objects
 from batchformer.training.network_task import NetworkTask
-from batchformer.training.options import as_options
+from batchformer.training.options import as_options, plain_values
 from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
 from batchformer.training.task import Batch
 
@@ -58,10 +57,7 @@ class Detection(NetworkTask):
         stream_loss: the loss is the mean over both streams, in the released code too.
         optimizer: AdamW, its learning rates and weight decay.
         schedule: of the learning rate, per epoch.
-        seed: decides initial weights and dropout.
-        channels_last: keep weights and images in channels-last layout.
-        compile: on a CUDA device, torch.compile the network for training; elsewhere no difference.
-        cuda_graph: not for detectors, whose boxes are matched on the host.
+        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     measures = DETECTION
@@ -81,44 +77,23 @@ class Detection(NetworkTask):
         stream_loss: Literal["mean"] = "mean",
         optimizer: DetectorOptimizerOptions = DetectorOptimizerOptions(),
         schedule: ScheduleOptions = detector_schedule(),
-        seed: int = 0,
-        channels_last: bool = False,
-        compile: bool = False,
-        cuda_graph: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(backbone, None, method, stream_loss, seed, channels_last, compile, cuda_graph)
-        if cuda_graph:
+        super().__init__(backbone, None, method, stream_loss, **options)
+        if self.cuda_graph:
             raise UserError("cuda_graph=true is not for detectors: their boxes are matched on the host in every step.")
         self.detector, self.detector_args = detector, dict(detector_args or {})
         for name in _SET_ELSEWHERE.keys() & self.detector_args.keys():
             raise UserError(f"model.detector_args cannot hold {name!r}: {_SET_ELSEWHERE[name]}.")
         self.frozen_stages = frozen_stages
-        self.module_options = as_options(DetectorModuleOptions, batchformer)
+        self.module_options = batchformer = as_options(DetectorModuleOptions, batchformer)
         self.evaluate_with_batch = evaluate_with_batch and method == "batchformer"
-        self.optimizer_options = as_options(DetectorOptimizerOptions, optimizer)
+        self.optimizer_options = optimizer = as_options(DetectorOptimizerOptions, optimizer)
         self.optimizer_options.check()
-        self.schedule_options = as_options(ScheduleOptions, schedule)
+        self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
         self.metrics: dict[str, Any] = {}
         self.batch_metrics: dict[str, Any] = {}
-        # plain dicts: a checkpoint must load with weights_only=True
-        self.save_hyperparameters(
-            {
-                "detector": detector,
-                "detector_args": self.detector_args,
-                "backbone": backbone,
-                "frozen_stages": frozen_stages,
-                "method": method,
-                "batchformer": asdict(self.module_options),
-                "evaluate_with_batch": evaluate_with_batch,
-                "stream_loss": stream_loss,
-                "optimizer": asdict(self.optimizer_options),
-                "schedule": asdict(self.schedule_options),
-                "seed": seed,
-                "channels_last": channels_last,
-                "compile": compile,
-                "cuda_graph": cuda_graph,
-            }
-        )
+        self.save_hyperparameters(plain_values(locals()))
 
     # ---- what a related task may change
 

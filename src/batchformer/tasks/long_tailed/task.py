@@ -15,7 +15,7 @@ from batchformer.models import create_backbone, use_normed_classifier
 from batchformer.tasks.long_tailed.criterion import LossOptions, build_criterion
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.optimizers import OptimizerOptions, build_sgd
-from batchformer.training.options import BatchFormerOptions, as_options
+from batchformer.training.options import BatchFormerOptions, as_options, plain_values
 from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
 from batchformer.training.task import Batch
 
@@ -40,10 +40,7 @@ class LongTailed(ClassifierTask):
             streams, the control for it.
         optimizer: SGD and its learning rates.
         schedule: learning rate per epoch.
-        seed: decides initial weights and dropout.
-        channels_last: keep weights and images in channels-last layout.
-        compile: on a CUDA device, torch.compile the network for training; elsewhere no difference.
-        cuda_graph: on a CUDA device, run each training step as one CUDA graph; elsewhere no difference.
+        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     measures = LONG_TAILED
@@ -61,36 +58,16 @@ class LongTailed(ClassifierTask):
         loss_weight: float = 1.0,
         optimizer: OptimizerOptions = OptimizerOptions(),
         schedule: ScheduleOptions = ScheduleOptions(),
-        seed: int = 0,
-        channels_last: bool = False,
-        compile: bool = False,
-        cuda_graph: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, method, stream_loss, seed, channels_last, compile, cuda_graph)
-        self.module_options = as_options(BatchFormerOptions, batchformer)
-        self.loss_options = as_options(LossOptions, loss)
-        self.optimizer_options = as_options(OptimizerOptions, optimizer)
+        super().__init__(backbone, backbone_args, method, stream_loss, **options)
+        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer)
+        self.loss_options = loss = as_options(LossOptions, loss)
+        self.optimizer_options = optimizer = as_options(OptimizerOptions, optimizer)
         self.optimizer_options.check()
-        self.schedule_options = as_options(ScheduleOptions, schedule)
+        self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
         self.loss_weight = loss_weight
-        # plain dicts: a checkpoint must load with weights_only=True
-        self.save_hyperparameters(
-            {
-                "backbone": backbone,
-                "backbone_args": self.backbone_args,
-                "method": method,
-                "batchformer": asdict(self.module_options),
-                "loss": asdict(self.loss_options),
-                "stream_loss": stream_loss,
-                "loss_weight": loss_weight,
-                "optimizer": asdict(self.optimizer_options),
-                "schedule": asdict(self.schedule_options),
-                "seed": seed,
-                "channels_last": channels_last,
-                "compile": compile,
-                "cuda_graph": cuda_graph,
-            }
-        )
+        self.save_hyperparameters(plain_values(locals()))
 
     # ---- building
 
