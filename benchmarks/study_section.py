@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 
 from batchformer.metrics.measures import Measure
-from batchformer.report.charts import Chart, chart_svg
+from batchformer.report.charts import Chart
 from batchformer.report.comparison import compare_runs, format_difference
 from batchformer.report.figures import seeds_chart
 from batchformer.report.health import number, series
 from batchformer.report.provenance import caveats, facts
 from batchformer.report.runs import Run
 from batchformer.report.statistics import summarise
+from benchmarks._chart_files import chart_svg
 from benchmarks._markdown import markdown, one_digit
 from benchmarks.paper import MAIN, STUDIES
 from benchmarks.studies import Study, differs_from, held_to, missing_from

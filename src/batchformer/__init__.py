@@ -12,20 +12,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Attachment",
-    "BatchFormer",
-    "BatchFormerV2",
-    "StreamGuard",
-    "TwoStreamLoss",
-    "attach",
-    "attachment_of",
-    "detach",
-    "find_classifiers",
-    "mix",
-    "parallel",
-    "repeat_targets",
-]
+__all__ = ["Attachment", "BatchFormer", "BatchFormerV2", "StreamGuard", "TwoStreamLoss", "attach", "attachment_of",
+           "detach", "find_classifiers", "mix", "parallel", "repeat_targets"]  # fmt: skip
 _HOME = dict.fromkeys(__all__, "batchformer.attach") | dict.fromkeys(
     ("BatchFormer", "BatchFormerV2", "StreamGuard", "TwoStreamLoss", "repeat_targets"), "batchformer.nn"
 )

@@ -3,8 +3,9 @@
 What needs torch is imported when it is asked for: `batchformer data` lists the layouts without it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from batchformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from batchformer.data.info import DataInfo
@@ -26,63 +27,33 @@ if TYPE_CHECKING:
     from batchformer.data.sets.tiny_imagenet import TinyImageNet
     from batchformer.data.sets.voc import VocDetection
 
-_HOME = {
-    "info": ("DataInfo",),
-    "loading.data_module": ("DataModule",),
-    "loading.device_loader": ("DeviceLoader",),
-    "loading.epoch_loader": ("EpochLoader", "JoinedLoader"),
-    "loading.host_loader": ("HostLoader",),
-    "sets.arrays": ("ArrayData", "FeatureData", "Split"),
-    "sets.cifar": ("CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT"),
-    "sets.classification": ("ClassificationData", "LongTailedData"),
-    "sets.coco": ("CocoDetection",),
-    "sets.coco_panoptic": ("CocoPanoptic",),
-    "sets.detection": ("DetectionData",),
-    "sets.digits": ("DigitsLT",),
-    "sets.files": ("FileData",),
-    "sets.folder": ("ImageFolders",),
-    "sets.imagenet": ("ImageNet",),
-    "sets.list_files": ("ListFiles",),
-    "sets.tiny_imagenet": ("TinyImageNet",),
-    "sets.voc": ("VocDetection",),
-}
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-__all__ = [
-    "CIFAR10",
-    "CIFAR10LT",
-    "CIFAR100",
-    "CIFAR100LT",
-    "ArrayData",
-    "ClassificationData",
-    "CocoDetection",
-    "CocoPanoptic",
-    "DataInfo",
-    "DataModule",
-    "DetectionData",
-    "DeviceLoader",
-    "DigitsLT",
-    "EpochLoader",
-    "FeatureData",
-    "FileData",
-    "HostLoader",
-    "ImageFolders",
-    "ImageNet",
-    "JoinedLoader",
-    "ListFiles",
-    "LongTailedData",
-    "Split",
-    "TinyImageNet",
-    "VocDetection",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+__all__ = ["CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT", "ArrayData", "ClassificationData", "CocoDetection",
+           "CocoPanoptic", "DataInfo", "DataModule", "DetectionData", "DeviceLoader", "DigitsLT", "EpochLoader",
+           "FeatureData", "FileData", "HostLoader", "ImageFolders", "ImageNet", "JoinedLoader", "ListFiles",
+           "LongTailedData", "Split", "TinyImageNet", "VocDetection"]  # fmt: skip
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "info": ("DataInfo",),
+        "loading.data_module": ("DataModule",),
+        "loading.device_loader": ("DeviceLoader",),
+        "loading.epoch_loader": ("EpochLoader", "JoinedLoader"),
+        "loading.host_loader": ("HostLoader",),
+        "sets.arrays": ("ArrayData", "FeatureData", "Split"),
+        "sets.cifar": ("CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT"),
+        "sets.classification": ("ClassificationData", "LongTailedData"),
+        "sets.coco": ("CocoDetection",),
+        "sets.coco_panoptic": ("CocoPanoptic",),
+        "sets.detection": ("DetectionData",),
+        "sets.digits": ("DigitsLT",),
+        "sets.files": ("FileData",),
+        "sets.folder": ("ImageFolders",),
+        "sets.imagenet": ("ImageNet",),
+        "sets.list_files": ("ListFiles",),
+        "sets.tiny_imagenet": ("TinyImageNet",),
+        "sets.voc": ("VocDetection",),
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -9,19 +9,5 @@ from batchformer.mix.puzzle_mix import PuzzleMix
 from batchformer.mix.saliency_mix import SaliencyMix, fine_grained_saliency
 from batchformer.mix.transmix import TransMix
 
-__all__ = [
-    "AttentiveCutMix",
-    "CutMix",
-    "Draw",
-    "Mix",
-    "MixSwitch",
-    "Mixed",
-    "Mixup",
-    "PuzzleMix",
-    "Renormalize",
-    "SaliencyMix",
-    "TransMix",
-    "close",
-    "feature_map",
-    "fine_grained_saliency",
-]
+__all__ = ["AttentiveCutMix", "CutMix", "Draw", "Mix", "MixSwitch", "Mixed", "Mixup", "PuzzleMix", "Renormalize",
+           "SaliencyMix", "TransMix", "close", "feature_map", "fine_grained_saliency"]  # fmt: skip

@@ -1,7 +1,8 @@
 """Models that timm and transformers do not have, and `create_backbone`, `create_detector` to build theirs by name."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from batchformer.lazy import lazy_names
 from batchformer.models.create import create_backbone
 from batchformer.models.detectors import DETECTORS, create_detector, parameter_groups
 from batchformer.models.panoptic_head import with_mask_head
@@ -20,35 +21,14 @@ if TYPE_CHECKING:
     from batchformer.models.smca_detr import SMCADetrConfig, SMCADetrForObjectDetection, SMCADetrModel
     from batchformer.models.two_stage_detr import TwoStageDeformableDetr
 
-__all__ = [
-    "DETECTORS",
-    "CifarResNet",
-    "NormedLinear",
-    "SMCADetrConfig",
-    "SMCADetrForObjectDetection",
-    "SMCADetrModel",
-    "TwoStageDeformableDetr",
-    "create_backbone",
-    "create_detector",
-    "parameter_groups",
-    "resnet10",
-    "resnet20",
-    "resnet32",
-    "resnet44",
-    "resnet56",
-    "use_normed_classifier",
-    "with_mask_head",
-]
-
-
-def __getattr__(name: str) -> Any:
-    # These import transformers, which not everybody has or needs.
-    if name.startswith("SMCADetr") and name in __all__:
-        from batchformer.models import smca_detr
-
-        return getattr(smca_detr, name)
-    if name == "TwoStageDeformableDetr":
-        from batchformer.models.two_stage_detr import TwoStageDeformableDetr
-
-        return TwoStageDeformableDetr
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["DETECTORS", "CifarResNet", "NormedLinear", "SMCADetrConfig", "SMCADetrForObjectDetection", "SMCADetrModel",
+           "TwoStageDeformableDetr", "create_backbone", "create_detector", "parameter_groups", "resnet10", "resnet20",
+           "resnet32", "resnet44", "resnet56", "use_normed_classifier", "with_mask_head"]  # fmt: skip
+# these import transformers, which not everybody has or needs
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "smca_detr": ("SMCADetrConfig", "SMCADetrForObjectDetection", "SMCADetrModel"),
+        "two_stage_detr": ("TwoStageDeformableDetr",),
+    },
+)

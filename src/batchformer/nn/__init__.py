@@ -7,15 +7,5 @@ from batchformer.nn.encoder import BatchEncoderLayer
 from batchformer.nn.streams import plain_rows, repeat_targets
 from batchformer.nn.two_stream_loss import StreamGuard, TwoStreamLoss
 
-__all__ = [
-    "BatchAttention",
-    "BatchEncoderLayer",
-    "BatchFormer",
-    "BatchFormerV2",
-    "StreamGuard",
-    "TwoStreamLoss",
-    "batch_attention",
-    "plain_rows",
-    "reference_batch_attention",
-    "repeat_targets",
-]
+__all__ = ["BatchAttention", "BatchEncoderLayer", "BatchFormer", "BatchFormerV2", "StreamGuard", "TwoStreamLoss",
+           "batch_attention", "plain_rows", "reference_batch_attention", "repeat_targets"]  # fmt: skip

@@ -6,18 +6,5 @@ from batchformer.report.runs import Run, load_runs
 from batchformer.report.statistics import PairedDifference, Summary, paired_difference, summarise
 from batchformer.report.tables import Verdict, format_table, verdict, verdicts
 
-__all__ = [
-    "Comparison",
-    "PairedDifference",
-    "Run",
-    "Summary",
-    "Verdict",
-    "compare_runs",
-    "format_table",
-    "load_runs",
-    "paired_difference",
-    "summarise",
-    "verdict",
-    "verdicts",
-    "write_report",
-]
+__all__ = ["Comparison", "PairedDifference", "Run", "Summary", "Verdict", "compare_runs", "format_table", "load_runs",
+           "paired_difference", "summarise", "verdict", "verdicts", "write_report"]  # fmt: skip

@@ -20,22 +20,6 @@ TASKS: dict[str, type[Task]] = {
     "panoptic": Panoptic,
 }
 
-__all__ = [
-    "TASKS",
-    "AdamWOptions",
-    "BatchFormerOptions",
-    "Classification",
-    "CosineOptions",
-    "Detection",
-    "DetectorModuleOptions",
-    "DetectorOptimizerOptions",
-    "DistillationOptions",
-    "InsertionOptions",
-    "LongTailed",
-    "LossOptions",
-    "MixOptions",
-    "OptimizerOptions",
-    "Panoptic",
-    "ScheduleOptions",
-    "Task",
-]
+__all__ = ["TASKS", "AdamWOptions", "BatchFormerOptions", "Classification", "CosineOptions", "Detection",
+           "DetectorModuleOptions", "DetectorOptimizerOptions", "DistillationOptions", "InsertionOptions", "LongTailed",
+           "LossOptions", "MixOptions", "OptimizerOptions", "Panoptic", "ScheduleOptions", "Task"]  # fmt: skip

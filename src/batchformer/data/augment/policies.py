@@ -151,23 +151,8 @@ def _autoaugment_operation(op: str, images: Tensor, value: Tensor) -> Tensor:
     return affine(images, value) if op == _AFFINE else COLOUR_OPS[op](images, value)
 
 
-OPERATIONS = (
-    "AutoContrast",
-    "Equalize",
-    "Invert",
-    "Rotate",
-    "Posterize",
-    "Solarize",
-    "SolarizeAdd",
-    "Color",
-    "Contrast",
-    "Brightness",
-    "Sharpness",
-    "ShearX",
-    "ShearY",
-    "TranslateX",
-    "TranslateY",
-)
+OPERATIONS = ("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color",
+              "Contrast", "Brightness", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY")  # fmt: skip
 _MOVES = {"Rotate": "both", "ShearX": "x", "ShearY": "y", "TranslateX": "x", "TranslateY": "y"}
 _MAGNITUDE, _DEVIATION, _LARGEST = 9.0, 0.5, 10.0
 _PROBABILITY = 0.5
