@@ -20,6 +20,7 @@ import torch
 import batchformer as bf
 from batchformer.cli import main as batchformer
 from batchformer.data import CIFAR100LT
+from batchformer.data.loading.epoch_loader import images_and_labels
 from batchformer.losses import BalancedSoftmaxLoss
 from batchformer.models import resnet32
 from benchmarks._common import milliseconds, write

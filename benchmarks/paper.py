@@ -1,4 +1,4 @@
-"""The numbers of the papers beside ours in docs/results.md (V2: BatchFormerV2), the only ones typed in by hand.
+"""The numbers of the papers beside ours in docs/results.md (V2: BatchFormerV2): from the recipes, and what has none.
 
 And the studies of our own there: which variant is held to which, and why.
 """
@@ -8,157 +8,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.paper_detection import DETECTION, PaperResult, Row
+from batchformer.recipes import about, recipe_names
+
+Row = Mapping[str, float]  # by the keys of measures in result files
+
+
+@dataclass(frozen=True)
+class PaperResult:
+    """Two rows of a table of the papers: without and with BatchFormer."""
+
+    table: str
+    setting: str
+    baseline: Row | None
+    batchformer: Row | None
 
 
 def _row(accuracy: float, many: float, medium: float, few: float) -> Row:
     return {"accuracy": accuracy, "many": many, "medium": medium, "few": few}
 
 
-def _top_row(top1: float, many: float, medium: float, few: float) -> Row:
-    """Of image classification on a long tail, whose accuracy over all classes is its top-1."""
-    return {"top1": top1, "many": many, "medium": medium, "few": few}
+def _main_results() -> dict[str, PaperResult]:
+    """The rows that recipes train, as their files say; those of TransMix have no baseline of their own."""
+    found = {}
+    for name in recipe_names():
+        row = about(name).paper
+        if row is not None and not row.table.startswith("TransMix"):
+            found[name] = PaperResult(row.table, row.row, row.numbers.get("baseline"), row.numbers.get("batchformer"))
+    return found
 
 
-def _top(top1: float, top5: float | None = None) -> Row:
-    return {"top1": top1} if top5 is None else {"top1": top1, "top5": top5}
-
-
-MAIN = {
-    "cifar100-lt-100": PaperResult(
-        "Table 1",
-        "CIFAR-100-LT, imbalance 100, ResNet-32, Balanced Softmax",
-        _row(50.7, 68.0, 49.7, 31.9),
-        _row(51.7, 68.4, 49.3, 34.3),
-    ),
-    "cifar100-lt-200": PaperResult(
-        "Table 1",
-        "CIFAR-100-LT, imbalance 200, ResNet-32, Balanced Softmax",
-        _row(46.4, 70.0, 51.5, 24.3),
-        _row(47.5, 70.2, 53.3, 25.5),
-    ),
-    "imagenet-lt-r10": PaperResult(
-        "Table 2",
-        "ImageNet-LT, ResNet-10, Balanced Softmax",
-        _row(41.0, 52.6, 38.3, 18.0),
-        _row(43.2, 52.8, 40.7, 24.9),
-    ),
-    "imagenet-lt-r50": PaperResult(
-        "Table 2",
-        "ImageNet-LT, ResNet-50, Balanced Softmax",
-        _row(50.1, 61.1, 47.5, 27.6),
-        _row(51.1, 61.4, 47.8, 33.6),
-    ),
-    "places-lt": PaperResult(
-        "Table 4",
-        "Places-LT, ResNet-152, BALMS (Balanced Softmax with its meta sampler)",
-        _row(37.8, 41.4, 38.8, 29.1),
-        _row(38.2, 39.5, 38.3, 35.7),
-    ),
-    "deit-ti-cifar100-100": PaperResult(
-        "V2, Table 7",
-        "CIFAR-100 at 224 px, DeiT-Ti from scratch, 100 epochs",
-        _top(49.2),
-        _top(58.7),
-    ),
-    "deit-ti-cifar100-300": PaperResult(
-        "V2, Table 7",
-        "CIFAR-100 at 224 px, DeiT-Ti from scratch, 300 epochs",
-        _top(69.2),
-        _top(73.4),
-    ),
-    "deit-ti-imagenet": PaperResult(
-        "V2, Table 6",
-        "ImageNet, DeiT-Ti, 300 epochs",
-        _top(72.2, 91.1),
-        _top(72.7, 91.5),
-    ),
-    "deit-s-cifar100-100": PaperResult(
-        "V2, Table 7",
-        "CIFAR-100 at 224 px, DeiT-S from scratch, 100 epochs",
-        _top(57.5),
-        _top(68.5),
-    ),
-    "deit-s-cifar100-300": PaperResult(
-        "V2, Table 7",
-        "CIFAR-100 at 224 px, DeiT-S from scratch, 300 epochs",
-        _top(72.5),
-        _top(75.2),
-    ),
-    "deit-s-imagenet": PaperResult(
-        "V2, Table 6",
-        "ImageNet, DeiT-S, 300 epochs",
-        _top(79.8, 95.0),
-        _top(80.4, 95.2),
-    ),
-    "deit-b-cifar100-100": PaperResult(
-        "V2, Table 7",
-        "CIFAR-100 at 224 px, DeiT-B from scratch, 100 epochs",
-        _top(52.2),
-        _top(66.6),
-    ),
-    "deit-b-cifar100-300": PaperResult(
-        "V2, Table 7",
-        "CIFAR-100 at 224 px, DeiT-B from scratch, 300 epochs",
-        _top(71.8),
-        _top(74.8),
-    ),
-    "deit-b-imagenet": PaperResult(
-        "V2, Table 6",
-        "ImageNet, DeiT-B, 300 epochs",
-        _top(81.7, 95.5),
-        _top(82.2, 95.8),
-    ),
-    "deit-s-tiny-imagenet": PaperResult(
-        "V2, Table 13",
-        "Tiny-ImageNet, DeiT-S, mixup and CutMix",
-        _top(81.8, 94.1),
-        _top(82.9, 94.3),
-    ),
-    "deit-s-tiny-imagenet-no-mix": PaperResult(
-        "V2, Table 13",
-        "Tiny-ImageNet, DeiT-S, without mixup and CutMix",
-        _top(75.8, 89.6),
-        _top(78.2, 95.6),
-    ),
-    "deit-s-tiny-imagenet-no-cutmix": PaperResult(
-        "V2, Table 13",
-        "Tiny-ImageNet, DeiT-S, without CutMix",
-        _top(79.8, 92.5),
-        _top(81.1, 92.3),
-    ),
-    "deit-s-imagenet-lt-1-12": PaperResult(
-        "V2, Table 8",
-        "ImageNet-LT, DeiT-S, one module after all blocks",
-        _top_row(32.8, 52.5, 24.3, 7.0),
-        _top_row(35.5, 55.4, 27.2, 8.6),
-    ),
-    "deit-s-imagenet-lt-8-12": PaperResult(
-        "V2, Table 8",
-        "ImageNet-LT, DeiT-S, one module after blocks 8 to 12, as the paper counts",
-        _top_row(32.8, 52.5, 24.3, 7.0),
-        _top_row(34.7, 54.7, 26.3, 7.2),
-    ),
-    "deit-s-imagenet-lt-4-12": PaperResult(
-        "V2, Table 8",
-        "ImageNet-LT, DeiT-S, one module after blocks 4 to 12, as the paper counts",
-        _top_row(32.8, 52.5, 24.3, 7.0),
-        _top_row(35.5, 55.3, 26.8, 8.4),
-    ),
-    "deit-s-imagenet-lt-not-shared": PaperResult(
-        "V2, Table 8",
-        "ImageNet-LT, DeiT-S, a module after each block",
-        _top_row(32.8, 52.5, 24.3, 7.0),
-        _top_row(35.2, 55.3, 26.7, 8.3),
-    ),
-    "resnet50-imagenet": PaperResult(
-        "appendix, Table 3",
-        "ImageNet, ResNet-50, 200 epochs, BatchFormer before the classifier",
-        _top(78.9),
-        _top(78.9),
-    ),
-    **DETECTION,
-}
+MAIN = _main_results()
 
 
 @dataclass(frozen=True)

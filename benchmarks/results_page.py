@@ -16,8 +16,7 @@ from batchformer.report.provenance import caveats, facts, flatten
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.tables import verdict
 from benchmarks._markdown import cell, markdown, one_digit
-from benchmarks.paper import ABLATIONS, MAIN, Ablation
-from benchmarks.paper_detection import PaperResult, Row
+from benchmarks.paper import ABLATIONS, MAIN, Ablation, PaperResult, Row
 from benchmarks.studies import ablation_of, differs_from, find_studies, natural
 from benchmarks.study_section import picture_name, study_picture, study_section
 

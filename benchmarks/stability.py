@@ -19,6 +19,7 @@ import torch
 import batchformer as bf
 from batchformer.analysis import stream_health
 from batchformer.data import CIFAR100
+from batchformer.data.loading.epoch_loader import images_and_labels
 from benchmarks._common import write
 
 FORMS: dict[str, dict[str, Any]] = {

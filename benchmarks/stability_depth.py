@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 import batchformer as bf
 from batchformer.data import DigitsLT
+from batchformer.data.loading.epoch_loader import images_and_labels
 from benchmarks._common import write
 
 FORMS = {"published": {}, "published, dropout 0.1": {"dropout": 0.1}, "stable": {"variant": "stable"}}

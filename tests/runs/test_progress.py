@@ -7,6 +7,7 @@ import lightning.pytorch as L
 import pytest
 import torch
 
+from batchformer.metrics.measures import Measure
 from batchformer.runs.progress import ProgressLine, RunProgress
 
 
@@ -63,7 +64,7 @@ def test_a_terminal_is_not_redrawn_at_every_step():
 class Counting(L.LightningModule):
     """Its accuracy is the number of steps made, so a number on the line says when it was measured."""
 
-    shown_metrics = ("all", "few")
+    measures = (Measure("all", "All", primary=True),)
 
     def __init__(self):
         super().__init__()

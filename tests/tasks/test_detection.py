@@ -28,8 +28,10 @@ def small(name):
     return {**SMALL, **({"two_stage_num_proposals": 6} if name == "deformable-detr-two-stage" else {})}
 
 
-def task_of(detector="detr", **options):
-    return Detection(detector, small(detector), backbone="test_resnet", **options)
+def task_of(detector="detr", backbone_weights=None, **options):
+    task = Detection(detector, small(detector), backbone="test_resnet", **options)
+    task.init_from = {} if backbone_weights is None else {"backbone": backbone_weights}
+    return task
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +171,8 @@ def test_boxes_that_are_no_numbers_stop_the_training(data):
 class Seen(Detection):
     """Keeps what it was evaluated by, and finds all objects, some of them a little beside their place."""
 
-    def make_metric(self):
-        metric = super().make_metric()
+    def make_metric(self, data):
+        metric = super().make_metric(data)
         metric.logits = []
         return metric
 
@@ -195,7 +197,6 @@ def test_validation_gives_cocos_numbers_in_percent(data):
     assert 0 < values["ap"] < values["ap50"]
     for name in ("ap", "ap50", "ar100"):
         assert float(seen[f"val/{name}"]) == pytest.approx(100 * float(values[name]), abs=1e-4)
-    assert seen["val/all"] == seen["val/ap"]
     assert task.per_class == pytest.approx((100 * values["per_class"]).tolist(), nan_ok=True)
 
 

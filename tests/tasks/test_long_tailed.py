@@ -179,7 +179,7 @@ class TestEvaluation:
         per_class = [100 * right[data.labels == c].mean().item() for c in range(4)]
         assert task.per_class == pytest.approx(per_class)
         metrics = trainer.callback_metrics
-        assert metrics["val/all"].item() == pytest.approx(100 * right.mean().item())
+        assert metrics["val/accuracy"].item() == pytest.approx(100 * right.mean().item())
         assert metrics["val/many"].item() == pytest.approx(per_class[0])
         assert metrics["val/medium"].item() == pytest.approx((per_class[1] + per_class[2]) / 2)
         assert metrics["val/few"].item() == pytest.approx(per_class[3])

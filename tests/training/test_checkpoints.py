@@ -47,7 +47,7 @@ def test_a_checkpoint_loads_safely_and_restores_the_task_without_data(tmp_path, 
     task = kind("resnet20", optimizer=OptimizerOptions(lr=0.05), seed=7)
     train(task, 1, callbacks=[SaveAt(0, path)])
     saved = torch.load(path, weights_only=True)
-    assert saved["long_tailed"]["class_counts"] == COUNTS
+    assert saved["task"]["data"]["class_counts"] == COUNTS
     assert len(saved["optimizer_states"][0]["state"]) == len(list(task.net.parameters()))
     restored = LongTailed.load_from_checkpoint(path, weights_only=True, map_location="cpu")
     assert restored.optimizer_options == OptimizerOptions(lr=0.05)

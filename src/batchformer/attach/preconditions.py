@@ -9,7 +9,7 @@ from torch import nn
 from batchformer.attach.dry_run import takes_padded_images
 from batchformer.attach.locate import Channels
 from batchformer.attach.per_stream import BatchNormMode
-from batchformer.errors import UserError
+from batchformer.errors import UserError, nearest
 from batchformer.nn import BatchFormer
 
 # By name: importing FSDP takes longer than attaching.

@@ -18,8 +18,8 @@ COMMANDS = {
     "recipes": "list the recipes, or print one",
     "data": "what data a recipe needs, and what is there",
 }
-_TRAIN_EXTRA = ("lightning", "jsonargparse", "timm", "torchvision", "torchmetrics", "transformers", "scipy", "sklearn",
-                "tensorboard", "safetensors", "PIL", "yaml", "docstring_parser")  # fmt: skip
+_TRAIN_EXTRA = ("lightning", "jsonargparse", "timm", "torchvision", "torchmetrics", "transformers", "scipy",
+                "tensorboard", "sklearn", "safetensors", "PIL", "yaml", "docstring_parser")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

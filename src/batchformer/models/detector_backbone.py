@@ -113,8 +113,8 @@ def _of_timm(name: str) -> dict[str, Tensor]:
         return timm.create_model(name, pretrained=True, features_only=True).state_dict()
     except Exception as problem:  # no network, no such weights, a full disk, ...
         raise UserError(
-            f"timm could not get pretrained weights of {name}: give a local file (--init-from backbone=FILE), or null "
-            f"for random weights ({(str(problem).strip() or type(problem).__name__).splitlines()[0]})."
+            f"timm could not get pretrained weights of {name}: give a local file (--init-from backbone=FILE), or "
+            f"none for random weights ({(str(problem).strip() or type(problem).__name__).splitlines()[0]})."
         ) from problem
 
 

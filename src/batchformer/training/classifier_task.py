@@ -63,6 +63,15 @@ class ClassifierTask(NetworkTask):
                 f"{len(data.class_counts)} class counts for {len(data.classes)} classes: there must be one per class."
             )
         super().build(data)
+        self._judge_by(data)
+
+    def take_up(self, data: DataInfo) -> None:
+        if data.get("class_counts") != self.class_counts:
+            self._judge_by(data)
+            self.to(self.device)
+
+    def _judge_by(self, data: DataInfo) -> None:
+        """Losses and metrics, which know how many images of each class there are."""
         self.criterion = self.build_criterion(data)
         names = data.get("evaluation_sets") or ("val",)
         self.metrics = nn.ModuleDict({name: self.build_metric(data) for name in names})

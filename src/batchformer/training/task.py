@@ -150,6 +150,7 @@ class Task(L.LightningModule):
         info = DataInfo.of(data)
         if self.built:
             self._refuse_other_classes(info)
+            self.take_up(info)
             self.data_info = info
             return
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
@@ -159,6 +160,9 @@ class Task(L.LightningModule):
             if not self.restored:
                 for part, source in self.init_from.items():
                     self.load_part(part, source)
+
+    def take_up(self, data: DataInfo) -> None:
+        """What is built is told of other data with the same classes: those that a checkpoint was trained on, mostly."""
 
     def _refuse_other_classes(self, info: DataInfo) -> None:
         before, now = (len(one.get("classes", ())) for one in (self.data_info, info))
@@ -364,7 +368,7 @@ class Task(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._raise_if_not_finite()  # a checkpoint that exists is a good one
-        state: dict[str, Any] = {"data": self.data_info.as_dict()}
+        state: dict[str, Any] = {"data": self.data_info.as_dict(), "init_from": dict(self.init_from)}
         if self._meter is not None:
             state["meter"] = self._of_all_processes(self._meter.state_dict())
         checkpoint["task"] = state
@@ -379,6 +383,7 @@ class Task(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint["task"] = self._saved_state(checkpoint)
         self.restored = True
+        self.init_from = self.init_from or dict(saved.get("init_from") or {})  # what is frozen may depend on it
         self.construct(DataInfo(**saved["data"]))
         meter = saved.get("meter", [])
         self._meter_states = [meter] if isinstance(meter, dict) else meter  # one alone: of an older version

@@ -123,6 +123,10 @@ class Classification(ClassifierTask):
             from timm.utils import ModelEmaV3
 
             self.ema = ModelEmaV3(self.net, decay=self.ema_decay).requires_grad_(False)
+
+    def _judge_by(self, data: DataInfo) -> None:
+        super()._judge_by(data)
+        if self.ema_decay is not None:
             self.ema_metrics = nn.ModuleDict({name: self.build_metric(data) for name in self.metrics})
 
     def load_part(self, part: str, source: str) -> None:
