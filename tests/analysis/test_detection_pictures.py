@@ -1,6 +1,9 @@
 """Batch attention of detectors over real positions, and the sheets that show it."""
 
+import importlib.util
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,16 +19,17 @@ from batchformer.analysis.batch_attention import (
     objects_and_background,
     on_objects,
 )
-from batchformer.analysis.detection_pictures import (
-    batch_attention_picture,
-    draw_objects,
-    draw_side_by_side,
-)
 from batchformer.analysis.drawing import PAPER, write_index
 from batchformer.errors import UserError
 from tests.attach.small_detectors import BUILD, HEIGHT, WIDTH, batch
 
 NAMES = ["a", "b", "c"]
+_SPEC = importlib.util.spec_from_file_location(
+    "detection_pictures_example", Path(__file__).parents[2] / "examples" / "detection_pictures.py"
+)
+example = importlib.util.module_from_spec(_SPEC)
+sys.modules[_SPEC.name] = example  # where its dataclass looks for its own module
+_SPEC.loader.exec_module(example)
 
 
 @pytest.fixture(scope="module", params=["detr", "deformable", "segmentation"])
@@ -96,11 +100,11 @@ def test_objects_and_background_are_told_apart_and_padding_counts_nowhere():
 def test_the_picture_of_a_batch_has_its_numbers_in_the_caption(attached):
     kind, model = attached
     given = batch(kind, count=2)
-    picture, caption, numbers = batch_attention_picture(model, given)
+    picture, caption, numbers = example.batch_attention_picture(model, given)
     assert f"{numbers.objects:.3f}" in caption
     assert picture.width > 700
     without = {**given, "labels": None}
-    _, caption, numbers = batch_attention_picture(model, without)
+    _, caption, numbers = example.batch_attention_picture(model, without)
     assert numbers is None
     assert "Mean on objects" not in caption
 
@@ -112,8 +116,8 @@ def test_stuff_is_background(attached):
         {"class_labels": torch.tensor([2, 0]), "boxes": torch.tensor([[0.5, 0.5, 1.0, 1.0], [0.3, 0.3, 0.6, 0.6]])}
         for _ in range(2)
     ]
-    assert batch_attention_picture(model, given)[2] is None  # nothing is left beside them
-    things = batch_attention_picture(model, given, is_thing=[True, True, False])[2]
+    assert example.batch_attention_picture(model, given)[2] is None  # nothing is left beside them
+    things = example.batch_attention_picture(model, given, is_thing=[True, True, False])[2]
     assert things is not None
     assert things.objects != things.background
 
@@ -121,7 +125,7 @@ def test_stuff_is_background(attached):
 def test_a_padded_image_is_shown_without_its_padding(attached):
     """The second image is half as wide as the canvas, so it is upright, in the middle of its column."""
     kind, model = attached
-    picture, _, _ = batch_attention_picture(model, {**batch(kind, count=2), "labels": None})
+    picture, _, _ = example.batch_attention_picture(model, {**batch(kind, count=2), "labels": None})
     pixels = np.asarray(picture)
     second = pixels[100:200, 28 + 390 : 28 + 390 + 380]
     assert (second[:, :5] == PAPER).all()
@@ -132,13 +136,13 @@ def test_columns_stand_side_by_side_and_low_scores_are_not_drawn():
     pictures = [Image.new("RGB", (600, 400), (90, 90, 90))] * 2
     truth = [{"boxes": np.array([[10.0, 10.0, 200.0, 200.0]]), "labels": np.array([1])}] * 2
     unsure = [{**one, "scores": np.array([0.2])} for one in truth]
-    assert np.array_equal(np.asarray(draw_objects(pictures[0], unsure[0], NAMES)), np.asarray(pictures[0]))
-    sheet = draw_side_by_side(pictures, {"annotated": truth, "baseline": unsure}, NAMES)
+    assert np.array_equal(np.asarray(example.draw_objects(pictures[0], unsure[0], NAMES)), np.asarray(pictures[0]))
+    sheet = example.draw_side_by_side(pictures, {"annotated": truth, "baseline": unsure}, NAMES)
     left, right = np.asarray(sheet.crop((28, 80, 408, 300))), np.asarray(sheet.crop((418, 80, 798, 300)))
     assert (right == 90).all()
     assert not (left == 90).all()
     with pytest.raises(UserError, match="one for each"):
-        draw_side_by_side(pictures, {"annotated": truth[:1]}, NAMES)
+        example.draw_side_by_side(pictures, {"annotated": truth[:1]}, NAMES)
 
 
 def test_the_index_keeps_what_was_drawn_before(tmp_path):
