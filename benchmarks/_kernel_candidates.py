@@ -58,7 +58,7 @@ def _attention_candidates(shape: Shape) -> list[Candidate]:
             for warps in {*ONE_TILE_WARPS[tile], current.warps}:
                 found.append((operation, Tiles(tile, tile, warps, 1), current))
     if not now.single or tile >= 128:
-        table = LONG if head <= 64 else WIDE
+        table: dict[str, Any] = LONG if head <= 64 else WIDE
         current_tiles = {"forward": now.forward, "queries": now.backward_queries, "keys": now.backward_keys}
         for operation, sizes in table.items():
             current = current_tiles[operation]

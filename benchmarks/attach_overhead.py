@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -32,7 +33,8 @@ def main() -> None:
     criterion = bf.TwoStreamLoss(F.cross_entropy)
     models, steps = {}, {}
     for name in ("plain", "attached"):
-        model = timm.create_model("resnet50", num_classes=1000).cuda().to(memory_format=torch.channels_last).train()
+        model: Any = timm.create_model("resnet50", num_classes=1000)
+        model = model.cuda().to(memory_format=torch.channels_last).train()
         if name == "attached":
             bf.attach(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
@@ -61,7 +63,7 @@ def main() -> None:
                 inference[name].append(milliseconds(lambda model=model: model(images), repeats=10, rounds=1))
     median = {k: {n: sorted(v)[len(v) // 2] for n, v in d.items()} for k, d in (("t", training), ("i", inference))}
     same = operations(models["plain"], images[:2]) == operations(models["attached"], images[:2])
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"pass": "training step", "plain_ms": median["t"]["plain"], "attached_ms": median["t"]["attached"]},
         {"pass": "inference", "plain_ms": median["i"]["plain"], "attached_ms": median["i"]["attached"]},
     ]

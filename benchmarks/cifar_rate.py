@@ -14,6 +14,7 @@ import json
 import tempfile
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,14 +36,14 @@ def bare_rate(root: str, method: str, channels_last: bool, compile: bool) -> flo
     data.setup()
     batches = [tuple(part.cuda() for part in images_and_labels(batch)) for batch in data.train_dataloader()]
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    model = resnet32(num_classes=data.num_classes)
+    model: Any = resnet32(num_classes=data.num_classes)
     own: list[torch.nn.Parameter] = []
     if method == "batchformer":
         own = list(bf.attach(model).parameters())
     model = model.cuda().to(memory_format=layout).train()
     criterion = bf.TwoStreamLoss(BalancedSoftmaxLoss(data.class_counts).cuda(), scale="released")
     owned = {id(p) for p in own}
-    groups = [{"params": [p for p in model.parameters() if id(p) not in owned]}]
+    groups: list[dict[str, Any]] = [{"params": [p for p in model.parameters() if id(p) not in owned]}]
     if own:
         groups.append({"params": own, "lr": torch.tensor(0.01, device="cuda")})
     optimizer = torch.optim.SGD(

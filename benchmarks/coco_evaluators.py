@@ -77,8 +77,10 @@ def voc_boxes(root: Path) -> tuple[Images, int]:
     labels: dict[str, int] = {}
     for k, file in enumerate(sorted((root / "Annotations").glob("*.xml"))):
         objects = xml.parse(file).getroot().findall("object")
-        corners = [[float(o.findtext(f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")] for o in objects]
-        names = [labels.setdefault(o.findtext("name"), len(labels)) for o in objects]
+        corners = [
+            [float(o.findtext(f"bndbox/{side}") or "nan") for side in ("xmin", "ymin", "xmax", "ymax")] for o in objects
+        ]
+        names = [labels.setdefault(o.findtext("name") or "", len(labels)) for o in objects]
         difficult = [o.findtext("difficult") == "1" for o in objects]
         targets.append(target(k, np.array(corners).reshape(-1, 4), names, ignore=difficult))
     return targets, len(labels)
@@ -155,9 +157,9 @@ def by_library(coco_class: Any, eval_class: Any, scene: Scene) -> Values:
         for box, label, size, crowd in zip(*columns, strict=True):
             entry = {"id": len(annotations) + 1, "image_id": image, "category_id": label, "bbox": box}
             annotations.append(entry | {"area": size, "iscrowd": crowd})
-        columns = (_sizes(prediction["boxes"].double()), prediction["labels"].tolist(), prediction["scores"].tolist())
+        found = (_sizes(prediction["boxes"].double()), prediction["labels"].tolist(), prediction["scores"].tolist())
         results += [{"image_id": image, "category_id": label, "bbox": box, "score": score}
-                    for box, label, score in zip(*columns, strict=True)]  # fmt: skip
+                    for box, label, score in zip(*found, strict=True)]  # fmt: skip
     images, categories = ([{"id": k, "name": k} for k in range(count)] for count in (len(targets), classes))
     with contextlib.redirect_stdout(io.StringIO()):
         truth = coco_class()
@@ -207,7 +209,7 @@ def _masks(side: dict[str, Any], is_thing: list[bool], flag: tuple[str, str, tor
     }
 
 
-def _torchmetrics(kind: str, backend: str, predictions: Images, targets: Images, classes: int) -> Values:
+def _torchmetrics(kind: Any, backend: Any, predictions: Images, targets: Images, classes: int) -> Values:
     from torchmetrics.detection import MeanAveragePrecision
 
     recalls = np.linspace(0, 1, 101).tolist()
@@ -328,8 +330,8 @@ def main() -> None:
     targets, classes = coco_boxes(arguments.data, rng)
     scene = compare_boxes("coco boxes, a tenth crowds", targets, classes)
     processes = {}
-    odd = tuple(part[:-1] if len(targets) % 2 == 0 else part for part in scene[:2])
-    scene = (*odd, classes)
+    odd = len(targets) - 1 + len(targets) % 2
+    scene = scene[0][:odd], scene[1][:odd], classes
     for name in ("batchformer", *(key for key in evaluators if key.startswith("torchmetrics"))):
         alone, together = evaluators[name](scene), two_processes(scene, name)
         apart = max(_distance(alone[key], together[key]) for key in AP_NAMES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -31,7 +32,7 @@ class PapersLayer(nn.Module):
 
 
 def build(kind: str, args: argparse.Namespace) -> nn.Module:
-    model = timm.create_model(args.model, num_classes=1000)
+    model: Any = timm.create_model(args.model, num_classes=1000)
     heads = model.blocks[args.block].attn.num_heads
     if kind.startswith("ours"):
         bf.attach(model, blocks=[args.block], heads=heads, variant="stable" if kind.endswith("stable") else "published")

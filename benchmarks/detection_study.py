@@ -148,7 +148,7 @@ def main() -> int:
     everything = [(d, v) for v in VARIANTS for d in DETECTORS if v in ALL_DETECTORS or d in SINGLE]
     pairs = [(d, v) for d, v in everything if d in args.detectors and v in args.variants]
     with ThreadPoolExecutor(args.jobs) as pool:
-        failed = sum(code != 0 for code in pool.map(lambda pair: fit(*pair, args), pairs))
+        failed = sum(code != 0 for code in pool.map(lambda pair: fit(pair[0], pair[1], args), pairs))
     rows = [made for pair in everything if (made := row(*pair, args)) is not None]
     for made in rows:
         line = f"{made['detector']:24} {made['variant']:12} training: AP {made['train_ap']:5.1f} "

@@ -59,7 +59,7 @@ class FullAttention(bf.mix.CutMix):
 
     def targets(self, mixed: Any) -> Tensor:
         rows = self.attention.mean(1)[:, 0, 1:].float()
-        mask = F.interpolate(mixed.mask, self.grid).flatten(1)
+        mask = F.interpolate(mixed.mask, self.grid).flatten(1)  # type: ignore[arg-type]
         share = (mixed.share + (mask * rows).sum(1) / rows.sum(1)) / 2
         return torch.lerp(mixed.labels, mixed.labels[mixed.partner], share[:, None])
 

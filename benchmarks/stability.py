@@ -42,7 +42,7 @@ def main() -> None:
     data = CIFAR100(root=args.data_root, batch_size=args.batch, augment="crop-flip")
     data.setup()
     images, labels = (tensor.to(device) for tensor in images_and_labels(next(iter(data.train_dataloader()))))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for form, keywords in FORMS.items():
         torch.manual_seed(0)
         model = timm.create_model("deit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=data.num_classes)

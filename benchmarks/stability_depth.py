@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -19,7 +20,11 @@ from batchformer.data import DigitsLT
 from batchformer.data.loading.epoch_loader import images_and_labels
 from benchmarks._common import write
 
-FORMS = {"published": {}, "published, dropout 0.1": {"dropout": 0.1}, "stable": {"variant": "stable"}}
+FORMS: dict[str, dict[str, Any]] = {
+    "published": {},
+    "published, dropout 0.1": {"dropout": 0.1},
+    "stable": {"variant": "stable"},
+}
 STEPS, WINDOW, WARM_UP, LR, BATCH = 300, 50, 100, 1e-3, 64
 
 
@@ -29,9 +34,9 @@ def losses(depth: int, form: str, seed: int) -> torch.Tensor:
     data.setup()
     loader = data.train_dataloader()
     torch.manual_seed(seed)
-    tiny = {"img_size": data.image_size, "patch_size": 4, "embed_dim": 64, "num_heads": 4}
+    tiny: dict[str, Any] = {"img_size": data.image_size, "patch_size": 4, "embed_dim": 64, "num_heads": 4}
     model = timm.create_model("deit_tiny_patch16_224", **tiny, depth=depth, num_classes=data.num_classes).train()
-    attachment = bf.attach(model, blocks="all", heads=4, **FORMS[form])
+    attachment: Any = bf.attach(model, blocks="all", heads=4, **FORMS[form])
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.05)
     found: list[list[float]] = []
     for epoch in range(STEPS):

@@ -100,9 +100,10 @@ def main() -> None:
         folder = Path(scratch) if args.out is None else args.out
         folder.mkdir(parents=True, exist_ok=True)
         words = [sys.executable, "-m", "benchmarks.vit_step", *(["--profile"] if args.profile else []), "--measure"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         running = [subprocess.Popen([*words, variant, str(folder)], **pipes) for variant in args.only]
         for process in running:
+            assert process.stdout is not None
             while process.stdout.readline() not in ("ready\n", ""):  # the end, where a variant fails
                 pass
         for process in running:

@@ -11,7 +11,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Some virtual machines announce AMX and end a process that uses it: bfloat16 without it is the same, only slower.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-# The library: its annotated shapes are checked in a run of its own (`make test`), for compilers read its code elsewhere.
+# The library. Its annotated shapes are checked in a run of its own (`make test`), without what compilers read.
 LIBRARY = ("nn", "attach", "mix", "losses", "metrics", "analysis")
 CHECKED = [f"batchformer.{room}" for room in (*LIBRARY, "parallel")]
 TESTS = Path(__file__).parent

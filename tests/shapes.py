@@ -19,7 +19,7 @@ def only_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     hints = function.__annotations__
     kept = {name: hint for name, hint in hints.items() if _has_shape(hint)}
-    if hints.get("return") is Any or not kept:
+    if hints.get("return") is Any or not kept or function.__name__ == "__init__":  # dataclasses: who takes them checks
         return function
     function.__annotations__ = kept
     return beartype(function)

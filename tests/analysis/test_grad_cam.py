@@ -142,6 +142,7 @@ def test_words_for_the_channels_and_images_in_a_list_are_refused():
         grad_cam(network(), list(images), "2")
 
 
+@pytest.mark.traced
 def test_a_compiled_model_is_looked_into():
     images = torch.randn(3, 3, 12, 12)
     wanted = grad_cam(network(), images, "2", TARGETS)

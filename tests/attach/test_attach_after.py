@@ -22,6 +22,7 @@ def test_the_first_place_the_model_calls_opens_whatever_the_order_of_the_list() 
     ]
 
 
+@pytest.mark.traced
 def test_kernels_of_a_gpu_are_attached_to_a_model_that_is_yet_to_move_there() -> None:
     model = Blocks().train()
     bf.attach(model, blocks=[0, 2], heads=2, backend="triton")

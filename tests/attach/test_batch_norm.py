@@ -111,6 +111,7 @@ def test_converting_to_sync_batch_norm_after_attach_keeps_them_apart(place: dict
     assert all("forward" not in part.__dict__ for part in converted.modules())
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("replaced", ["all", "one", "by something else"])
 def test_what_was_replaced_after_attach_is_followed_where_it_is_a_batch_norm(replaced: str) -> None:
     model, twin = twins(Behind())

@@ -142,6 +142,7 @@ def test_autocast_trains_both_streams_with_labels(kind: str) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in attachment.parameters())
 
 
+@pytest.mark.traced
 def test_compiled_code_is_that_of_the_attached_model_also_after_a_plain_twin() -> None:
     """The encoder, where the insertion is: the whole of DETR breaks into a dozen graphs, with or without us."""
     torch._dynamo.reset()

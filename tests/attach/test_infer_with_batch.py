@@ -90,6 +90,7 @@ def test_training_and_disabled_are_what_they_are_outside() -> None:
             assert torch.equal(model.eval()(x), plain)
 
 
+@pytest.mark.traced
 def test_compiled_code_notices() -> None:
     model, x = Blocks().eval(), tokens()
     attachment = bf.attach(model, blocks=[1], heads=2)

@@ -38,6 +38,7 @@ def test_a_model_without_data_is_attached_to_and_filled_later(place: dict) -> No
     assert attachment.modules[0].layers[0].scale2.unique().item() == pytest.approx(0.1)
 
 
+@pytest.mark.traced
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_scripting_says_to_detach_first_and_then_works() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -50,6 +51,7 @@ def test_scripting_says_to_detach_first_and_then_works() -> None:
     assert torch.equal(torch.jit.script(bf.detach(model))(x), expected)
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("part", ["", "low", "replaced"])
 @pytest.mark.parametrize("place", PLACES)
 def test_what_was_compiled_in_place_is_looked_at_uncompiled_and_follows(place: dict, part: str) -> None:

@@ -82,6 +82,7 @@ def test_labels_that_were_repeated_already_and_those_of_one_stream_stay() -> Non
     assert len(model(images, labels).logits) == 4
 
 
+@pytest.mark.traced
 def test_compiled_code_sees_the_labels_of_both_streams() -> None:
     model, (images, labels) = build().train(), batch()
     fast = torch.compile(model, backend="eager")

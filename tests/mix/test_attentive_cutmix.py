@@ -299,6 +299,7 @@ def test_layers_that_a_classifier_of_ones_own_may_run_otherwise_are_not_guessed(
         feature_map(Own())
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18"])
 def test_a_compiled_extractor_is_one_graph(name):
     """torch compiles every part of a plain `nn.Sequential` alone."""

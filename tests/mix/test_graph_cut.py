@@ -236,6 +236,7 @@ def test_with_the_kernel_nothing_waits_and_without_it_the_labels_are_the_same(bl
     assert least_energy(there).equal(found)
 
 
+@pytest.mark.traced
 def test_the_kernels_of_the_cut_and_of_saliency_agree_with_the_tensor_operations():
     assert interpreted(Path(__file__).with_name("interpret_kernels.py")) == [
         *("cut 4x4", "cut 3x5", "cut 1x6", "cut 8x8"),

@@ -107,6 +107,7 @@ def test_flipped_pairs_are_cut_as_timm_does():
         torch.testing.assert_close(mixed.targets(), targets)
 
 
+@pytest.mark.traced
 def test_what_follows_the_draw_is_one_graph():
     images, ids = torch.randn(4, 3, 8, 8), torch.arange(4)
     mix = bf.mix.CutMix(4, per_sample=True)

@@ -74,6 +74,7 @@ class TestOnCuda:
         expected = class_row(whole_attention(model, mixed.images)[-1], "class", 1)
         torch.testing.assert_close(attention.flatten(1), expected, atol=0.02, rtol=0.05)
 
+    @pytest.mark.traced
     def test_the_real_compiler_reads_the_same_row(self):
         torch._dynamo.reset()
         twin, model, images = VIT.build().cuda().train(), VIT.build().cuda().train(), VIT.images().cuda()

@@ -55,6 +55,7 @@ def test_a_batch_mixed_right_behind_a_validation_is_read_in_training():
     torch.testing.assert_close(mixed.attention().flatten(1), expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.traced
 def test_passes_of_batches_that_were_mixed_otherwise_are_compiled_once_and_not_read():
     torch._dynamo.reset()
     model, images = VIT.build().train(), VIT.images()

@@ -87,6 +87,7 @@ def test_no_gradient_flows_through_lambda():
     assert torch.equal(given[0], constant[0])
 
 
+@pytest.mark.traced
 def test_compiled_code_reads_after_a_plain_twin_was_compiled_and_without_compiling_again():
     torch._dynamo.reset()
     twin, model, images = VIT.build().train(), VIT.build().train(), VIT.images()
@@ -278,6 +279,7 @@ def test_whoever_came_and_goes_first_nothing_is_left(first, out_first):
     assert traces(model) == []
 
 
+@pytest.mark.traced
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_scripting_says_to_close_first_and_then_works():
     class Reads(nn.Module):

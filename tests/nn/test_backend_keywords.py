@@ -47,6 +47,7 @@ def test_auto_on_the_cpu_is_torchs_attention_and_says_why() -> None:
     assert choice.why
 
 
+@pytest.mark.traced
 def test_the_answer_depends_on_autocast_and_on_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_HAS_TRITON", True)
     monkeypatch.setattr(room, "_INTERPRETED", True)

@@ -277,7 +277,7 @@ def gradients_by_stream(
     """
     flat = [p for group in parameters for p in group]
     scale = loss_scale(flat[0].device) if flat else 1.0
-    by_stream = []
+    by_stream: list[list[Tensor | None]] = []
     for loss in (plain_loss, related_loss):
         if loss is None or not flat:
             by_stream.append([None] * len(flat))

@@ -102,6 +102,7 @@ def pieces_in_place(pieces: Sequence[Removable], modules: Sequence[nn.Module], *
     `settings` are further attributes of the modules for the time being.
     """
     parts = [part for module in modules for part in module.modules()]
+    wanted: dict[nn.Module, dict[str, Any]]
     wanted = {part: {"backend": "auto"} for part in parts if isinstance(part, BatchAttention)}
     wanted |= {part: {"scope": "local", **settings} for part in parts if isinstance(part, BatchFormer)}
     for piece in pieces:

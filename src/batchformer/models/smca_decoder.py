@@ -161,7 +161,7 @@ class SMCADetrPreTrainedModel(DetrPreTrainedModel):
     """How weights begin, are saved and loaded: as transformers' DETR."""
 
     config: SMCADetrConfig
-    _no_split_modules: ClassVar = ["DetrConvEncoder", "DetrEncoderLayer", "SMCADetrDecoderLayer"]
+    _no_split_modules: ClassVar = ["DetrConvEncoder", "DetrEncoderLayer", "SMCADetrDecoderLayer"]  # type: ignore[misc]
     # Scores get a learnt number for each query and key, which only these implementations of attention can add.
     _supports_flash_attn = False
     _supports_flex_attn = False
@@ -226,7 +226,7 @@ class SMCADetrDecoder(SMCADetrPreTrainedModel):
     The paper predicts the centre from the query; released code does so before the first layer and keeps it for all.
     """
 
-    _can_record_outputs: ClassVar = {
+    _can_record_outputs: ClassVar = {  # type: ignore[misc]
         "hidden_states": SMCADetrDecoderLayer,
         "attentions": DetrSelfAttention,
         "cross_attentions": DetrCrossAttention,
