@@ -13,9 +13,11 @@ from torch import Tensor, nn
 import batchformer as bf
 from batchformer.errors import UserError
 
+from ..selection import others_slow
 from .small_detectors import BUILD, FOCAL, batch, layer
 
 KINDS = list(BUILD)
+MECHANISMS = others_slow(KINDS, ("detr", "deformable-two-stage", "segmentation"))
 
 
 def trained_pair(kind: str, **keywords: Any) -> tuple[nn.Module, nn.Module, bf.Attachment]:
@@ -32,7 +34,7 @@ def _one_thread_and_one_seed() -> None:
 
 
 @pytest.mark.parametrize("objects", [True, False], ids=["objects", "nothing"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MECHANISMS)
 def test_the_loss_is_the_mean_of_both_streams_each_with_the_models_own_loss(kind: str, objects: bool) -> None:
     model, twin, attachment = trained_pair(kind)
     inputs = batch(kind, objects=objects)
@@ -54,7 +56,7 @@ def test_the_loss_is_the_mean_of_both_streams_each_with_the_models_own_loss(kind
         torch.testing.assert_close(outputs.loss_dict[name], (value + expected.loss_dict[name]) / 2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MECHANISMS)
 def test_with_objects_it_is_also_what_the_published_code_computes_from_doubled_targets(kind: str) -> None:
     model, twin, _ = trained_pair(kind)
     inputs = batch(kind)
@@ -70,7 +72,7 @@ def test_with_objects_it_is_also_what_the_published_code_computes_from_doubled_t
     torch.testing.assert_close(outputs.loss, doubled[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", FOCAL)
+@pytest.mark.parametrize("kind", others_slow(FOCAL, ["deformable-two-stage"]))
 def test_without_an_object_doubled_targets_alone_would_be_the_sum(kind: str) -> None:
     """Why each stream is normalised by itself: of an empty batch the number of boxes is taken as 1."""
     model, twin, _ = trained_pair(kind)
@@ -80,7 +82,7 @@ def test_without_an_object_doubled_targets_alone_would_be_the_sum(kind: str) -> 
     torch.testing.assert_close(model(**inputs).loss, 2 * mean, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MECHANISMS)
 def test_plain_rows_are_the_plain_model_and_the_backbone_sees_each_image_once(kind: str) -> None:
     model, twin, attachment = trained_pair(kind)
     inputs, rows = batch(kind), []
@@ -119,7 +121,7 @@ def test_a_batch_of_one_and_one_as_large_as_the_feature_levels(kind: str, count:
     model(**{**inputs, "labels": None})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MECHANISMS)
 def test_eval_with_labels_and_padding_is_bit_identical(kind: str) -> None:
     model, twin, attachment = trained_pair(kind)
     inputs = batch(kind)
@@ -135,7 +137,7 @@ GRIDS = {"deformable": [(8, 8), (16, 16), (32, 32), (64, 48)]}  # pixels between
 
 @pytest.mark.parametrize("masked", [False, True], ids=["as published", "masked"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", ["detr", "conditional", "deformable", "smca"])
+@pytest.mark.parametrize("kind", others_slow(["detr", "conditional", "deformable", "smca"], ["detr", "deformable"]))
 def test_each_cell_of_the_canvas_is_related_by_itself_with_or_without_its_padding(
     kind: str, attention: str, masked: bool
 ) -> None:
@@ -217,7 +219,7 @@ def test_one_stream_only_is_the_papers_ablation(kind: str) -> None:
     torch.testing.assert_close(outputs.loss, loss)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MECHANISMS)
 def test_inference_with_a_batch_relates_it_in_one_stream(kind: str) -> None:
     """Table 12; the padding stays out where it is masked."""
     model, _, attachment = trained_pair(kind, mask_padding=True)

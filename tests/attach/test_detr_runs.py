@@ -18,9 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 import batchformer as bf
 
 from ..processes import run_in_processes
+from ..selection import others_slow
 from .small_detectors import BUILD, batch
 
 KINDS = list(BUILD)
+MECHANISMS = others_slow(KINDS, ("detr", "deformable-two-stage", "segmentation"))
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ def gradients(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("kind", ["detr", "deformable-two-stage", "segmentation", "smca"])
+@pytest.mark.parametrize("kind", others_slow(["detr", "deformable-two-stage", "segmentation", "smca"], ["detr"]))
 def test_files_before_while_and_after(kind: str, tmp_path: Path) -> None:
     model = BUILD[kind]()
     model.save_pretrained(tmp_path / "before")
@@ -73,7 +75,7 @@ def test_files_before_while_and_after(kind: str, tmp_path: Path) -> None:
         assert torch.equal(detect(loaded, kind), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MECHANISMS)
 def test_detach_leaves_the_models_own_loss(kind: str) -> None:
     model = BUILD[kind]()
     before = model.loss_function, sorted(model.__dict__)
@@ -100,7 +102,7 @@ def test_a_loss_of_ones_own_is_kept_and_averaged() -> None:
     assert model.loss_function is own
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MECHANISMS)
 def test_copies_and_pickles_compute_the_loss_of_both_streams(kind: str) -> None:
     model, inputs = BUILD[kind]().train(), batch(kind)
     attachment = bf.attach(model, encoder_layers=[0], dropout=0.0, mask_padding=True)
@@ -113,7 +115,7 @@ def test_copies_and_pickles_compute_the_loss_of_both_streams(kind: str) -> None:
         torch.testing.assert_close(sum(own.stream_losses()) / 2, expected)
 
 
-@pytest.mark.parametrize("kind", ["detr", "conditional", "deformable", "smca"])
+@pytest.mark.parametrize("kind", others_slow(["detr", "conditional", "deformable", "smca"], ["detr", "deformable"]))
 def test_checkpointed_gradients_are_those_of_their_own_batch(kind: str) -> None:
     """Two forwards of different padding before one backward: a mask noted while running would be the wrong one."""
     model = BUILD[kind]().train()
@@ -129,7 +131,7 @@ def test_checkpointed_gradients_are_those_of_their_own_batch(kind: str) -> None:
         torch.testing.assert_close(found[1][name], gradient, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MECHANISMS)
 def test_autocast_trains_both_streams_with_labels(kind: str) -> None:
     model, inputs = BUILD[kind]().train(), batch(kind)
     attachment = bf.attach(model, encoder_layers=[0], mask_padding=True)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import batchformer as bf
 
+from ..selection import others_slow
+
 CLASSES = 7
 
 
@@ -252,6 +254,33 @@ DETECTOR_CASES = [
     _detector("SMCADetrForObjectDetection", {"encoder_layers": [0]}),
     _detector("DetrForSegmentation", {"after": ["detr.model.encoder.layers.0"]}, stages=(1, 2, 3, 4)),
 ]
+
+# Of each mechanism one, whatever its size; the other models are slow. What attach puts on a model decides:
+MECHANISMS = {
+    "sequential": "before the classifier",
+    "resnet20-cifar": "before the classifier, BatchNorm in the backbone",
+    "timm-deit_tiny_distilled_patch16_224": "before two classifiers",
+    "torchvision-VisionTransformer": "a classifier inside a container",
+    "timm-vit_tiny_patch16_224-blocks-all": "after every block",
+    "timm-xcit_nano_12_p16_224-after-blocks.1+blocks.2": "doubled input: the parent noted the batch size",
+    "timm-pvt_v2_b0-after-stages.1.blocks.0": "doubled input of an inner parent, maps as tokens",
+    "timm-swin_tiny_patch4_window7_224-after-layers.0": "maps with channels last, windows",
+    "timm-resnet18-after-layer2+layer3": "maps, BatchNorm of each stream",
+    "transformers-ViTForImageClassification-blocks-0+1": "outputs by name, after blocks",
+    "transformers-DeiTForImageClassificationWithTeacher": "outputs by name, two classifiers",
+    "transformers-DetrForObjectDetection-encoder_layers-0": "a detector: doubled masks and queries",
+    "transformers-DeformableDetrForObjectDetection-num_feature_levels-two_stage-encoder_layers-all": "two stages",
+    "transformers-DetrForSegmentation-after-detr.model.encoder.layers.0": "a detector inside another model",
+}
+ALL_CASES = [*CASES, *TOKEN_CASES, *TRANSFORMERS_CASES, *DETECTOR_CASES]
+
+
+def parameters(cases: list[Case]) -> list[Any]:
+    """Cases for `parametrize`, slow but for those of `MECHANISMS`."""
+    return others_slow(cases, {case.name for case in cases if case.name in MECHANISMS}, key=lambda case: case.name)
+
+
+assert {case.name for case in ALL_CASES} > set(MECHANISMS)
 
 
 def tensors(outputs: Any) -> tuple[Tensor, ...]:

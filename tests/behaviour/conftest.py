@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .cases import CASES, DETECTOR_CASES, TOKEN_CASES, TRANSFORMERS_CASES, Case
+from .cases import ALL_CASES, Case, parameters
 
 
-@pytest.fixture(params=[*CASES, *TOKEN_CASES, *TRANSFORMERS_CASES, *DETECTOR_CASES], ids=lambda case: case.name)
+@pytest.fixture(params=parameters(ALL_CASES), ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> Case:
     return request.param
 

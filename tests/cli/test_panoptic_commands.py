@@ -57,7 +57,7 @@ def stages(data, tmp_path_factory):
 
 def test_the_detector_of_table_5_begins_with_imagenet_weights_as_that_of_table_1():
     weights = [
-        read_recipe(find_recipe(name)[1])["model"]["backbone_weights"]
+        read_recipe(find_recipe(name)[1])["run"]["init_from"]["backbone"]
         for name in ("detr-coco-panoptic-boxes", "detr-coco")
     ]
     assert weights == ["pretrained", "pretrained"]

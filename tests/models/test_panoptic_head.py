@@ -14,9 +14,10 @@ from batchformer.models.panoptic_head import (
     load_detector,
     only_matched_masks,
     quiet_detector,
-    read_detector,
+    read_pretrained,
     with_mask_head,
 )
+from batchformer.training.weights import read_weights
 from tests.attach.small_detectors import BUILD, batch
 
 GIVEN = batch("segmentation")
@@ -111,13 +112,13 @@ def test_what_does_not_fit_is_refused(trained):
 def test_a_detector_of_save_pretrained_is_read(tmp_path):
     detector = BUILD["detr"]()
     detector.save_pretrained(tmp_path)
-    weights = read_detector(tmp_path)
+    weights = read_pretrained(tmp_path)
     load_detector(network := with_mask_head(BUILD["detr"](dropout=0.1)), weights, "it", with_module=False)
     assert torch.equal(
         network.detr.model.encoder.layers[0].mlp.fc1.weight, detector.model.encoder.layers[0].mlp.fc1.weight
     )
-    with pytest.raises(UserError, match="holds no detector"):
-        read_detector(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="cannot read a DetrForObjectDetection"):
+        read_pretrained(tmp_path / "nowhere")
 
 
 def test_a_detector_of_a_run_is_read(tmp_path):
@@ -125,11 +126,11 @@ def test_a_detector_of_a_run_is_read(tmp_path):
     checkpoint.parent.mkdir()
     state = {f"net.{key}": value for key, value in detector.state_dict().items()}
     torch.save({"state_dict": {**state, "criterion.weight": torch.ones(1)}, "epoch": 3}, checkpoint)
-    weights = read_detector(tmp_path)
+    weights = read_weights(tmp_path)
     assert weights.keys() == detector.state_dict().keys()
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
-    with pytest.raises(UserError, match=r"last\.ckpt is no file of weights that torch can read"):
-        read_detector(tmp_path)
+    with pytest.raises(UserError, match=r"last\.ckpt is damaged"):
+        read_weights(tmp_path)
 
 
 @pytest.mark.parametrize(("objects", "half"), [(True, False), (False, False), (True, True)])

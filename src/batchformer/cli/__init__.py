@@ -5,6 +5,8 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Any
 
 from batchformer.errors import UserError, did_you_mean
 
@@ -57,10 +59,7 @@ def _dispatch(args: list[str], debug: bool) -> int:
         print(f"batchformer {version('batchformer')}")
         return 0
     name, rest = args[0], args[1:]
-    if name not in COMMANDS:
-        hint = did_you_mean(name, COMMANDS) or f" There are: {', '.join(COMMANDS)}."
-        raise UserError(f"There is no command {name}.{hint}")
-    command = importlib.import_module(f"batchformer.cli.{name}")
+    command = _command(name)
     if "-h" in rest or "--help" in rest:
         print(command.HELP.strip())
         return 0
@@ -70,6 +69,22 @@ def _dispatch(args: list[str], debug: bool) -> int:
 
     with quiet_libraries():
         return command.run(rest)
+
+
+def _command(name: str) -> Any:
+    """The module of a command: one of ours, or one that an installed package registers.
+
+    A package registers with an entry point in the group `batchformer.commands` that names a module like those here:
+    `HELP` and `run(args)`.
+    """
+    if name in COMMANDS:
+        return importlib.import_module(f"batchformer.cli.{name}")
+    others = {point.name: point for point in entry_points(group="batchformer.commands")}
+    if name in others:
+        return others[name].load()
+    known = [*COMMANDS, *others]
+    hint = did_you_mean(name, known) or f" There are: {', '.join(known)}."
+    raise UserError(f"There is no command {name}.{hint}")
 
 
 def _is_of_one_process(problem: BaseException) -> bool:

@@ -1,6 +1,6 @@
 """DETR's mask head on a trained detector: building it, loading and freezing the detector, masks of matched queries."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,26 +96,23 @@ def load_detector(network: Any, weights: Mapping[str, Tensor], source: str, with
         held.load_state_dict({key.removeprefix(_MODULE): value for key, value in module.items()})
 
 
-def read_detector(source: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The weights of a detector by name: of a folder of `save_pretrained`, or what `read` finds elsewhere."""
-    files = sorted(source.glob("model*.safetensors"))
-    if files and (source / "config.json").is_file():
-        return _read_pretrained(source, files)
-    return read(source)
+def read_pretrained(source: Path, kind: Any = None) -> dict[str, Tensor]:
+    """The weights in a folder of `save_pretrained`, those of an attached module too.
 
-
-def _read_pretrained(source: Path, files: list[Path]) -> dict[str, Tensor]:
-    """By transformers itself, which writes other names than its models have; the module's keys it leaves out."""
+    By transformers itself, which writes other names than its models have; the module's keys it leaves out. `kind`: the
+    class of the detector, DETR unless given.
+    """
     import transformers
     from safetensors.torch import load_file
 
+    kind = kind or transformers.DetrForObjectDetection
     try:
-        detector = transformers.DetrForObjectDetection.from_pretrained(source, local_files_only=True)
+        detector = kind.from_pretrained(source, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as problem:
         raise UserError(
-            f"--init-from: transformers cannot read a DETR from {source}: {str(problem).splitlines()[0]}"
+            f"--init-from: transformers cannot read a {kind.__name__} from {source}: {str(problem).splitlines()[0]}"
         ) from problem
-    written = (pair for file in files for pair in load_file(file).items())
+    written = (pair for file in sorted(source.glob("model*.safetensors")) for pair in load_file(file).items())
     return {**detector.state_dict(), **{key: value for key, value in written if key.startswith(_MODULE)}}
 
 

@@ -60,16 +60,19 @@ def _network_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(state)
 
 
-def load_weights(net: nn.Module, part: str, source: str, attached: bool) -> None:
+def load_weights(
+    net: nn.Module, part: str, source: str, attached: bool, weights: Mapping[str, Tensor] | None = None
+) -> None:
     """Put weights into the network, or into the submodule that `part` names; the module's where both have it.
 
-    A classifier of other classes stays as it is, with a warning; any other difference is refused.
+    A classifier of other classes stays as it is, with a warning; any other difference is refused. `weights`: what was
+    read from the source already.
     """
     if part != NETWORK and part not in dict(net.named_modules()):
         inside = ", ".join(name for name, _ in net.named_children())
         raise UserError(f"--init-from {part}={source}: the network has no part {part}; it has: {inside}.")
     target = net if part == NETWORK else net.get_submodule(part)
-    weights = read_weights(source)
+    weights = read_weights(source) if weights is None else weights
     if any(key.startswith(f"{part}.") for key in weights):  # a file of the whole network
         weights = {key.removeprefix(f"{part}."): v for key, v in weights.items() if key.startswith(f"{part}.")}
     if not attached or not any(key.startswith(_MODULE) for key in weights):

@@ -19,7 +19,7 @@ from batchformer.models.panoptic_head import (
     load_detector,
     only_matched_masks,
     quiet_detector,
-    read_detector,
+    read_pretrained,
     with_mask_head,
 )
 from batchformer.models.panoptic_merge import panoptic_segments
@@ -110,11 +110,13 @@ class Panoptic(Detection):
             freeze_detector(self.net)
 
     def load_part(self, part: str, source: str) -> None:
-        if part == "detector":
-            load_detector(self.net, read_detector(Path(source).expanduser(), read_weights), source,
-                          with_module=self.attachment is not None)  # fmt: skip
-        else:
+        if part != "detector":
             super().load_part(part, source)
+            return
+        folder = Path(source).expanduser()
+        pretrained = (folder / "config.json").is_file()
+        weights = read_pretrained(folder) if pretrained else read_weights(folder)
+        load_detector(self.net, weights, source, with_module=self.attachment is not None)
 
     def check_data(self, data: Any) -> None:
         super().check_data(data)

@@ -19,12 +19,14 @@ from batchformer.metrics import CocoAP
 from batchformer.metrics.coco_ap import AP_NAMES
 from batchformer.metrics.measures import DETECTION
 from batchformer.models.detectors import PUBLISHED_FROZEN, create_detector, parameter_groups
+from batchformer.models.panoptic_head import read_pretrained
 from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions, detector_schedule
 from batchformer.tasks.detection.predict import predict_objects
 from batchformer.training.network_task import NetworkTask
 from batchformer.training.options import as_options, plain_values
 from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
 from batchformer.training.task import Batch
+from batchformer.training.weights import load_weights
 
 _SET_ELSEWHERE = {
     "name": "the detector is model.detector",
@@ -156,8 +158,13 @@ class Detection(NetworkTask):
         self.metrics, self.batch_metrics = ({name: self.make_metric(data) for name in names} for _ in range(2))
 
     def load_part(self, part: str, source: str) -> None:
-        if part != "backbone":  # which the detector was made with
-            super().load_part(part, source)
+        if part == "backbone":  # which the detector was made with
+            return
+        weights = None
+        if (folder := Path(source).expanduser()).joinpath("config.json").is_file():
+            # transformers writes other names than its models have, and knows them
+            weights = read_pretrained(folder, type(self.net))
+        load_weights(self.net, part, source, self.attachment is not None, weights)
 
     def check_trainer(self) -> None:
         self.schedule_options.check(self.trainer)
