@@ -8,6 +8,8 @@ import yaml
 from safetensors.torch import load_file
 
 from batchformer.cli import main
+from batchformer.cli.recipe_cli import RecipeCLI
+from batchformer.tasks import TASKS
 
 TINY = ["--model.backbone_args.widths", "[4,4]", "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2",
         "--data.batch_size", "32", "--no-analysis"]  # fmt: skip
@@ -36,6 +38,20 @@ def first(tmp_path_factory):
 
 
 class TestVariants:
+    @pytest.mark.parametrize("task", TASKS)
+    def test_every_task_is_compared_with_and_without_the_module_and_so_is_its_subclass(self, task, tmp_path):
+        """Also where `method` and `seed` are options that a constructor passes on."""
+        kind = TASKS[task]
+        (tmp_path / f"mine_{task}.py").write_text(
+            f"from {kind.__module__} import {kind.__name__}\n\n\nclass Mine({kind.__name__}):\n    pass\n"
+        )
+        for name in (task, f"mine_{task}.Mine"):
+            recipe = tmp_path / "recipe.yaml"
+            recipe.write_text(yaml.safe_dump({"task": name, "data": {"class_path": kind.data_class.__name__}}))
+            cli = RecipeCLI()
+            cli.load(recipe)
+            assert list(cli.variants) == ["baseline", "batchformer"]
+
     def test_the_first_one_is_what_the_others_are_held_to(self, say, tmp_path):
         variants = [
             "two:model.batchformer.layers=2",

@@ -59,7 +59,10 @@ class RecipeCLI:
         if task not in self._parsers:
             self._parsers[task] = TaskCLI(task)
         self._current = self._parsers[task]
-        self.variants = _variants_in(variants, task, file)
+        keys = self._current.own_keys()
+        if "model.seed" not in keys:
+            raise UserError(f"{name} takes no seed: add seed: int = 0 to its arguments and hand it to Task.")
+        self.variants = _variants_in(variants, "model.method" in keys, file)
         self.stages = _stages_in(stages, file)
         outside = {name, *_class_paths(content)} - set(TASKS)
         if any(not path.startswith(_KNOWN_CODE) for path in outside):
@@ -97,8 +100,6 @@ class RecipeCLI:
             ) from problem
         if not (inspect.isclass(found) and issubclass(found, Task)):
             raise UserError(f"task in {file}: {name} is not a batchformer.tasks.Task.")
-        if "seed" not in inspect.signature(found).parameters:
-            raise UserError(f"{name} takes no seed: add seed: int = 0 to its arguments and hand it to Task.")
         return found
 
 
@@ -185,11 +186,11 @@ def read_variants(file: Path) -> dict[str, Overrides]:
     return _named_overrides(content, f"--variants {file}")
 
 
-def _variants_in(given: Any, task: type[Task], file: Path) -> dict[str, Overrides]:
+def _variants_in(given: Any, has_method: bool, file: Path) -> dict[str, Overrides]:
     """Those of the recipe; else with and without the module, where the task can be trained so."""
     if given is not None:
         return _named_overrides(given, f"variants in {file}")
-    if "method" in inspect.signature(task).parameters:
+    if has_method:
         return _named_overrides(PAIR, "variants")
     return {"default": []}
 

@@ -1,7 +1,5 @@
 """Batch attention on the output of the input projection: (B, N, 3C) in, (B, N, C) out, and its gradient."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Which backend computes the attention of a module, and why; decided before every call, without importing Triton."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from functools import cache

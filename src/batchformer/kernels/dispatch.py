@@ -1,7 +1,5 @@
 """Entry points of the kernels: attention alone, and the whole post-norm layer; eager or compiled."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 

@@ -5,8 +5,6 @@ some positions at a time: batch attention relates no two positions, so the layer
 on the place of an element in the whole tensor: both drop the same elements.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,18 +1,14 @@
 """The cost of attending over the batch of all processes: predicted bytes and time, and the bytes really sent."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from batchformer.errors import UserError
 
 Exchange = Literal["positions", "gather", "heads"]
 EXCHANGES: tuple[Exchange, ...] = ("positions", "gather", "heads")
-# A plain list and no context variable: backward may run in another thread.
-_counting: list[Traffic] = []
 
 
 @dataclass(frozen=True)
@@ -128,40 +124,15 @@ def step_cost(
     )
 
 
-def cheapest_exchange(
-    processes: int,
-    batch: int,
-    positions: int,
-    dim: int,
-    *,
-    heads: int = 4,
-    layers: int = 1,
-    itemsize: int = 2,
-    links: Links = Links(),
-) -> Exchange:
+def cheapest_exchange(processes: int, batch: int, positions: int, dim: int, **options: Any) -> Exchange:
     """The rule: least `StepCost.seconds`, among gather and heads for one position, positions and heads for several.
 
     All processes choose the same, as all know the same numbers (`batch` is the largest). Gathering several positions is
     never considered: it moves and keeps N times as much. One position cannot be shared out: one process would do all
-    the work.
+    the work. The options are those of `step_cost`.
     """
     candidates: tuple[Exchange, ...] = ("gather", "heads") if positions == 1 else ("positions", "heads")
-    return min(
-        candidates,
-        key=lambda exchange: (
-            step_cost(
-                exchange,
-                processes,
-                batch,
-                positions,
-                dim,
-                heads=heads,
-                layers=layers,
-                itemsize=itemsize,
-                links=links,
-            ).seconds
-        ),
-    )
+    return min(candidates, key=lambda each: step_cost(each, processes, batch, positions, dim, **options).seconds)
 
 
 def _check(exchange: str, processes: int, positions: int) -> None:
@@ -180,6 +151,10 @@ class Traffic:
 
     activations: int = 0
     sizes: int = 0
+
+
+# A plain list and no context variable: backward may run in another thread.
+_counting: list[Traffic] = []
 
 
 @contextmanager

@@ -5,8 +5,7 @@ from batchformer.tasks.classification.task import Classification
 from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions
 from batchformer.tasks.detection.panoptic import Panoptic
 from batchformer.tasks.detection.task import Detection
-from batchformer.tasks.long_tailed.criterion import LossOptions
-from batchformer.tasks.long_tailed.task import LongTailed
+from batchformer.tasks.long_tailed.task import LongTailed, LossOptions
 from batchformer.training.optimizers import AdamWOptions, OptimizerOptions
 from batchformer.training.options import BatchFormerOptions
 from batchformer.training.schedules import CosineOptions, ScheduleOptions

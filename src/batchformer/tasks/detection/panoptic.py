@@ -1,6 +1,6 @@
 """Panoptic segmentation: DETR's mask head on a trained detector, with or without BatchFormerV2."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from batchformer.data import CocoPanoptic
 from batchformer.data.info import DataInfo
 from batchformer.errors import UserError
+from batchformer.metrics import PanopticQuality, ThingsAP
 from batchformer.metrics.measures import PANOPTIC
+from batchformer.metrics.panoptic_quality import PQ_NAMES
 from batchformer.models.panoptic_head import (
     freeze_detector,
     load_detector,
@@ -21,10 +23,34 @@ from batchformer.models.panoptic_head import (
     with_mask_head,
 )
 from batchformer.models.panoptic_merge import panoptic_segments
-from batchformer.tasks.detection.panoptic_metrics import PanopticMetrics
 from batchformer.tasks.detection.task import Detection
 from batchformer.training.task import Batch
 from batchformer.training.weights import read_weights
+
+THINGS_NAMES = ("ap", "ap50", "ap75")  # of the masks of things
+
+
+class PanopticMetrics:
+    """V2's Table 5: PQ, SQ and RQ of all classes, of things and of stuff, and COCO's AP of the things' masks."""
+
+    names = (*PQ_NAMES, *THINGS_NAMES)
+
+    def __init__(self, is_thing: Sequence[bool]) -> None:
+        self.quality, self.things = PanopticQuality(is_thing), ThingsAP(is_thing)
+
+    def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
+        self.quality.update(predictions, targets)
+        self.things.update(predictions, targets)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Fractions; `per_class` is the PQ of every class."""
+        quality, things = self.quality.compute(), self.things.compute()
+        named = {name: quality[name] for name in PQ_NAMES} | {name: things[name] for name in THINGS_NAMES}
+        return {**named, "per_class": quality["per_class"][:, 0]}
+
+    def reset(self) -> None:
+        self.quality.reset()
+        self.things.reset()
 
 
 class Panoptic(Detection):

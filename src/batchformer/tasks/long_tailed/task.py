@@ -1,6 +1,7 @@
 """Long-tailed recognition: one backbone, one loss for imbalanced classes, with or without BatchFormer."""
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -9,15 +10,48 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.data.info import DataInfo
-from batchformer.losses import LDAMLoss
+from batchformer.errors import UserError
+from batchformer.losses import BalancedSoftmaxLoss, LDAMLoss, LogitAdjustedLoss
 from batchformer.metrics.measures import LONG_TAILED
 from batchformer.models import create_backbone, use_normed_classifier
-from batchformer.tasks.long_tailed.criterion import LossOptions, build_criterion
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.optimizers import OptimizerOptions, build_sgd
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
 from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
 from batchformer.training.task import Batch
+
+
+@dataclass
+class LossOptions:
+    """Which loss, and its numbers.
+
+    Args:
+        name: the loss; ldam also turns the classifier into a cosine classifier.
+        tau: logit_adjustment: strength of the adjustment.
+        max_margin: ldam: margin of the rarest class.
+        scale: ldam: what the cosines are multiplied by.
+        reweight_epoch: ldam: first epoch with class weights; null means never.
+        beta: ldam: of the effective number behind the class weights.
+    """
+
+    name: Literal["cross_entropy", "balanced_softmax", "logit_adjustment", "ldam"] = "balanced_softmax"
+    tau: float = 1.0
+    max_margin: float = 0.5
+    scale: float = 30.0
+    reweight_epoch: int | None = None
+    beta: float = 0.9999
+
+
+def build_criterion(loss: LossOptions, class_counts: Sequence[int]) -> nn.Module:
+    if loss.name == "cross_entropy":
+        return nn.CrossEntropyLoss()
+    if loss.name == "balanced_softmax":
+        return BalancedSoftmaxLoss(class_counts)
+    if loss.name == "logit_adjustment":
+        return LogitAdjustedLoss(class_counts, loss.tau)
+    if loss.name == "ldam":
+        return LDAMLoss(class_counts, loss.max_margin, loss.scale, loss.reweight_epoch, loss.beta)
+    raise UserError(f"loss.name={loss.name!r} must be one of cross_entropy, balanced_softmax, logit_adjustment, ldam.")
 
 
 class LongTailed(ClassifierTask):
