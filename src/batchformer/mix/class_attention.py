@@ -41,7 +41,7 @@ def attention_rows(
     prefix: int = 0,
     *,
     keys: Float[Tensor, "batch keys width"] | None = None,
-    bias: Float[Tensor, "#batch heads tokens keys"] | None = None,
+    bias: Float[Tensor, "*leading tokens keys"] | None = None,
     rope: Tensor | HalfRotation | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
     """Attention weights of every head, in float32 whatever the precision around.
