@@ -15,7 +15,8 @@ from torch import nn
 import batchformer as bf
 from batchformer.nn.streams import count_rows
 
-from .cases import CASES, TOKEN_CASES, TRANSFORMERS_CASES, Case, parameters, tensors, without_randomness
+from ..selection import others_slow
+from .cases import CASES, TOKEN_CASES, TRANSFORMERS_CASES, Case, tensors, without_randomness
 
 SMALL = [c for c in CASES if c.name in ("timm-vit_tiny_patch16_224", "resnet20-cifar", "sequential")]
 # Detectors take long to compile, with or without us: tests/attach/test_detr_runs.py has the smallest one.
@@ -40,7 +41,7 @@ def _forget_compiled_code() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("case", parameters(COMPILED), ids=lambda c: c.name)
+@pytest.mark.parametrize("case", others_slow(COMPILED, _WAYS, key=lambda case: case.name), ids=lambda c: c.name)
 def test_compiled_it_is_the_attached_model(case: Case) -> None:
     model, images = without_randomness(case.model()).train(), case.images()
     if case in EVERY_WAY:  # after its plain twin, whose code must not be taken for its own
