@@ -12,15 +12,20 @@ from batchformer.cli.training import COMMON, method_override, recipe_overrides
 from batchformer.recipes import find_recipe
 from benchmarks.paper import STUDIES
 
+from ..selection import others_slow
+
 EVERY_STUDY = pytest.mark.parametrize(
     ("module", "name"),
-    [
-        ("v2_study", "STUDY"),
-        ("v2_study", "TABLE_7"),
-        ("mix_study", "VIT"),
-        ("mix_study", "RESNET"),
-        ("cifar_tuning", "STUDY"),
-    ],
+    others_slow(
+        [
+            ("v2_study", "STUDY"),
+            ("v2_study", "TABLE_7"),
+            ("mix_study", "VIT"),
+            ("mix_study", "RESNET"),
+            ("cifar_tuning", "STUDY"),
+        ],
+        [("v2_study", "TABLE_7"), ("cifar_tuning", "STUDY")],
+    ),
 )
 
 

@@ -14,6 +14,8 @@ from torch._dynamo.utils import counters
 from batchformer.errors import UserError
 from batchformer.mix import AttentiveCutMix, Renormalize, feature_map
 
+from ..selection import others_slow
+
 
 class Pool(nn.Module):
     """A feature map of as many cells as asked for: channel 0 the brightness, the last one the darkness."""
@@ -300,7 +302,7 @@ def test_layers_that_a_classifier_of_ones_own_may_run_otherwise_are_not_guessed(
 
 
 @pytest.mark.traced
-@pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18"])
+@pytest.mark.parametrize("name", others_slow(["mobilenet_v2", "resnet18"], ["resnet18"]))
 def test_a_compiled_extractor_is_one_graph(name):
     """torch compiles every part of a plain `nn.Sequential` alone."""
     extractor = feature_map(torchvision.models.get_model(name).eval().requires_grad_(False))
