@@ -11,6 +11,7 @@ from batchformer.data.loading.epoch_loader import images_and_labels
 from batchformer.data.sets import write_miniature
 from batchformer.data.sets.miniature import picture
 from batchformer.errors import UserError
+from tests.selection import others_slow
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
 N, NATIVE = 48, 16
@@ -81,7 +82,7 @@ def test_evaluation_takes_the_centre_of_a_slightly_larger_image(augment):
     assert (ours - v2.functional.normalize(expected, list(MEAN), list(STD))).abs().max() < 0.041
 
 
-@pytest.mark.parametrize("size", [32, 40])
+@pytest.mark.parametrize("size", others_slow([32, 40], [32]))
 @pytest.mark.parametrize("augment", AUGMENTATIONS)
 def test_device_and_host_train_on_images_of_one_distribution(root10, augment, size):
     """Other random numbers, the same recipe: over 740 images colour, spread and the erased part agree."""

@@ -24,6 +24,7 @@ from batchformer.cli import COMMANDS, main
 from batchformer.recipes import about, recipe_names
 from benchmarks.readme_table import readme_table, with_table
 
+from ..selection import others_slow
 from .pages import PAGES, REPOSITORY, blocks, python_blocks
 
 DOCS = REPOSITORY / "docs"
@@ -34,7 +35,9 @@ _QUICK = ("help", "recipes", "data", "data digits-lt", "data miniature cifar100 
           "fit digits-lt --trainer.max_epochs three", "test runs/nothing")  # fmt: skip
 
 
+EXAMPLES = sorted(path.name for path in (REPOSITORY / "examples").glob("*.py"))
 _OWN_PROCESSES = ("global_batch.py",)  # examples that start some themselves
+_PICTURES = {"batch_attention_pictures.py", "grad_cam.py", "mix_pictures.py"}  # tests/analysis draws them, too
 _SHORTER = {"detection_pictures.py": ["--steps", "10"]}
 
 
@@ -141,8 +144,9 @@ def test_the_readme_shows_what_the_result_files_hold():
     )
 
 
-@pytest.mark.parametrize("example", sorted((REPOSITORY / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("example", others_slow(EXAMPLES, {*EXAMPLES} - _PICTURES))
 def test_examples_run(example, tmp_path, monkeypatch, capsys):
+    example = REPOSITORY / "examples" / example
     monkeypatch.chdir(tmp_path)
     if example.name in _OWN_PROCESSES:
         done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True)

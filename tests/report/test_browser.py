@@ -8,6 +8,7 @@ from made_up import classification, comparison, health, pose, result, write
 from PIL import Image
 
 from batchformer.report import write_report
+from tests.selection import others_slow
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = [
@@ -101,7 +102,7 @@ def visit(browser, pages):
 
 @pytest.mark.parametrize("name", ["full", "bare", "long", "wide", "streams", "pose"])
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", others_slow(["light", "dark"], ["light"]))
 def test_page_is_quiet_offline_and_no_wider_than_the_screen(visit, name, size, scheme):
     page = visit(name, size, scheme)
     for summary in page.locator("summary").all():
