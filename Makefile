@@ -1,4 +1,4 @@
-.PHONY: install demo test lint lock results clean
+.PHONY: install demo test test-slow test-all test-gpu lint lock results clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,8 +19,30 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 demo: install
 	$(BIN)/batchformer compare digits-lt --seeds 3 --out demo --overwrite
 
+# Two workers: what a promise costs is measured on two cores. The time of a recipe, beside what it may take:
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=10
+TOOK = took=$$(( $$(date +%s) - begin )); echo "make $@: $$((took / 60)) min $$((took % 60)) s of $(1)"
+
+# Each promise on each mechanism once, every kind of recipe, kill and resume, the browser. The library's own tests run
+# by themselves, with every annotated shape checked.
 test: install
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+	@begin=$$(date +%s); code=0; \
+	$(PYTEST) -m "not slow and not gpu and not shapes" || code=1; \
+	CHECK_SHAPES=1 $(PYTEST) -m "not slow and not gpu and shapes" || code=1; \
+	$(call TOOK,10); exit $$code
+
+# What `make test` leaves out: the same promises on all other models, recipes and sizes.
+test-slow: install
+	@begin=$$(date +%s); code=0; $(PYTEST) -m "slow and not gpu" || code=1; $(call TOOK,15); exit $$code
+
+test-all: install
+	@begin=$$(date +%s); code=0; $(PYTEST) -m "not gpu" || code=1; $(call TOOK,25); exit $$code
+
+# On a machine with a GPU; writes benchmarks/results/gpu_tests.json. Without $(VENV), with the python that is there.
+test-gpu:
+	@begin=$$(date +%s); code=0; \
+	PYTHONPATH=src:$$PYTHONPATH $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m benchmarks.gpu_tests || code=1; \
+	$(call TOOK,10); exit $$code
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,10 +1,40 @@
-"""What torch reads once, before it is imported; the processes that tests start read it, too."""
+"""What torch reads once, before it is imported; the processes that tests start read it, too. And who is skipped."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import pytest
 
 # With a worker per core more threads only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Some virtual machines announce AMX and end a process that uses it: bfloat16 without it is the same, only slower.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# The library: its annotated shapes are checked in a run of its own (`make test`), for compilers read its code elsewhere.
+LIBRARY = ("nn", "attach", "mix", "losses", "metrics", "analysis")
+CHECKED = [f"batchformer.{room}" for room in (*LIBRARY, "parallel")]
+TESTS = Path(__file__).parent
+
+if os.environ.get("CHECK_SHAPES") == "1":
+    from jaxtyping import install_import_hook
+
+    install_import_hook(CHECKED, "tests.shapes.only_shapes")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in LIBRARY and item.get_closest_marker("traced") is None:
+            item.add_marker(pytest.mark.shapes)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The marker `gpu` is all that a test needs which needs a GPU."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")

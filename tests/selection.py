@@ -13,4 +13,8 @@ def others_slow(values: Iterable[Any], fast: Collection[Any], key: Callable[[Any
     values = list(values)
     if unknown := set(fast) - {key(value) for value in values}:
         raise ValueError(f"no such case: {', '.join(map(str, unknown))}")
-    return [value if key(value) in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    return [value if key(value) in fast else _slow(value) for value in values]
+
+
+def _slow(value: Any) -> Any:
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)

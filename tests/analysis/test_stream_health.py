@@ -323,7 +323,6 @@ def test_maps_before_a_module_at_the_classifier_have_their_channels_first():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_gpu_measures_what_the_cpu_measures_and_keeps_its_random_state(vit, batch):
     bf.attach(vit, blocks="all", heads=2, dropout=0.0)
     there = stream_health(vit, *batch, samples=2)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import batchformer as bf
 
+from ..selection import others_slow
 from .small_detectors import BUILD, batch
 
 IMAGES = torch.randn(4, 3, 32, 32)
@@ -57,6 +58,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
         {"before": "2"},
     ),
 }
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.deepcopy,
+    "file": lambda model: pickle.loads(pickle.dumps(model)),
+}
 
 
 def forgotten(build: Callable[[], nn.Module], keywords: dict[str, Any], copied: Callable[[Any], Any]) -> list[Any]:
@@ -70,15 +75,13 @@ def forgotten(build: Callable[[], nn.Module], keywords: dict[str, Any], copied: 
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "file"]
-)
-def test_while_attached_and_a_copy_of_it(case: str, copied: Callable[[Any], Any]) -> None:
-    left = forgotten(*CASES[case], copied)
+@pytest.mark.parametrize("copied", others_slow(COPIES, ["copy"]))
+def test_while_attached_and_a_copy_of_it(case: str, copied: str) -> None:
+    left = forgotten(*CASES[case], COPIES[copied])
     assert not any(each() is not None for each in left)
 
 
-@pytest.mark.parametrize("kind", ["detr", "deformable-two-stage", "segmentation"])
+@pytest.mark.parametrize("kind", others_slow(["detr", "deformable-two-stage", "segmentation"], ["detr"]))
 def test_a_detector(kind: str) -> None:
     def run() -> weakref.ref[Any]:
         model = BUILD[kind]().train()

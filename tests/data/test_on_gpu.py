@@ -6,7 +6,7 @@ import torch
 from batchformer.data import DeviceLoader
 from batchformer.data.augment import batched_augmentation, resample
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 STATISTICS = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
 
 

@@ -20,6 +20,8 @@ from batchformer.kernels import blocks, dispatch  # noqa: E402
 from batchformer.kernels.blocks import LayerSettings, LayerWeights  # noqa: E402
 from batchformer.kernels.launch import Kernel  # noqa: E402
 
+from ..selection import others_slow  # noqa: E402
+
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64",
@@ -101,7 +103,8 @@ def complaints(ptx: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("batch", "dim", "heads"), [(24, 256, 4), (128, 384, 6), (1024, 192, 3), (300, 256, 2), (128, 2048, 4)]
+    ("batch", "dim", "heads"),
+    others_slow([(24, 256, 4), (128, 384, 6), (1024, 192, 3), (300, 256, 2), (128, 2048, 4)], [(128, 384, 6)]),
 )
 def test_for_cards_of_data_centres_and_without_lost_speed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int, dim: int, heads: int
@@ -114,7 +117,7 @@ def test_for_cards_of_data_centres_and_without_lost_speed(
         assert not complaints(kernel.asm["ptx"], tmp_path), launch
 
 
-@pytest.mark.parametrize(("dim", "heads"), [(256, 4), (384, 6), (2048, 4)])
+@pytest.mark.parametrize(("dim", "heads"), others_slow([(256, 4), (384, 6), (2048, 4)], [(256, 4)]))
 def test_of_a_lean_layer_that_works_in_pieces(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dim: int, heads: int
 ) -> None:
@@ -131,7 +134,10 @@ def test_a_backward_in_pieces_starts_the_kernels_of_one_that_is_not(monkeypatch:
     assert launches(monkeypatch, 13, 256, 4, torch.bfloat16, masked=False) == whole
 
 
-@pytest.mark.parametrize(("batch", "dim", "heads", "dtype"), [(300, 64, 1, torch.float16), (37, 96, 2, torch.float32)])
+@pytest.mark.parametrize(
+    ("batch", "dim", "heads", "dtype"),
+    others_slow([(300, 64, 1, torch.float16), (37, 96, 2, torch.float32)], [(37, 96, 2, torch.float32)]),
+)
 def test_for_cards_for_desks(
     monkeypatch: pytest.MonkeyPatch, batch: int, dim: int, heads: int, dtype: torch.dtype
 ) -> None:

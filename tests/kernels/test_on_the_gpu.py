@@ -16,7 +16,7 @@ from batchformer.nn.encoder import BatchEncoderLayer
 pytest.importorskip("triton")
 from batchformer.kernels.random_bits import Drop, Site, keep_mask
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 SHAPES = {
     "deformable-detr": (24, 13294, 256, 4),

@@ -352,7 +352,6 @@ def test_bad_input_is_refused_with_a_way_out():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_gpu_the_extractor_follows_and_the_batch_is_that_of_the_cpu():
     images, ids = torch.rand(5, 3, 28, 28, dtype=torch.float64), torch.arange(5)
     extractor = nn.Conv2d(3, 8, 4, stride=4).double()

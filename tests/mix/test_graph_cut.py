@@ -212,7 +212,6 @@ def test_energies_that_cannot_be_cut_are_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("blocks", [2, 4, 8, 16])
 def test_the_gpu_finds_the_same_labels(blocks):
     energy = published_energy(64, blocks, seed=blocks)
@@ -221,7 +220,6 @@ def test_the_gpu_finds_the_same_labels(blocks):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("blocks", [2, 4, 8, 16])
 def test_with_the_kernel_nothing_waits_and_without_it_the_labels_are_the_same(blocks, monkeypatch):
     energy = published_energy(64, blocks, seed=blocks)

@@ -308,7 +308,6 @@ def test_transport_can_be_finer_than_the_mask():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("blocks", [2, 16])
 def test_on_the_gpu_the_batch_is_that_of_the_cpu(blocks):
     images, ids = torch.rand(5, 3, 32, 32, dtype=torch.float64), torch.arange(5)
@@ -320,7 +319,6 @@ def test_on_the_gpu_the_batch_is_that_of_the_cpu(blocks):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_gpu_under_autocast_it_mixes():
     images, ids = torch.rand(6, 3, 32, 32).cuda(), torch.arange(6).cuda() % 4
     for dtype in (torch.bfloat16, torch.float16):

@@ -117,7 +117,6 @@ def test_an_image_that_is_neither_grey_nor_rgb_is_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("size", [(32, 32), (224, 224), (300, 500)])
 def test_the_gpu_computes_the_same_map(photographs, size):
     images = torch.nn.functional.interpolate(batch(*photographs).float(), size, mode="area").round().to(torch.uint8)

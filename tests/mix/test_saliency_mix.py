@@ -127,7 +127,6 @@ def test_bad_input_is_refused_with_a_way_out():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("box", ["own", "first"])
 def test_on_the_gpu_nothing_waits_and_the_batch_is_that_of_the_cpu(box):
     images, ids = torch.rand(5, 3, 48, 40), torch.arange(5)

@@ -17,7 +17,6 @@ METHODS = {
     "TransMix": lambda model, **options: bf.mix.TransMix(model, 5, **options),
     "rollout": lambda model, **options: bf.mix.TransMix(model, 5, block="rollout", **options),
 }
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
@@ -33,7 +32,6 @@ def test_no_step_depends_on_a_value_of_the_device(method, per_sample):
 
 
 @pytest.mark.gpu
-@needs_cuda
 class TestOnCuda:
     @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
     def test_a_step_never_waits_for_the_device(self, method):

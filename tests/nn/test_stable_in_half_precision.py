@@ -20,8 +20,7 @@ PLACES = [
     for name, blocks in PATTERNS.items()
     for share in ([False] if len(blocks) == 1 else [False, True])
 ]
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class Run(NamedTuple):

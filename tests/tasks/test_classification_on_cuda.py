@@ -8,10 +8,7 @@ from batchformer.tasks import AdamWOptions, Classification, InsertionOptions, Mi
 from .conftest import TinyData, make_trainer
 from .tiny_vit import vit_task
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 ALL_STABLE = InsertionOptions(blocks="all", variant="stable")
 
 

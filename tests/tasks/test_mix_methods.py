@@ -15,12 +15,12 @@ from torch._dynamo.utils import counters
 import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.tasks import Classification, DistillationOptions, InsertionOptions, MixOptions
-from batchformer.tasks.classification.task import mixing as mixing_module
+from batchformer.tasks.classification import mixing as mixing_module
 from batchformer.training.compiling import compile_in_place
 from batchformer.training.reseed import seed_from
 
+from ..training.test_checkpoints import SaveAt
 from .conftest import COUNTS, TinyData, info, make_trainer
-from .test_checkpoints import SaveAt
 from .test_classification import STILL
 from .test_distillation import TEACHER, teacher_file  # noqa: F401
 from .tiny_vit import WholeClassification, built, fit, vit_task

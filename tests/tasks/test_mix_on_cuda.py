@@ -17,10 +17,7 @@ from batchformer.tasks import AdamWOptions, Classification, CosineOptions, Inser
 
 from .conftest import TinyData, make_trainer
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 VIT = {"backbone": "deit_tiny_patch16_224",
        "backbone_args": {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2,
                          "drop_path_rate": 0.1}}  # fmt: skip

@@ -10,8 +10,6 @@ from batchformer.training.captured_step import CapturedStep
 from ..tasks.conftest import TinyData, make_trainer
 from ..tasks.whole_step import WholeStep
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("batch_size", [8, 6])  # 6: the last batch is smaller
@@ -43,7 +41,6 @@ def test_what_a_graph_cannot_do_is_refused(arguments):
 
 
 @pytest.mark.gpu
-@needs_cuda
 class TestOnCuda:
     @pytest.fixture(autouse=True)
     def one_algorithm(self, monkeypatch):

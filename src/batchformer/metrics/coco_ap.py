@@ -202,8 +202,8 @@ class ThingsAP(AveragePrecision):
 
 
 def box_overlap(
-    one: Float[np.ndarray, "*pairs 4"], two: Float[np.ndarray, "*pairs 4"], crowd: Bool[np.ndarray, "*pairs"]
-) -> Float[np.ndarray, "*pairs"]:
+    one: Float[np.ndarray, "*#pairs 4"], two: Float[np.ndarray, "*#pairs 4"], crowd: Bool[np.ndarray, "*#pairs"]
+) -> Float[np.ndarray, "*#pairs"]:
     """Intersection over union of boxes (x, y, width, height); with a crowd, over the area of the first box alone."""
     width = np.minimum(one[..., 0] + one[..., 2], two[..., 0] + two[..., 2]) - np.maximum(one[..., 0], two[..., 0])
     height = np.minimum(one[..., 1] + one[..., 3], two[..., 1] + two[..., 3]) - np.maximum(one[..., 1], two[..., 1])

@@ -107,7 +107,7 @@ class StreamGuard:
         self._plain_best = math.inf  # of the looks since the related stream has been at chance
         self._sums: Tensor | None = None  # plain, related
 
-    def update(self, plain_loss: Float[Tensor, ""], related_loss: Float[Tensor, ""]) -> None:
+    def update(self, plain_loss: Float[Tensor, ""] | float, related_loss: Float[Tensor, ""] | float) -> None:
         """One step: the mean loss of the plain rows and of the related ones."""
         self.add(plain_loss, related_loss)
         self.tick()
@@ -123,7 +123,7 @@ class StreamGuard:
             self.update(attachment.plain(losses).mean(), related.mean())
 
     @torch.no_grad()
-    def add(self, plain_loss: Float[Tensor, ""], related_loss: Float[Tensor, ""]) -> None:
+    def add(self, plain_loss: Float[Tensor, ""] | float, related_loss: Float[Tensor, ""] | float) -> None:
         """The part of `update` on the device: adds to one tensor, in place."""
         losses = torch.stack([torch.as_tensor(loss).detach() for loss in (plain_loss, related_loss)]).double()
         if losses.ndim > 1:

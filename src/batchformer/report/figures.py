@@ -123,11 +123,12 @@ def curve_chart(
     the rest together.
     """
     whole = {variant: _curve([run for run in runs if run.variant == variant], key) for variant in variants}
-    values = [v for curve in whole.values() for _, seeds in curve for v in seeds]
-    epochs = [epoch for curve in whole.values() for epoch, _ in curve]
-    if not values:
+    epochs = sorted({epoch for curve in whole.values() for epoch, _ in curve})
+    if not epochs:
         return None
-    chart = Chart(name, count_axis(epochs, "epoch"), linear_axis(_without_start(values, measure), label))
+    start = epochs[len(epochs) // 5] if measure is not None else epochs[0]  # the axis need not hold the first fifth
+    values = [v for curve in whole.values() for epoch, seeds in curve for v in seeds if epoch >= start]
+    chart = Chart(name, count_axis(epochs, "epoch"), linear_axis(values, label))
     low, high = chart.y.low, chart.y.high
     curves = {
         variant: [(epoch, seeds) for epoch, seeds in curve if low <= min(seeds) and max(seeds) <= high]
@@ -177,15 +178,6 @@ def _curve(runs: Sequence[Run], key: str) -> list[tuple[float, list[float]]]:
     means = {epoch: [math.fsum(v) / len(v) for v in seeds.values()] for epoch, seeds in seen.items()}
     epochs = sorted(means)
     return [(epochs[k], means[epochs[k]]) for k in thin(range(len(epochs)), _MOST_EPOCHS)]
-
-
-def _without_start(values: Sequence[float], measure: Measure | None) -> list[float]:
-    """What the vertical axis must hold: not the worst fifth of the values, which are those of the first epochs."""
-    ordered = sorted(values)
-    if measure is None:
-        return ordered
-    fifth = len(ordered) // 5
-    return ordered[fifth:] if measure.better == "higher" else ordered[: len(ordered) - fifth]
 
 
 def _short(name: str) -> str:
