@@ -8,9 +8,23 @@ import torch
 
 from batchformer.data import CocoDetection
 from batchformer.data.sets import write_miniature
-from batchformer.metrics.coco_ap import AP_NAMES, CocoAP, coco_results
+from batchformer.metrics.coco_ap import AP_NAMES, CocoAP
 
 from .coco_scenes import REAL, judged, needs_real_data
+
+
+def coco_results(predictions, targets, category_ids):
+    """A dict for each box, as pycocotools' `loadRes` reads them; what `CocoAP.update` takes."""
+    results = []
+    for prediction, target in zip(predictions, targets, strict=True):
+        boxes = np.array(prediction["boxes"], dtype=float).reshape(-1, 4)
+        boxes[:, 2:] -= boxes[:, :2]
+        columns = boxes.tolist(), prediction["labels"].tolist(), np.array(prediction["scores"], dtype=float).tolist()
+        results += [
+            {"image_id": int(target["image_id"]), "category_id": category_ids[label], "bbox": box, "score": score}
+            for box, label, score in zip(*columns, strict=True)
+        ]
+    return results
 
 
 def compare(root, labels, image_size):
