@@ -271,7 +271,7 @@ def write_comparison(
     if attached and len(scenes.pictures) > 1:
         task = attached[-1]
         batch = {name: _to(value, task.device) for name, value in scenes.batch.items()}
-        kinds = task.is_thing or None
+        kinds = task.data_info.get("is_thing") or None
         picture, told, _ = batch_attention_picture(task.net, batch, mean=mean, std=std, is_thing=kinds)
         made.append(("batch-attention.png", picture, "Where the images of a batch look", told))
     return write_index(folder, made), told
