@@ -32,15 +32,15 @@ HELP = """
 batchformer compare RECIPE --seeds 3 [options] [--key value ...]
 
 Train a recipe with and without BatchFormer over several seeds, on the same batches, and print one table:
-mean and deviation of both, and their paired difference with its 95 % interval. Or train any variants of it, the first
-being the one that the others are held to.
+mean and deviation of both, and their paired difference with its 95 % interval. Or train any variants of it; the first
+is the reference that the others are compared with.
 
   --seeds 3          that many seeds: 0, 1, 2;   --seeds 5 6 7: these ones (3)
   --variant NAME:KEY=VALUE[,KEY=VALUE]   a variant; repeat it for each one (--variant plain:model.method=baseline
                      --variant four:model.batchformer.layers=4); a name alone is that variant of the recipe
   --variants FILE    the same from a YAML file: name: {model.method: baseline}
   --targets all      where the data have several targets (leave one domain out): all of them, or their names
-  --name NAME        what the results call this variant of the recipe (the recipe's name)
+  --name NAME        what the results call the recipe (the name of its file)
   --out DIR          folder of the comparison (runs/RECIPE-compare): a run folder each, compare.json, report.html
   --data-root DIR    where the data is (data)
   --init-from [PART=]SOURCE   begin with these weights (batchformer fit --help)
