@@ -1,4 +1,4 @@
-"""``batchformer fit RECIPE``."""
+"""``batchformer fit RECIPE``: train one run of a recipe."""
 
 import shlex
 from pathlib import Path
