@@ -88,7 +88,7 @@ def _command(name: str) -> Any:
 
 
 def _is_of_one_process(problem: BaseException) -> bool:
-    """An image that only this process has read, or its memory: the first process only learns that this one is gone."""
+    """Whether only this process knows the cause (an unreadable image, no memory left): then it must print it itself."""
     causes: list[BaseException] = [problem]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)

@@ -1,4 +1,4 @@
-"""``batchformer compare RECIPE --seeds 3``."""
+"""``batchformer compare RECIPE --seeds 3``: train variants of a recipe over seeds and targets, print one table."""
 
 import shlex
 from dataclasses import dataclass
@@ -32,15 +32,15 @@ HELP = """
 batchformer compare RECIPE --seeds 3 [options] [--key value ...]
 
 Train a recipe with and without BatchFormer over several seeds, on the same batches, and print one table:
-mean and deviation of both, and their paired difference with its 95 % interval. Or train any variants of it, the first
-being the one that the others are held to.
+mean and deviation of both, and their paired difference with its 95 % interval. Or train any variants of it; the first
+is the reference that the others are compared with.
 
   --seeds 3          that many seeds: 0, 1, 2;   --seeds 5 6 7: these ones (3)
   --variant NAME:KEY=VALUE[,KEY=VALUE]   a variant; repeat it for each one (--variant plain:model.method=baseline
                      --variant four:model.batchformer.layers=4); a name alone is that variant of the recipe
   --variants FILE    the same from a YAML file: name: {model.method: baseline}
   --targets all      where the data have several targets (leave one domain out): all of them, or their names
-  --name NAME        what the results call this variant of the recipe (the recipe's name)
+  --name NAME        what the results call the recipe (the name of its file)
   --out DIR          folder of the comparison (runs/RECIPE-compare): a run folder each, compare.json, report.html
   --data-root DIR    where the data is (data)
   --init-from [PART=]SOURCE   begin with these weights (batchformer fit --help)
@@ -54,7 +54,7 @@ Any field of the recipe can be changed for all sides: --trainer.max_epochs 3 --d
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of the comparison."""
+    """One run of the comparison: variant, target, seed, the keys that make it, and its folder."""
 
     variant: str
     target: str | None
@@ -131,7 +131,7 @@ def run(args: list[str]) -> int:
 def _plan(
     cli: Any, file: Path, given: Arguments, overrides: list[tuple[str, str]], seeds: list[int], out: Path
 ) -> list[Planned]:
-    """Every (seed, target, variant), the first variant being the reference."""
+    """List the runs, one for every (seed, target, variant); the first variant is the reference."""
     cli.load(file, overrides)
     variants = _variants(cli, given)
     targets = _targets(cli.build()[1], given)
@@ -178,7 +178,7 @@ def _targets(data: Any, given: Arguments) -> list[str | None]:
 
 
 def read_seeds(words: list[str]) -> list[int]:
-    """``3`` is 0, 1, 2; several numbers are themselves."""
+    """Read ``--seeds``: one number N means the seeds 0 to N - 1, several numbers mean these seeds."""
     try:
         numbers = [int(word) for part in words for word in part.split(",") if word]
     except ValueError:
@@ -208,7 +208,7 @@ def _clear(out: Path, folders: list[RunFolder]) -> None:
 
 
 def _kept(folder: RunFolder, config: dict[str, Any], line: Any) -> dict[str, Any]:
-    """The result of a run that an earlier call has finished."""
+    """Return the result of a run that an earlier call has finished, if its settings are the same."""
     from batchformer.runs.train import refuse_other_settings
 
     refuse_other_settings(folder, config)

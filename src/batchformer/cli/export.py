@@ -1,4 +1,4 @@
-"""``batchformer export RUN``."""
+"""``batchformer export RUN``: write the plain weights of a run and check that they load."""
 
 import json
 from pathlib import Path

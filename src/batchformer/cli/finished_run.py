@@ -22,7 +22,7 @@ class FinishedRun:
     epochs_done: int
 
     def note(self) -> str:
-        """What to say before using the weights of a run that was stopped; nothing of one that is finished."""
+        """A note that the run was stopped before its end; empty if it is finished."""
         if self.folder.finished:
             return ""
         last = self.config["trainer"].get("max_epochs")
@@ -76,6 +76,6 @@ def best_device() -> Any:
 
 
 def _first_reason(problem: Exception) -> str:
-    """torch begins with a headline that names the class, and lists every key that is missing."""
+    """The first line of torch's error after its headline, shortened: it may list every missing key."""
     lines = [line.strip() for line in str(problem).splitlines() if not line.startswith("Error(s) in loading")]
     return shorten((lines or [type(problem).__name__])[0].rstrip(". "), 120, placeholder=" ...")

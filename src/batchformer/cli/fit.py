@@ -1,4 +1,4 @@
-"""``batchformer fit RECIPE``."""
+"""``batchformer fit RECIPE``: train one run of a recipe."""
 
 import shlex
 from pathlib import Path
@@ -31,8 +31,8 @@ Train one recipe: a shipped name (batchformer recipes) or a YAML file of your ow
 
   --method baseline|batchformer   with or without BatchFormer (recipes say batchformer)
   --seed N                        weights, order of the data, augmentation and dropout (0)
-  --name NAME                     what result.json calls this variant of the recipe (the recipe's name)
-  --out DIR                       run folder (runs/RECIPE/METHOD-seedN)
+  --name NAME                     what result.json calls the recipe (the name of its file)
+  --out DIR                       run folder (runs/RECIPE/VARIANT-seedN)
   --variant NAME                  one of the recipe's variants, by name
   --data-root DIR                 where the data is (data)
   --init-from [PART=]SOURCE       begin with these weights: a run folder, a .safetensors, .pth or .pt file, a folder of

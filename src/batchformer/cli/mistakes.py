@@ -16,7 +16,7 @@ _EXPECTED = re.compile(r"Expected an? (?P<type>.*?)(?:\. Got value.*)?$", re.MUL
 
 
 def in_one_line(message: str, known_keys: Iterable[str]) -> UserError:
-    """The same complaint, as a sentence."""
+    """Turn an error message of jsonargparse into a :class:`UserError` of one sentence."""
     return _unknown_key(message, known_keys) or _damaged_file(message) or _wrong_value(message) or _otherwise(message)
 
 

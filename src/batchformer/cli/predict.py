@@ -1,4 +1,4 @@
-"""``batchformer predict RUN IMAGES_OR_FOLDERS...``."""
+"""``batchformer predict RUN IMAGES_OR_FOLDERS...``: predict on images with the network of a run."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -187,7 +187,7 @@ def read_variants(file: Path) -> dict[str, Overrides]:
 
 
 def _variants_in(given: Any, has_method: bool, file: Path) -> dict[str, Overrides]:
-    """Those of the recipe; else with and without the module, where the task can be trained so."""
+    """The variants a recipe names; else baseline and batchformer where the task has a `method`, else one default."""
     if given is not None:
         return _named_overrides(given, f"variants in {file}")
     if has_method:

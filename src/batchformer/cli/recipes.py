@@ -1,4 +1,4 @@
-"""``batchformer recipes [NAME or FOLDER]``."""
+"""``batchformer recipes [NAME or FOLDER]``: list recipes, or print one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""``batchformer report RUNS...``."""
+"""``batchformer report RUNS...``: write one HTML page about runs or comparisons."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""``batchformer test RUN``."""
+"""``batchformer test RUN``: evaluate the last checkpoint of a run again."""
 
 import math
 

@@ -90,14 +90,14 @@ def variants_on_the_line(words: Sequence[str]) -> dict[str, Overrides]:
 
 
 def refuse_odd_names(names: Sequence[str]) -> None:
-    """They become names of folders."""
+    """Refuse names of variants and targets that cannot be part of the name of a folder."""
     for name in names:
         if not re.fullmatch(r"[\w][\w.+ -]*", name):
             raise UserError(f"{name!r} cannot name a run: use letters, digits, and . + - _ only.")
 
 
 def words_again(given: Arguments, *options: str) -> str:
-    """What a command was given, as words that can be given again: the recipe, these options, all fields."""
+    """The arguments of this command as text for the shell: the recipe, these options, all fields."""
     short: list[str] = []
     for name in options:
         if given.flag(name):
@@ -115,7 +115,7 @@ def refuse_both(given: Arguments) -> None:
 
 @contextmanager
 def a_word_while_loading() -> Iterator[None]:
-    """Importing torch and Lightning takes seconds, on slow machines many; a terminal is not left blank meanwhile."""
+    """Show in a terminal that torch and Lightning are being imported, which takes seconds."""
     shown = sys.stderr.isatty()
     if shown:
         print("loading torch and Lightning ...", end="", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ _IN_A_RESULT = ("recipe", "seed", "steps", "metrics")  # what the commands canno
 
 
 def is_main_process() -> bool:
-    """Under DDP the same command runs once per device; only the first one may make and check folders.
+    """Whether this is the first process: under DDP the command runs once per device, and one of them writes folders.
 
     torchrun numbers the processes of all machines by RANK. Lightning's own launcher sets NODE_RANK and LOCAL_RANK,
     the latter also where a cluster has set RANK to the number of the machine.
@@ -53,7 +53,7 @@ class RunFolder:
         return self.path.is_dir() and any(inside.name != _STAGES for inside in self.path.iterdir())
 
     def stage(self, number: int, name: str) -> RunFolder:
-        """Of a stage before the last one, whose run is this folder itself."""
+        """The folder of an earlier stage; the last stage is in this folder itself."""
         return RunFolder(self.path / _STAGES / f"{number}-{name}")
 
     @property
@@ -92,13 +92,13 @@ class RunFolder:
         remove_stale_temporaries(self.path)
 
     def clear_unfinished(self) -> None:
-        """A run that was stopped before its first checkpoint starts again from nothing."""
+        """Remove the logs of a run that was stopped before its first checkpoint, so that it can start again."""
         for file in (self.metrics, self.result):
             file.unlink(missing_ok=True)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
 
     def take_back(self) -> None:
-        """A run that failed before its first checkpoint: its files go, and the folder if nothing else is in it."""
+        """Remove the files of a run that failed before its first checkpoint, and the folder if nothing else is in it."""
         self.clear_unfinished()
         self.config.unlink(missing_ok=True)
         self.open_existing()
@@ -111,7 +111,7 @@ class RunFolder:
         remove_stale_temporaries(self.checkpoint.parent)
 
     def require(self) -> None:
-        """A run to test, predict with or export."""
+        """Refuse a path that is not the folder of a run."""
         if not self.path.is_dir():
             raise UserError(
                 f"There is no run folder {self.path}; train one with: batchformer fit RECIPE --out {self.path}"

@@ -1,4 +1,4 @@
-"""The ``run:`` part of a recipe: what a run keeps while it trains."""
+"""The ``run:`` section of a recipe: names, initial weights, checkpoints, threads."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -8,12 +8,12 @@ from batchformer.errors import UserError
 
 @dataclass
 class RunOptions:
-    """What a run keeps while it trains.
+    """The ``run:`` section of a recipe.
 
     Args:
         recipe: Name that goes into result.json; filled in by ``fit`` and ``compare``.
         variant: Name of the variant in result.json; empty means that of ``model.method``.
-        reference: The variant that others are held to.
+        reference: The variant that others are compared with.
         code: Folder of the recipe where it names classes outside the package; filled in by ``fit`` and ``compare``.
         init_from: Where weights come from, by part: "network" is all of it. A run folder, a .safetensors, .pth or .pt
             file, or a folder written by save_pretrained; some tasks know "pretrained", and further parts.

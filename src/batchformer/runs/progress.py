@@ -65,7 +65,7 @@ class ProgressLine:
             self.clear()
 
     def say(self, line: str) -> None:
-        """A line above the bar that stays."""
+        """Print a line above the progress bar that stays."""
         self.clear()
         print(line, file=self.stream, flush=True)
 

@@ -1,4 +1,4 @@
-"""What result.json needs and Lightning forgets: history, accuracy per class, time, throughput; kept in checkpoints."""
+"""Records what result.json needs during training (history, results per class, time) and keeps it in checkpoints."""
 
 import time
 from typing import Any
@@ -42,7 +42,7 @@ class RunRecorder(Checkpoint):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Those of the last validation, by the names the task gave them."""
+        """The measures of the last validation, by key."""
         last = self.history[-1] if self.history else {}
         return {name: value for name, value in last.items() if name not in ("epoch", "train_loss")}
 

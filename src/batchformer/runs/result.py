@@ -39,12 +39,12 @@ def device_name(device: Any) -> str:
 
 
 def variant_of(config: dict[str, Any]) -> str:
-    """The name of a run's variant: its own, else the method, else what tasks without one have."""
+    """The name of a run's variant: run.variant, else model.method, else "default"."""
     return config["run"].get("variant") or config["model"].get("method") or "default"
 
 
 def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """Everything but the analyses, which may cost a pass over the test set and are added by the caller."""
+    """Collect result.json, except the analyses, which the caller adds: they may need a pass over the test set."""
     info = task.data_info
     optional = {
         "streams": recorder.streams,
@@ -79,7 +79,7 @@ def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: d
 
 
 def analyse(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """What the task's analyses find; what cannot be measured is told and left out: the run is whole without it."""
+    """Run the task's analyses; one that cannot be measured is left out with a warning."""
     from batchformer.analysis.after_training import ANALYSES
 
     found: dict[str, Any] = {}

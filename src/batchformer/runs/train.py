@@ -145,7 +145,7 @@ def _what_is_left(folder: RunFolder) -> str:
 
 
 def _leave_what_can_go_on(folder: RunFolder) -> str:
-    """A run kept from its first checkpoint on, and taken back before: what cannot go on must not be in the way."""
+    """After a failure: keep the run folder if it has a checkpoint to resume from, else remove it."""
     if folder.checkpoint.is_file():
         return f"{folder.path} is kept: go on with --resume once all images are back, or start anew with --overwrite"
     if is_main_process():
@@ -162,7 +162,7 @@ def config_text(config: dict[str, Any]) -> str:
 
 
 def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
-    """The same weights as a run never stopped: only with the same settings.
+    """Refuse to resume a run with other settings: it would not end with the weights of one never stopped.
 
     A finished run is only looked at, so settings that it did not know, being of an older version, count for nothing.
     """

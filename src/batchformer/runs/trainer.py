@@ -68,7 +68,7 @@ def trainer_or_sentence(keywords: dict[str, Any]) -> L.Trainer:
 
 
 def _refuse_a_crowd(trainer: L.Trainer) -> None:
-    """On the CPU a device is one more process with its own torch: Lightning would start any number of them."""
+    """Refuse far more CPU devices than cores: each is a process of its own, and Lightning starts any number of them."""
     most = _PROCESSES_PER_CORE * (os.cpu_count() or 1)
     if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > most:
         raise UserError(

@@ -69,7 +69,7 @@ class NetworkTask(Task):
         """Put the module into the network and return the handle."""
 
     def before_attach(self, net: nn.Module) -> None:
-        """What is to be known of the network before the module is in it."""
+        """Called before the module is attached: read here what must be known of the plain network."""
 
     # ---- building
 

@@ -1,4 +1,4 @@
-"""The options of a task, typed: what a recipe may say, field by field."""
+"""Options that tasks share, as typed dataclasses: the fields a recipe may set."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass

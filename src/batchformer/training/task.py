@@ -1,4 +1,4 @@
-"""The contract of a task: what a family of tasks says of itself, and what every training does for it."""
+"""`Task`, the base class of everything that is trained: what a subclass gives, and what is done for it."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +69,7 @@ class Task(L.LightningModule):
         self.seed, self.cuda_graph = seed, cuda_graph
         self.data_info = DataInfo()  # what the data declared, once it is built
         self.built = False
-        self.init_from: dict[str, str] = {}  # part of the network ("" is all of it) -> where its weights come from
+        self.init_from: dict[str, str] = {}  # part of the network ("network": all of it) -> its weights
         self.restored = False  # whether all weights come from a checkpoint of this very task
         self.per_class: list[float] = []  # of the primary measure, where it has a value for each class
         self._whole_step = False
@@ -114,7 +114,7 @@ class Task(L.LightningModule):
         """Refuse trainer settings that cannot work; called before anything is written."""
 
     def load_part(self, part: str, source: str) -> None:
-        """Put weights from a run, a file or a folder into a part of the network; "" is the whole network."""
+        """Put weights from a run, a file or a folder into a part of the network; "network" is all of it."""
         raise UserError(f"{type(self).__name__} takes no weights from elsewhere: leave out --init-from {source}.")
 
     def plain_network(self) -> nn.Module:
@@ -162,7 +162,7 @@ class Task(L.LightningModule):
                     self.load_part(part, source)
 
     def take_up(self, data: DataInfo) -> None:
-        """What is built is told of other data with the same classes: those that a checkpoint was trained on, mostly."""
+        """Called in place of `build` when the task is built already and is given other data with the same classes."""
 
     def _refuse_other_classes(self, info: DataInfo) -> None:
         before, now = (len(one.get("classes", ())) for one in (self.data_info, info))
@@ -173,7 +173,7 @@ class Task(L.LightningModule):
             )
 
     def expect_checkpoint(self) -> None:
-        """All weights will come from a checkpoint, and nothing is trained: fetch, compile and capture nothing."""
+        """Prepare for loading a checkpoint without training: fetch no weights, compile and capture nothing."""
         self.restored, self.cuda_graph = True, False
 
     def configure_model(self) -> None:
@@ -355,7 +355,7 @@ class Task(L.LightningModule):
             self.log_dict(values, sync_dist=self.trainer.world_size > 1)
 
     def _prefix(self, name: str) -> str:
-        """Of the keys of an evaluation set: nothing for the first, which the measures are about."""
+        """What the keys of an evaluation set begin with: nothing for the first set, else its name."""
         return "" if name == self.evaluation_sets[0] else f"{name}/"
 
     @property
@@ -374,7 +374,7 @@ class Task(L.LightningModule):
         checkpoint["task"] = state
 
     def _of_all_processes(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """One process writes the checkpoint, and each has counted the samples of its own."""
+        """The states of all processes: one of them writes the checkpoint, and each has counted its own samples."""
         states = [own] * self.trainer.world_size
         if len(states) > 1:
             torch.distributed.all_gather_object(states, own)

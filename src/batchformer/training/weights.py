@@ -1,4 +1,4 @@
-"""Weights from elsewhere: one way for every task, from a run, a file or a folder of `save_pretrained`."""
+"""`--init-from`: initial weights from a run folder, a file or a folder of `save_pretrained`, for every task."""
 
 import warnings
 from collections.abc import Mapping
