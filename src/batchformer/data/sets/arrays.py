@@ -13,10 +13,10 @@ from PIL import Image
 from torch import Tensor
 
 from batchformer.data.augment.batched import batched_augmentation
-from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, check_image_options
+from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, check_images
 from batchformer.data.loading.device_loader import DeviceLoader
 from batchformer.data.loading.epoch_loader import EpochLoader
-from batchformer.data.sets.classification import ClassificationData, check_labels, count_classes
+from batchformer.data.sets.classification import ClassificationData
 from batchformer.errors import UserError
 
 
@@ -43,19 +43,9 @@ class _SplitData(ClassificationData):
     def _read(self) -> None:
         self._splits, self.class_names = self.read_splits()
         train = self._splits["train"]
-        self.class_counts = count_classes(
-            train.labels, self.class_names, "the training split", self.allow_empty_classes
-        )
-        for name in self.evaluation_sets:
-            where = "the test split" if name == "val" else f"the split {name!r}"
-            check_labels(self._splits[name].labels, len(self.class_names), where)
-        self.train_images = len(train.labels)
-        self.test_images = sum(len(self._splits[name].labels) for name in self.evaluation_sets)
         digest = hashlib.sha256(np.ascontiguousarray(train.labels, dtype="<i8").tobytes())
         digest.update(np.ascontiguousarray(train.images).data)
-        for name, values in sorted(train.fields.items()):
-            digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
-        self.fingerprint = digest.hexdigest()
+        self._count(self._splits, digest)
 
 
 class ArrayData(_SplitData):
@@ -84,9 +74,9 @@ class ArrayData(_SplitData):
     ) -> None:
         super().__init__(root, **options)
         self.image_size = self.native_size if image_size is None else image_size
-        check_image_options(self.image_size, erase_prob)
         if statistics == "imagenet":
             self.mean, self.std = IMAGENET_MEAN, IMAGENET_STD
+        check_images(self.image_size, self.std, erase_prob)
         self.augment, self.erase_prob = augment, erase_prob
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
