@@ -1,14 +1,12 @@
 """report.html: one file that opens offline, from any number of runs."""
 
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from batchformer.errors import UserError
+from batchformer.files import write_text
 from batchformer.report.comparison import DEFAULT_PAIR, Comparison, compare_runs, measure_word, shown_name, with_unit
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.sections import html_cell, recipe_section
@@ -43,12 +41,7 @@ def write_report(paths: Iterable[Path | str], out: Path | str, title: str | None
     out = Path(out)
     if out.is_dir():
         out = out / "report.html"
-    page = render(load_runs(paths), title)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(out, page)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}") from None
+    write_text(out, render(load_runs(paths), title))
     return out
 
 
@@ -129,16 +122,3 @@ def _overview_cells(table: Comparison, variant: str, name_variants: bool) -> str
         small = f'<span class="interval">{escape(shown_name(each))}</span>' if name_variants else ""
         cells.append(cell.removesuffix("</td>") + f"{small}</td>")
     return "".join([*cells, html_cell(table.difference(measure, variant) or "–", digits)])
-
-
-def _write_whole(out: Path, text: str) -> None:
-    """A reader, or a full disk, never sees half a page."""
-    handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, out)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

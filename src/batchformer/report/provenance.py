@@ -59,15 +59,12 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     chosen = [
         f"{name} {settings[key]}" for key, name in _SETTINGS.items() if settings.get(key) not in (None, "None", "null")
     ]
-    data = run.raw.get("data")
-    data = data if isinstance(data, dict) else {}
+    data = _part(run, "data")
     images = [
         f"{data[key]:,} {word} images"
         for key, word in (("train_images", "training"), ("test_images", "test"))
         if isinstance(data.get(key), int)
     ]
-    versions = run.raw.get("versions")
-    versions = versions if isinstance(versions, dict) else {}
     found = {
         "Recipe": run.recipe,
         "Settings": ", ".join(chosen),
@@ -80,11 +77,11 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
             if isinstance(run.raw.get(key), int)
         ),
         "Data": ", ".join(images),
-        "Data fingerprint": _joined(runs, lambda r: (r.raw.get("data") or {}).get("fingerprint")),
+        "Data fingerprint": _joined(runs, lambda r: _part(r, "data").get("fingerprint")),
         "Device": _joined(runs, lambda r: r.text("device")),
         "Wall time per run": _range(runs, "wall_s", " s"),
         "Throughput": _range(runs, "images_per_s", " images/s"),
-        "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "Versions": ", ".join(f"{name} {version}" for name, version in _part(run, "versions").items()),
     }
     return [(question, answer) for question, answer in found.items() if answer]
 
@@ -128,7 +125,7 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     for key, word in (("device", "device"), ("versions", "versions"), ("epochs", "number of epochs")):
         if len({str(run.raw.get(key)) for run in runs}) > 1:
             found.append(f"The {word} is not the same in all runs.".replace("versions is", "versions are"))
-    data = {(run.target, str((run.raw.get("data") or {}).get("fingerprint")), *run.class_counts) for run in runs}
+    data = {(run.target, str(_part(run, "data").get("fingerprint")), *run.class_counts) for run in runs}
     if len(data) > len({run.target for run in runs}):
         found.append("The training data are not the same in all runs (their fingerprints or class counts differ).")
     if _loss_scales_differ(runs):
@@ -201,6 +198,11 @@ def flatten(config: Any, prefix: str = "") -> dict[str, str]:
         name = prefix if key == "init_args" and prefix else f"{prefix}.{key}" if prefix else str(key)
         flat.update(flatten(value, name))
     return flat
+
+
+def _part(run: Run, key: str) -> Mapping[str, Any]:
+    value = run.raw.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _seeds(runs: Sequence[Run], variant: str) -> str:

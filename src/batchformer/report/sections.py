@@ -6,12 +6,7 @@ from html import escape
 from typing import Any
 
 from batchformer.report.charts import variant_styles
-from batchformer.report.classes import (
-    MOST_POINTS,
-    class_chart,
-    class_difference_chart,
-    influence_section,
-)
+from batchformer.report.classes import MOST_POINTS, class_chart, class_difference_chart, influence_section
 from batchformer.report.comparison import (
     Comparison,
     compare_runs,
