@@ -75,13 +75,13 @@ class AddressedSamples(Dataset, ABC):
     def __len__(self) -> int:
         """How many samples there are."""
 
-    @abstractmethod
     def _read(self, index: int) -> Any:
-        """The sample as it is stored, decoded; nothing is drawn here."""
+        """The sample as it is stored, decoded; nothing is drawn here. None where there is nothing to read."""
+        return None
 
-    @abstractmethod
     def _augment(self, index: int, stored: Any) -> Any:
         """One view of what `_read` gave, which stays as it is; random numbers come from the global generators."""
+        return stored
 
     def _finish(self, index: int, views: list[Any]) -> Any:
         """The sample that `collate` takes."""
@@ -133,9 +133,6 @@ class LabelledSamples(AddressedSamples):
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    def _read(self, index: int) -> Any:
-        return None
 
     def _augment(self, index: int, stored: Any) -> Tensor | None:
         return None if self.transform is None else self.transform(stored)
@@ -204,16 +201,10 @@ class KeptSamples(AddressedSamples):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def _read(self, index: int) -> Any:
-        return self.samples._read(index)
-
-    def _augment(self, index: int, stored: Any) -> Any:
-        return move_data_to_device(self.samples._augment(index, stored), self.device)
-
     def __getitem__(self, address: Address) -> Any:
         index = address[1] % len(self)
         if index not in self._kept:
-            self._kept[index] = super().__getitem__(address)
+            self._kept[index] = move_data_to_device(self.samples[address], self.device)
         return self._kept[index]
 
     @property

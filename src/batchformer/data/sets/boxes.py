@@ -185,19 +185,18 @@ class DetectionSamples(AddressedSamples):
         return image
 
     def _described(self, index: int, target: Target, size: Sequence[int]) -> Target:
+        """With what is known of the image; `truth` is all that is annotated there, arrays, to stay on the host."""
+        rows, scenes = self.scenes.rows(index), self.scenes
         target |= {
-            "image_id": torch.tensor([self.scenes.ids[index]]),
-            "orig_size": torch.from_numpy(self.scenes.sizes[index]).clone(),
+            "image_id": torch.tensor([scenes.ids[index]]),
+            "orig_size": torch.from_numpy(scenes.sizes[index]).clone(),
             "size": torch.tensor(list(size)),
         }
-        return target | {"truth": self._truth(index)} if self.truth else target
-
-    def _truth(self, index: int) -> dict[str, Any]:
-        """Everything that is annotated, in the original image. Arrays, so that it stays on the host."""
-        rows, scenes = self.scenes.rows(index), self.scenes
-        named = {"boxes": scenes.boxes, "labels": scenes.labels, "area": scenes.area,
-                 "iscrowd": scenes.crowd, "ignore": scenes.ignore}  # fmt: skip
-        return {name: values[rows].copy() for name, values in named.items()}
+        if self.truth:
+            named = {"boxes": scenes.boxes, "labels": scenes.labels, "area": scenes.area,
+                     "iscrowd": scenes.crowd, "ignore": scenes.ignore}  # fmt: skip
+            target["truth"] = {name: values[rows].copy() for name, values in named.items()}
+        return target
 
 
 def box_target(boxes: Float[np.ndarray, "boxes 4"], labels: np.ndarray, size: Sequence[int]) -> Target:

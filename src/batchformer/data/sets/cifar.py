@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from batchformer.data.augment.options import ArrayAugmentation
+from batchformer.data.images import first_line
 from batchformer.data.loading.order import generator
 from batchformer.data.sets.arrays import ArrayData, Split
 from batchformer.data.sets.classification import tail_counts, tail_subset
@@ -221,7 +222,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
             raise pickle.UnpicklingError("it does not hold a dictionary")
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise UserError(
-            f"{path} is damaged or not an official CIFAR file ({_reason(error)}): unpack or download it again."
+            f"{path} is damaged or not an official CIFAR file ({first_line(error)}): unpack or download it again."
         ) from error
     return value
 
@@ -232,10 +233,6 @@ def image_array(entry: dict[str, Any], key: str, path: Path) -> np.ndarray:
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
         raise UserError(f"{path} is damaged: '{key}' is not an array of 32 x 32 images; unpack or download it again.")
     return data.reshape(-1, 3, 32, 32)
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__
 
 
 def miniature(folder: Path, name: str) -> None:

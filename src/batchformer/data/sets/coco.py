@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from batchformer.data.images import first_line
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
 from batchformer.data.sets.miniature import THINGS, TRAIN_SCENES, VAL_SCENES, save_scene
@@ -62,8 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} cannot be read as JSON ({reason}): unpack or write it again.") from error
+        raise UserError(f"{path} cannot be read as JSON ({first_line(error)}): unpack or write it again.") from error
     for part in _LISTS:
         entries = content.get(part) if isinstance(content, dict) else None
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

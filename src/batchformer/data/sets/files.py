@@ -81,11 +81,9 @@ class FileData(ClassificationData):
         from batchformer.data.loading.samples import FileSamples
 
         listing = self._listings[name]
-        transform = (
-            file_transform(self.augment, self.image_size, self.mean, self.std, self.erase_prob)
-            if training
-            else self.predict_transform
-        )
+        transform = self.predict_transform
+        if training:
+            transform = file_transform(self.augment, self.image_size, self.mean, self.std, self.erase_prob)
         samples = FileSamples(
             listing.paths,
             torch.from_numpy(listing.labels),
