@@ -70,7 +70,9 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         "Settings": ", ".join(chosen),
         "Targets": ", ".join(dict.fromkeys(run.target for run in runs if run.target is not None)),
         "Seeds": "; ".join(f"{variant}: {seeds}" for variant in _variants(runs) if (seeds := _seeds(runs, variant))),
-        "Protocol": _protocol(runs),
+        "Protocol": ", ".join(
+            "numbers of the last epoch, never the best one" if name == "last" else name for name in _protocols(runs)
+        ),
         "Length": ", ".join(
             f"{run.raw[key]:,} {key if run.raw[key] != 1 else key[:-1]}"
             for key in ("epochs", "steps")
@@ -128,7 +130,8 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     data = {(run.target, str(_part(run, "data").get("fingerprint")), *run.class_counts) for run in runs}
     if len(data) > len({run.target for run in runs}):
         found.append("The training data are not the same in all runs (their fingerprints or class counts differ).")
-    if _loss_scales_differ(runs):
+    with_it, without = ({loss_scale(run) for run in runs if has_module(run) == module} for module in (True, False))
+    if with_it and without and with_it != without:
         found.append(
             "With BatchFormer the loss is three times the mean over the streams (stream_loss released), which trains "
             "like a threefold learning rate, and the baseline's loss is not scaled: part of a difference may be that. "
@@ -138,8 +141,7 @@ def caveats(runs: Sequence[Run]) -> list[str]:
         found.append(
             "Evaluated on the images trained on: it shows that the network learns them, and nothing about others."
         )
-    odd = sorted({run.text("protocol") or "unknown" for run in runs} - {"last"})
-    if odd:
+    if odd := [name for name in _protocols(runs) if name != "last"]:
         found.append(f"Not all numbers are those of the last epoch (protocol: {', '.join(odd)}).")
     return found
 
@@ -155,11 +157,6 @@ def _differing(runs: Sequence[Run]) -> list[str]:
         if not may and len(values) > 1:
             found.append(key)
     return found
-
-
-def _loss_scales_differ(runs: Sequence[Run]) -> bool:
-    with_it, without = ({loss_scale(run) for run in runs if has_module(run) == module} for module in (True, False))
-    return bool(with_it and without) and with_it != without
 
 
 def loss_scale(run: Run) -> float:
@@ -209,9 +206,8 @@ def _seeds(runs: Sequence[Run], variant: str) -> str:
     return ", ".join(map(str, sorted({run.seed for run in runs if run.variant == variant})))
 
 
-def _protocol(runs: Sequence[Run]) -> str:
-    names = sorted({run.text("protocol") or "unknown" for run in runs})
-    return ", ".join("numbers of the last epoch, never the best one" if name == "last" else name for name in names)
+def _protocols(runs: Sequence[Run]) -> list[str]:
+    return sorted({run.text("protocol") or "unknown" for run in runs})
 
 
 def _joined(runs: Sequence[Run], part: Any) -> str:

@@ -63,8 +63,9 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
         # it may be anybody's file that lies in the folder or was named by mistake: no word of deleting it
         remedy = "run that recipe again, or name the runs without it"
         data = read_json(file, "is damaged or no result file", remedy)
-        if not named and not _looks_like_a_result(data):
-            continue
+        keys = data if isinstance(data, dict) else {}
+        if not named and sum(key in keys for key in (*_REQUIRED, "method")) < 2:
+            continue  # somebody else's file
         run = _checked(data, file)
         key = (run.recipe, run.variant, run.target or "", run.seed)
         twin = runs.setdefault(key, run)
@@ -122,10 +123,6 @@ def _result_files(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
         else:
             raise UserError(f"{path} does not exist: give a run folder, a folder of `compare`, or a result file")
     return list(found.values())
-
-
-def _looks_like_a_result(data: Any) -> bool:
-    return isinstance(data, dict) and sum(key in data for key in (*_REQUIRED, "method")) >= 2
 
 
 def _checked(data: Any, file: Path) -> Run:

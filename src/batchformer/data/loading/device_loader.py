@@ -67,7 +67,11 @@ class DeviceLoader(SampleLoader):
         self._store: Tensor | None = None
         bytes_of_a_sample = sum(values.element_size() * values[:1].numel() for values in self._columns.values())
         if images is not None:
-            self._store_images(images, mean, std)
+            self._height, self._width = images.shape[2:]
+            self._store = self.augmentation.store(images.to(self.device))
+            self._scale = torch.tensor([1 / (255 * s) for s in std], device=self.device).view(1, -1, 1, 1)
+            shift = [-m / s for m, s in zip(mean, std, strict=True)]
+            self._shift = torch.tensor(shift, device=self.device).view(1, -1, 1, 1)
             height, width = self.augmentation.output_size(self._height, self._width)
             bytes_of_a_sample = 4 * images.shape[1] * height * width * self._views
         self._chunk_batches = max(1, chunk_bytes // max(1, bytes_of_a_sample * self.batch_size))
@@ -76,13 +80,6 @@ class DeviceLoader(SampleLoader):
         self._is_ahead = ahead and training and self._chunk_batches > 1
         self._prepared: tuple[_ChunkStart, Batch] | None = None
         self._drawn: tuple[int, np.ndarray, list[dict[str, np.ndarray]]] | None = None
-
-    def _store_images(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        self._height, self._width = images.shape[2:]
-        self._store = self.augmentation.store(images.to(self.device))
-        self._scale = torch.tensor([1 / (255 * s) for s in std], device=self.device).view(1, -1, 1, 1)
-        shift = [-m / s for m, s in zip(mean, std, strict=True)]
-        self._shift = torch.tensor(shift, device=self.device).view(1, -1, 1, 1)
 
     def __len__(self) -> int:
         return self._batches_of_a_pass

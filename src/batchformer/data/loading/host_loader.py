@@ -93,7 +93,9 @@ class HostLoader(SampleLoader):
             for batch in self._loader:
                 if isinstance(batch, str):
                     raise BadSample(batch)
-                yield _channels_last(batch) if self.channels_last else batch
+                if self.channels_last:
+                    batch |= {name: _laid_out(batch[name]) for name in _IMAGES if name in batch}
+                yield batch
         except (Exception, KeyboardInterrupt):
             self.end_workers()
             raise
@@ -107,10 +109,6 @@ class HostLoader(SampleLoader):
 
 def _batch_or_message(samples: list[Any] | str, collate: Callable[[list[Any]], Batch]) -> Batch | str:
     return samples if isinstance(samples, str) else collate(samples)
-
-
-def _channels_last(batch: Batch) -> Batch:
-    return batch | {name: _laid_out(batch[name]) for name in _IMAGES if name in batch}
 
 
 def _laid_out(images: Any) -> Any:

@@ -28,10 +28,6 @@ class Split:
     labels: Int[np.ndarray, " n"]
     fields: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def tensors(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        fields = {name: torch.from_numpy(values) for name, values in self.fields.items()}
-        return torch.from_numpy(self.images), torch.from_numpy(self.labels), fields
-
 
 class _SplitData(ClassificationData):
     """Subclasses read their splits in `read_splits`, and make loaders of them."""
@@ -82,19 +78,14 @@ class ArrayData(_SplitData):
     def make_loader(self, name: str, training: bool) -> EpochLoader:
         if self.on_device is False:
             return self._make_host_loader(name, training)
-        images, labels, fields = self._splits[name].tensors()
+        split, sizes = self._splits[name], (self.native_size, self.image_size)
         return DeviceLoader(
-            images,
-            labels,
+            torch.from_numpy(split.images),
             mean=self.mean,
             std=self.std,
             device=self._device(),
-            augmentation=batched_augmentation(
-                self.augment, self.native_size, self.image_size, self.erase_prob, self.mean
-            ),
-            fields=fields,
-            views=self.views,
-            index=self.index,
+            augmentation=batched_augmentation(self.augment, *sizes, self.erase_prob, self.mean),
+            **self._labelled(split, training),
             **self._loader_options(name, training),
         )
 
@@ -102,14 +93,13 @@ class ArrayData(_SplitData):
         from batchformer.data.augment.host import array_evaluation, array_transform
         from batchformer.data.loading.samples import ArraySamples
 
-        images, labels, fields = self._splits[name].tensors()
-        sizes = self.native_size, self.image_size
+        split, sizes = self._splits[name], (self.native_size, self.image_size)
         if training:
             transform = array_transform(self.augment, *sizes, self.mean, self.std, self.erase_prob)
         else:
             transform = array_evaluation(self.augment, *sizes, self.mean, self.std)
-        options: dict[str, Any] = {"fields": fields, "index": self.index, "views": self.views if training else 1}
-        samples = ArraySamples(images, labels, transform, self._seed_of(name) if training else None, **options)
+        images, seed = torch.from_numpy(split.images), self._seed_of(name) if training else None
+        samples = ArraySamples(images, transform=transform, seed=seed, **self._labelled(split, training))
         return self._host_loader(samples, name, training)
 
     @property
@@ -129,14 +119,14 @@ class FeatureData(_SplitData):
         super().__init__(root, augment_repeats=1, views=1, **options)
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
-        features, labels, fields = self._splits[name].tensors()
-        fields = {"features": features, **fields}
+        split = self._splits[name]
+        labelled = self._labelled(split, training)
+        labelled["fields"] = {"features": torch.from_numpy(split.images), **labelled["fields"]}
         if self.on_device is not False:
-            options = self._loader_options(name, training)
-            return DeviceLoader(None, labels, device=self._device(), fields=fields, index=self.index, **options)
+            return DeviceLoader(None, device=self._device(), **labelled, **self._loader_options(name, training))
         from batchformer.data.loading.samples import LabelledSamples
 
-        return self._host_loader(LabelledSamples(labels, fields=fields, index=self.index), name, training)
+        return self._host_loader(LabelledSamples(**labelled), name, training)
 
     def declare(self) -> dict[str, Any]:
         return {**super().declare(), "feature_dim": int(self._splits["train"].images.shape[1])}

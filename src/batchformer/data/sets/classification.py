@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from batchformer.data.loading.data_module import DataModule
 from batchformer.errors import UserError
@@ -25,6 +26,12 @@ class ClassificationData(DataModule):
     def __init__(self, root: str | None = None, *, on_device: Literal["auto"] | bool = "auto", **options: Any) -> None:
         super().__init__(root, **options)
         self.on_device = on_device
+
+    def _labelled(self, split: Any, training: bool) -> dict[str, Any]:
+        """What loaders and samples of every kind take: the labels and fields of a set, views and index."""
+        fields = {name: torch.from_numpy(values) for name, values in split.fields.items()}
+        views = self.views if training else 1
+        return {"labels": torch.from_numpy(split.labels), "fields": fields, "views": views, "index": self.index}
 
     def _count(self, sets: Mapping[str, Any], digest: Any) -> None:
         """Check the labels of the sets and fill in what is known after `setup`.

@@ -141,7 +141,12 @@ class PanopticSamples(DetectionSamples):
             target["masks"] = torch.from_numpy(masks)
         target = self._described(index, target, size)
         if self.truth:
-            target["truth"] |= {"segmentation": numbers.astype(np.int32), "segments_info": self._infos(index)}
+            known = (column[rows].tolist() for column in (self.scenes.labels, self.scenes.crowd, self.scenes.area))
+            infos = [
+                {"id": number, "label_id": label, "iscrowd": int(crowd), "area": area}
+                for number, (label, crowd, area) in enumerate(zip(*known, strict=True), 1)
+            ]
+            target["truth"] |= {"segmentation": numbers.astype(np.int32), "segments_info": infos}
         return made["image"].as_subclass(Tensor), target
 
     def _numbers(self, index: int) -> Int[np.ndarray, "height width"]:
@@ -165,14 +170,6 @@ class PanopticSamples(DetectionSamples):
                 f"unpack both again."
             )
         return numbers.astype(np.uint8 if len(known) < 256 else np.int32)
-
-    def _infos(self, index: int) -> list[dict[str, Any]]:
-        rows, scenes = self.scenes.rows(index), self.scenes
-        columns = (column[rows].tolist() for column in (scenes.labels, scenes.crowd, scenes.area))
-        return [
-            {"id": number, "label_id": label, "iscrowd": int(crowd), "area": area}
-            for number, (label, crowd, area) in enumerate(zip(*columns, strict=True), 1)
-        ]
 
 
 def _extents(masks: np.ndarray) -> np.ndarray:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -86,14 +85,11 @@ class FileData(ClassificationData):
             transform = file_transform(self.augment, self.image_size, self.mean, self.std, self.erase_prob)
         samples = FileSamples(
             listing.paths,
-            torch.from_numpy(listing.labels),
-            transform,
-            self._seed_of(name) if training else None,
-            self._folder,
-            self.upright,
-            fields={key: torch.from_numpy(values) for key, values in listing.fields.items()},
-            views=self.views if training else 1,
-            index=self.index,
+            transform=transform,
+            seed=self._seed_of(name) if training else None,
+            folder=self._folder,
+            upright=self.upright,
+            **self._labelled(listing, training),
         )
         return self._host_loader(samples, name, training)
 
