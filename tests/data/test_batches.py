@@ -120,7 +120,7 @@ def test_a_data_module_hands_out_views_and_index_on_request(on_device):
     labels = torch.from_numpy(data._splits["train"].labels)
     assert torch.equal(batch["labels"], labels[batch["index"]])
     assert list(next(iter(data.val_dataloader()))) == ["images", "labels", "index"]
-    with pytest.raises(UserError, match=r"data\.views must be 1 or more, got 0"):
+    with pytest.raises(UserError, match=r"data\.views must be at least 1, got 0"):
         DigitsLT(views=0)
 
 

@@ -45,8 +45,8 @@ def epochs(loader, count=3):
 @pytest.fixture
 def opened(monkeypatch):
     """The images that have been decoded, by number, as often as they were."""
-    seen, open_one = [], DetectionSamples._open
-    monkeypatch.setattr(DetectionSamples, "_open", lambda self, index: (seen.append(index), open_one(self, index))[1])
+    seen, open_one = [], DetectionSamples._decode
+    monkeypatch.setattr(DetectionSamples, "_decode", lambda self, index: (seen.append(index), open_one(self, index))[1])
     return seen
 
 

@@ -136,7 +136,7 @@ def test_an_empty_class_of_tiny_imagenet_is_named(tiny):
     folder = tiny / "train" / "n01496331" / "images"
     for file in folder.iterdir():
         file.unlink()
-    with pytest.raises(UserError, match=r"n01496331.images has no image"):
+    with pytest.raises(UserError, match=r"n01496331.images has no training image"):
         TinyImageNet(str(tiny)).setup()
     with pytest.raises(UserError, match=r"data\.root is not set"):
         TinyImageNet().setup()

@@ -59,7 +59,7 @@ def broken(**changes):
         ('{"recipe": "x", "seed": 1}', "has no 'variant', 'metrics'"),
         (broken(variant=3), "variant 3, expected a name"),
         (broken(target=["a"]), "target ['a'], expected a name"),
-        (broken(metrics=[1.0]), "'metrics' that are not an object"),
+        (broken(metrics=[1.0]), "'metrics' that is not an object"),
         (broken(measures=[{"name": "x"}]), "'measures' that cannot be read"),
         (broken(measures=[3]), "'measures' that cannot be read"),
         (broken(measures=[]), "no 'measures'"),

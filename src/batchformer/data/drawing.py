@@ -37,7 +37,7 @@ def draw_boxes(
     Small pictures are enlarged by a whole factor, so that there is room for names.
     """
     sheet, factor = _enlarged(picture)
-    pen, thick = ImageDraw.Draw(sheet), _thickness(sheet)
+    pen, thick = ImageDraw.Draw(sheet), max(2, round(max(sheet.size) / 250))
     order = sorted(range(len(boxes)), key=lambda k: 0.0 if scores is None else scores[k])
     corners = np.asarray(boxes, dtype=np.float64).reshape(-1, 4) * factor
     for k in order:
@@ -76,7 +76,10 @@ def draw_segments(
     if colours:
         masks = torch.from_numpy(large == np.array(list(colours))[:, None, None])
         pixels = draw_segmentation_masks(pixels, masks, alpha=_OPACITY, colors=list(colours.values()))
-    pixels[:, torch.from_numpy(_edges(large))] = _EDGE
+    edge = np.zeros(large.shape, dtype=bool)
+    edge[:, 1:] |= large[:, 1:] != large[:, :-1]
+    edge[1:] |= large[1:] != large[:-1]
+    pixels[:, torch.from_numpy(edge)] = _EDGE
     sheet = to_pil_image((pixels * 255).round().byte())
     taken: list[tuple[int, int, int, int]] = []
     areas = {identity: int((ids == identity).sum()) for identity in colours}
@@ -107,10 +110,6 @@ def _inside(box: np.ndarray, sheet: Image.Image) -> tuple[int, int, int, int]:
     x1, y1 = (int(np.clip(round(float(v)), 0, side - 1)) for v, side in zip(box[:2], sheet.size, strict=True))
     x2, y2 = (int(np.clip(round(float(v)) - 1, 0, side - 1)) for v, side in zip(box[2:], sheet.size, strict=True))
     return x1, y1, max(x1, x2), max(y1, y2)
-
-
-def _thickness(sheet: Image.Image) -> int:
-    return max(2, round(max(sheet.size) / 250))
 
 
 def _caption(name: str, score: float | None) -> str:
@@ -151,13 +150,6 @@ def _ink_on(colour: Colour) -> Colour:
     """Dark or light, whichever stands out more (WCAG's relative luminance, gamma 2)."""
     red, green, blue = ((value / 255) ** 2 for value in colour)
     return _DARK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else _LIGHT
-
-
-def _edges(ids: np.ndarray) -> np.ndarray:
-    edge = np.zeros(ids.shape, dtype=bool)
-    edge[:, 1:] |= ids[:, 1:] != ids[:, :-1]
-    edge[1:] |= ids[1:] != ids[:-1]
-    return edge
 
 
 def _point_inside(mask: np.ndarray) -> tuple[float, float]:

@@ -94,8 +94,14 @@ def _read(path: str | Path, get: Callable[[Image.Image], Image.Image]) -> Image.
     except FileNotFoundError as error:
         raise UserError(f"image {path} does not exist: put it back, or check data.root and its list.") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"image {path} cannot be read ({reason}): repair it or take it out of the data set.") from error
+        raise UserError(
+            f"image {path} cannot be read ({first_line(error)}): repair it or take it out of the data set."
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, short enough for a sentence about it."""
+    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__
 
 
 def decode_images(

@@ -161,9 +161,7 @@ def class_difference_chart(
 
 def influence_chart(name: str, runs: Sequence[Run]) -> str | None:
     """The paper's Fig. 6: gradient norm of each class's loss on the other images, classes by descending frequency."""
-    related = [run for run in runs if run.influence and run.class_counts]
-    groups = sorted_groups(related)
-    norms = mean_per_group(related, groups, lambda run: run.influence)
+    groups, norms = _influence_per_group(runs, MOST_POINTS)
     known = [(rank, g, v) for rank, g, v in zip(class_ranks(groups), groups, norms, strict=True) if v is not None]
     if not known:
         return None
@@ -184,11 +182,15 @@ def influence_chart(name: str, runs: Sequence[Run]) -> str | None:
     )
 
 
+def _influence_per_group(runs: Sequence[Run], most: int) -> tuple[list[ClassGroup], list[float | None]]:
+    related = [run for run in runs if run.influence and run.class_counts]
+    groups = sorted_groups(related, most)
+    return groups, mean_per_group(related, groups, lambda run: run.influence)
+
+
 def influence_correlation(runs: Sequence[Run]) -> RankCorrelation | None:
     """Spearman correlation between how rare a class is and its gradient norm; the paper's claim is a positive one."""
-    related = [run for run in runs if run.influence and run.class_counts]
-    groups = sorted_groups(related, most=10**9)
-    norms = mean_per_group(related, groups, lambda run: run.influence)
+    groups, norms = _influence_per_group(runs, most=10**9)
     known = [(-group.count, value) for group, value in zip(groups, norms, strict=True) if value is not None]
     return spearman([rarity for rarity, _ in known], [value for _, value in known])
 

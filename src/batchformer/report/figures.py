@@ -1,7 +1,7 @@
 """Charts of a comparison: differences with their intervals, curves over the epochs, lines of a family's own section."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from batchformer.metrics.measures import Measure
@@ -11,6 +11,7 @@ from batchformer.report.runs import Run
 from batchformer.report.scales import Axis, count_axis, linear_axis, thin
 from batchformer.report.statistics import PairedDifference
 
+Curve = list[tuple[float, list[float]]]  # epochs, and the values of the seeds there
 _MOST_EPOCHS = 240
 _LONGEST_NAME = 22  # letters beside the axis; the whole name is in the tip
 
@@ -46,10 +47,7 @@ def difference_chart(name: str, table: Comparison) -> DrawnDifference | None:
     room = 0.1 * max(map(abs, values))  # the line of no difference is never the frame
     x = linear_axis([*values, room, -room], with_unit(f"difference in {measure_word(measure)}", measure.points))
     height = len(rows)
-    y = Axis(0, height, [(height - k - 0.5, _short(label)) for k, label in enumerate(rows)])
-    left = max(64, 7 * max(len(_short(label)) for label in rows) + 16)
-    per_row = max(40, 20 * len(table.others))
-    chart = Chart(name, x, y, left=left, height=90 + per_row * height)
+    chart = _chart_of_rows(name, x, list(rows), 90 + max(40, 20 * len(table.others)) * height)
     styles, digits = variant_styles(table.variants), table.digits(measure)
     for label, variant, difference in shown:
         place = (table.others.index(variant) + 0.5) / len(table.others)
@@ -76,9 +74,7 @@ def seeds_chart(name: str, rows: Mapping[str, Mapping[int, float]], measure: Mea
     """A row of rings for each variant, one ring a seed, and a bar at their mean; dotted: the mean of the reference."""
     label = with_unit(measure.words, measure.unit)
     x = linear_axis([value for seeds in rows.values() for value in seeds.values()], label)
-    y = Axis(0, len(rows), [(len(rows) - k - 0.5, _short(each)) for k, each in enumerate(rows)])
-    left = max(64, 7 * max(len(_short(each)) for each in rows) + 16)
-    chart = Chart(name, x, y, left=left, height=80 + 24 * len(rows))
+    chart = _chart_of_rows(name, x, list(rows), 80 + 24 * len(rows))
     for k, (variant, seeds) in enumerate(rows.items()):
         level, mean = len(rows) - k - 0.5, math.fsum(seeds.values()) / len(seeds)
         if variant == reference:
@@ -87,6 +83,13 @@ def seeds_chart(name: str, rows: Mapping[str, Mapping[int, float]], measure: Mea
         chart.dots([(value, level) for value in seeds.values()], "others", tips, radius=4)
         chart.segment((mean, level - 0.34), (mean, level + 0.34), "whisker mean")
     return chart
+
+
+def _chart_of_rows(name: str, x: Axis, labels: Sequence[str], height: int) -> Chart:
+    """Rows from above, the name of each beside it; the last one is at 0.5."""
+    short = [_short(label) for label in labels]
+    y = Axis(0, len(short), [(len(short) - k - 0.5, label) for k, label in enumerate(short)])
+    return Chart(name, x, y, left=max(64, 7 * max(map(len, short)) + 16), height=height)
 
 
 def _rows(table: Comparison) -> dict[str, dict[str, PairedDifference]]:
@@ -122,7 +125,10 @@ def curve_chart(
     A seed with several targets counts as their mean. Of a `measure` a steep start may be left out, which would press
     the rest together.
     """
-    whole = {variant: _curve([run for run in runs if run.variant == variant], key) for variant in variants}
+    whole = {
+        variant: epoch_curve((r.seed, e["epoch"], e.get(key)) for r in runs if r.variant == variant for e in r.history)
+        for variant in variants
+    }
     epochs = sorted({epoch for curve in whole.values() for epoch, _ in curve})
     if not epochs:
         return None
@@ -134,11 +140,7 @@ def curve_chart(
         variant: [(epoch, seeds) for epoch, seeds in curve if low <= min(seeds) and max(seeds) <= high]
         for variant, curve in whole.items()
     }
-    styles = variant_styles(variants)
-    for variant, curve in curves.items():
-        chart.band([(e, min(v)) for e, v in curve], [(e, max(v)) for e, v in curve], styles[variant])
-    for variant, curve in curves.items():
-        chart.line([(e, math.fsum(v) / len(v)) for e, v in curve], styles[variant])
+    draw_curves(chart, variant_styles(variants), curves)
     ends = [f"{shown_name(v)} ends at {math.fsum(c[-1][1]) / len(c[-1][1]):.4g}" for v, c in curves.items() if c]
     return DrawnCurve(chart.svg(f"{label} over the epochs", "; ".join(ends)), curves != whole)
 
@@ -167,17 +169,23 @@ def lines_chart(
     return chart.svg(title, "; ".join(f"{line} ends at {p[-1][1]:.4g}" for line, p in points.items() if p))
 
 
-def _curve(runs: Sequence[Run], key: str) -> list[tuple[float, list[float]]]:
-    """(epoch, values of the seeds) where at least one seed has a value, thinned for drawing."""
+def epoch_curve(found: Iterable[tuple[int, float | None, float | None]]) -> Curve:
+    """From (seed or run, epoch counted from 0, value): epochs from 1 and the mean of each seed, thinned for drawing."""
     seen: dict[float, dict[int, list[float]]] = {}
-    for run in runs:
-        for entry in run.history:
-            epoch, value = entry["epoch"], entry.get(key)
-            if epoch is not None and value is not None:
-                seen.setdefault(epoch + 1, {}).setdefault(run.seed, []).append(value)
+    for seed, epoch, value in found:
+        if epoch is not None and value is not None:
+            seen.setdefault(epoch + 1, {}).setdefault(seed, []).append(value)
     means = {epoch: [math.fsum(v) / len(v) for v in seeds.values()] for epoch, seeds in seen.items()}
     epochs = sorted(means)
     return [(epochs[k], means[epochs[k]]) for k in thin(range(len(epochs)), _MOST_EPOCHS)]
+
+
+def draw_curves(chart: Chart, styles: Mapping[str, str], curves: Mapping[str, Curve]) -> None:
+    """All bands, from the smallest to the largest seed, and over them all lines, the means of the seeds."""
+    for name, curve in curves.items():
+        chart.band([(e, min(v)) for e, v in curve], [(e, max(v)) for e, v in curve], styles[name])
+    for name, curve in curves.items():
+        chart.line([(e, math.fsum(v) / len(v)) for e, v in curve], styles[name])
 
 
 def _short(name: str) -> str:

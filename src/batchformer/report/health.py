@@ -1,13 +1,13 @@
 """`stream_health.json` of a run folder (or `stream_health` in a result): what `analysis.stream_health` measured."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from batchformer.errors import UserError
+from batchformer.metrics.measures import known
 
 FILE = "stream_health.json"
 Measured = Sequence[float | None]
@@ -18,14 +18,17 @@ def read_health(result: Mapping[str, Any], file: Path) -> dict[str, Any]:
     if "stream_health" in result:
         return _checked(result["stream_health"], file)
     beside = file.with_name(FILE) if file.name == "result.json" else file.with_name(f"{file.stem}.{FILE}")
-    if not beside.is_file():
-        return {}
+    return _checked(read_json(beside, "is damaged", "delete it or measure again"), beside) if beside.is_file() else {}
+
+
+def read_json(file: Path, suspicion: str, remedy: str) -> Any:
+    """The content, or one sentence: what is wrong with the file and what to do."""
     try:
-        return _checked(json.loads(beside.read_text(encoding="utf-8")), beside)
+        return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{beside} is damaged ({error}): delete it or measure again") from None
+        raise UserError(f"{file} {suspicion} ({error}): {remedy}") from None
     except OSError as error:
-        raise UserError(f"{beside} cannot be read: {error.strerror}") from None
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def _checked(health: Any, file: Path) -> dict[str, Any]:
@@ -39,8 +42,7 @@ def number(entry: Any, *keys: str) -> float | None:
     """A number deep in a measurement, None where it is not there."""
     for key in keys:
         entry = entry.get(key) if isinstance(entry, dict) else None
-    known = isinstance(entry, int | float) and not isinstance(entry, bool) and math.isfinite(entry)
-    return float(entry) if known else None
+    return next(iter(known([entry])), None)
 
 
 def series(entries: Sequence[Mapping[str, Any]], *keys: str) -> list[float | None]:
@@ -58,8 +60,7 @@ def attention_per_head(points: Sequence[Mapping[str, Any]], what: str) -> list[l
     for point in points:
         layers = point.get("attention")
         values = [layer.get(what) for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
-        flat = [v for heads in values if isinstance(heads, list) for v in heads]
-        found.append([float(v) for v in flat if isinstance(v, int | float) and math.isfinite(v)])
+        found.append(known(v for heads in values if isinstance(heads, list) for v in heads))
     return found
 
 

@@ -4,12 +4,12 @@ Everything that comes from a file goes through `escape` here or where it is put 
 """
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from batchformer.errors import UserError
+from batchformer.report.health import read_json
 from batchformer.report.runs import Run
 
 PICTURES, INDEX = "pictures", "pictures.json"
@@ -69,10 +69,7 @@ def pictures_of(runs: Sequence[Run], folder: str, whole_width: bool = False) -> 
 
 
 def _pictures_in(file: Path) -> list[dict[str, str]]:
-    try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({error}): delete it or draw the pictures again") from None
+    entries = read_json(file, "is damaged", "delete it or draw the pictures again")
     if not isinstance(entries, list) or not all(
         isinstance(e, dict) and isinstance(e.get("file"), str) for e in entries
     ):

@@ -50,11 +50,12 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
     recipes = by_recipe(runs)
     several = len(recipes) > 1
     names = {recipe: f"recipe-{number}" for number, recipe in enumerate(recipes, 1)}
+    links = "".join(f'<li><a href="#{name}">{escape(words)}</a></li>' for words, name in names.items())
     return _PAGE.substitute(
         title=escape(title or _title(runs, list(recipes))),
         style=files("batchformer.report").joinpath("page.css").read_text(encoding="utf-8"),
         lede=escape(_lede(runs, len(recipes))),
-        navigation=_navigation(names) if several else "",
+        navigation=f'<nav aria-label="Recipes"><ul>{links}</ul></nav>\n' if several else "",
         overview=_overview(recipes, names) if several else "",
         sections="".join(recipe_section(names[recipe], group, several) for recipe, group in recipes.items()),
     )
@@ -85,11 +86,6 @@ def _lede(runs: Sequence[Run], recipes: int) -> str:
     if variants == ["baseline"]:
         return told
     return f"{told} The module is gone at test time: what is evaluated is the plain network."
-
-
-def _navigation(names: Mapping[str, str]) -> str:
-    items = "".join(f'<li><a href="#{name}">{escape(words)}</a></li>' for words, name in names.items())
-    return f'<nav aria-label="Recipes"><ul>{items}</ul></nav>\n'
 
 
 def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) -> str:

@@ -59,32 +59,31 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     chosen = [
         f"{name} {settings[key]}" for key, name in _SETTINGS.items() if settings.get(key) not in (None, "None", "null")
     ]
-    data = run.raw.get("data")
-    data = data if isinstance(data, dict) else {}
+    data = _part(run, "data")
     images = [
         f"{data[key]:,} {word} images"
         for key, word in (("train_images", "training"), ("test_images", "test"))
         if isinstance(data.get(key), int)
     ]
-    versions = run.raw.get("versions")
-    versions = versions if isinstance(versions, dict) else {}
     found = {
         "Recipe": run.recipe,
         "Settings": ", ".join(chosen),
         "Targets": ", ".join(dict.fromkeys(run.target for run in runs if run.target is not None)),
         "Seeds": "; ".join(f"{variant}: {seeds}" for variant in _variants(runs) if (seeds := _seeds(runs, variant))),
-        "Protocol": _protocol(runs),
+        "Protocol": ", ".join(
+            "numbers of the last epoch, never the best one" if name == "last" else name for name in _protocols(runs)
+        ),
         "Length": ", ".join(
             f"{run.raw[key]:,} {key if run.raw[key] != 1 else key[:-1]}"
             for key in ("epochs", "steps")
             if isinstance(run.raw.get(key), int)
         ),
         "Data": ", ".join(images),
-        "Data fingerprint": _joined(runs, lambda r: (r.raw.get("data") or {}).get("fingerprint")),
+        "Data fingerprint": _joined(runs, lambda r: _part(r, "data").get("fingerprint")),
         "Device": _joined(runs, lambda r: r.text("device")),
         "Wall time per run": _range(runs, "wall_s", " s"),
         "Throughput": _range(runs, "images_per_s", " images/s"),
-        "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "Versions": ", ".join(f"{name} {version}" for name, version in _part(run, "versions").items()),
     }
     return [(question, answer) for question, answer in found.items() if answer]
 
@@ -128,10 +127,11 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     for key, word in (("device", "device"), ("versions", "versions"), ("epochs", "number of epochs")):
         if len({str(run.raw.get(key)) for run in runs}) > 1:
             found.append(f"The {word} is not the same in all runs.".replace("versions is", "versions are"))
-    data = {(run.target, str((run.raw.get("data") or {}).get("fingerprint")), *run.class_counts) for run in runs}
+    data = {(run.target, str(_part(run, "data").get("fingerprint")), *run.class_counts) for run in runs}
     if len(data) > len({run.target for run in runs}):
         found.append("The training data are not the same in all runs (their fingerprints or class counts differ).")
-    if _loss_scales_differ(runs):
+    with_it, without = ({loss_scale(run) for run in runs if has_module(run) == module} for module in (True, False))
+    if with_it and without and with_it != without:
         found.append(
             "With BatchFormer the loss is three times the mean over the streams (stream_loss released), which trains "
             "like a threefold learning rate, and the baseline's loss is not scaled: part of a difference may be that. "
@@ -141,8 +141,7 @@ def caveats(runs: Sequence[Run]) -> list[str]:
         found.append(
             "Evaluated on the images trained on: it shows that the network learns them, and nothing about others."
         )
-    odd = sorted({run.text("protocol") or "unknown" for run in runs} - {"last"})
-    if odd:
+    if odd := [name for name in _protocols(runs) if name != "last"]:
         found.append(f"Not all numbers are those of the last epoch (protocol: {', '.join(odd)}).")
     return found
 
@@ -158,11 +157,6 @@ def _differing(runs: Sequence[Run]) -> list[str]:
         if not may and len(values) > 1:
             found.append(key)
     return found
-
-
-def _loss_scales_differ(runs: Sequence[Run]) -> bool:
-    with_it, without = ({loss_scale(run) for run in runs if has_module(run) == module} for module in (True, False))
-    return bool(with_it and without) and with_it != without
 
 
 def loss_scale(run: Run) -> float:
@@ -203,13 +197,17 @@ def flatten(config: Any, prefix: str = "") -> dict[str, str]:
     return flat
 
 
+def _part(run: Run, key: str) -> Mapping[str, Any]:
+    value = run.raw.get(key)
+    return value if isinstance(value, dict) else {}
+
+
 def _seeds(runs: Sequence[Run], variant: str) -> str:
     return ", ".join(map(str, sorted({run.seed for run in runs if run.variant == variant})))
 
 
-def _protocol(runs: Sequence[Run]) -> str:
-    names = sorted({run.text("protocol") or "unknown" for run in runs})
-    return ", ".join("numbers of the last epoch, never the best one" if name == "last" else name for name in names)
+def _protocols(runs: Sequence[Run]) -> list[str]:
+    return sorted({run.text("protocol") or "unknown" for run in runs})
 
 
 def _joined(runs: Sequence[Run], part: Any) -> str:

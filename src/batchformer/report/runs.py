@@ -9,7 +9,7 @@ from typing import Any
 
 from batchformer.errors import UserError
 from batchformer.metrics.measures import Measure, measures_of, primary_of, with_current_names
-from batchformer.report.health import read_health
+from batchformer.report.health import read_health, read_json
 
 _NO_RESULTS = ("compare.json", "pictures.json")
 _REQUIRED = ("recipe", "variant", "seed", "metrics")
@@ -60,9 +60,12 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
     places = [Path(path) for path in paths]
     runs: dict[tuple[str, str, str, int], Run] = {}
     for file, named in _result_files(places):
-        data = _read(file)
-        if not named and not _looks_like_a_result(data):
-            continue
+        # it may be anybody's file that lies in the folder or was named by mistake: no word of deleting it
+        remedy = "run that recipe again, or name the runs without it"
+        data = read_json(file, "is damaged or no result file", remedy)
+        keys = data if isinstance(data, dict) else {}
+        if not named and sum(key in keys for key in (*_REQUIRED, "method")) < 2:
+            continue  # somebody else's file
         run = _checked(data, file)
         key = (run.recipe, run.variant, run.target or "", run.seed)
         twin = runs.setdefault(key, run)
@@ -122,22 +125,6 @@ def _result_files(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
     return list(found.values())
 
 
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        # it may be anybody's file that lies in the folder or was named by mistake: no word of deleting it
-        raise UserError(
-            f"{file} is damaged or no result file ({error}): run that recipe again, or name the runs without it"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from None
-
-
-def _looks_like_a_result(data: Any) -> bool:
-    return isinstance(data, dict) and sum(key in data for key in (*_REQUIRED, "method")) >= 2
-
-
 def _checked(data: Any, file: Path) -> Run:
     if not isinstance(data, dict):
         raise UserError(f"{file} is not a result file: its content is not a JSON object")
@@ -150,8 +137,7 @@ def _checked(data: Any, file: Path) -> Run:
             raise UserError(f"{file} has {key} {given[key]!r}, expected a name")
     if not isinstance(data["seed"], int) or isinstance(data["seed"], bool):
         raise UserError(f"{file} has seed {data['seed']!r}, expected a whole number")
-    if not isinstance(data["metrics"], dict):
-        raise UserError(f"{file} has 'metrics' that are not an object: it is not a complete result file")
+    _mapping(data["metrics"], "metrics", file)
     history = _list(data.get("history"), "history", file)
     if not all(isinstance(entry, dict) and "epoch" in entry for entry in history):
         raise UserError(f"{file} has an entry without 'epoch' in its 'history'")
@@ -160,9 +146,8 @@ def _checked(data: Any, file: Path) -> Run:
     primary = primary_of(measures).key
     if primary not in data["metrics"]:
         raise UserError(f"{file} has no {primary!r} in its 'metrics': it is not a complete result file")
-    influence = data.get("gradient_influence") or {}
-    if not isinstance(influence, dict):
-        raise UserError(f"{file} has a 'gradient_influence' that is not an object")
+    influence = _mapping(data.get("gradient_influence"), "gradient_influence", file)
+    streams = _mapping(data.get("streams"), "streams", file)
     counts = [_whole(value, "class_counts", file) for value in _list(data.get("class_counts"), "class_counts", file)]
     run = Run(
         source=file,
@@ -178,7 +163,7 @@ def _checked(data: Any, file: Path) -> Run:
         history=[{str(k): _number(v, f"history.{k}", file) for k, v in entry.items()} for entry in data["history"]],
         influence=_numbers(influence.get("per_class"), "gradient_influence.per_class", file),
         influence_wrt=str(influence.get("wrt", "features")),
-        streams=_streams(data.get("streams"), file),
+        streams={str(name): _numbers(losses, f"streams.{name}", file) for name, losses in streams.items()},
         health=read_health(data, file),
         sections=_sections(data.get("sections"), file),
         raw=data,
@@ -204,15 +189,11 @@ def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
         if not isinstance(section, dict) or not isinstance(section.get("title"), str):
             raise UserError(f"{file} has an entry without 'title' in its 'sections'")
         where = f"section {section['title']!r}"
-        table, series = section.get("table") or {}, section.get("series") or {}
-        if not isinstance(table, dict) or not isinstance(series, dict):
-            raise UserError(f"{file} has a {where} whose 'table' or 'series' is not an object")
+        table, series = (_mapping(section.get(part), f"{where}: {part}", file) for part in ("table", "series"))
         for row in _list(table.get("rows"), f"{where}: rows", file):
             if len(_list(row, f"{where}: rows", file)) != len(_list(table.get("header"), f"{where}: header", file)):
                 raise UserError(f"{file} has a {where} with a row that is not as long as its header")
-        lines = series.get("lines") or {}
-        if not isinstance(lines, dict):
-            raise UserError(f"{file} has a {where} whose 'lines' are not an object")
+        lines = _mapping(series.get("lines"), f"{where}: lines", file)
         across = _numbers(series.get("x"), f"{where}: x", file)
         for name, values in lines.items():
             if len(_numbers(values, f"{where}: {name}", file)) != len(across):
@@ -220,32 +201,28 @@ def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
     return sections
 
 
-def _streams(value: Any, file: Path) -> dict[str, list[float | None]]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise UserError(f"{file} has a 'streams' that is not an object")
-    return {str(name): _numbers(losses, f"streams.{name}", file) for name, losses in value.items()}
-
-
 def _check_lengths(run: Run) -> None:
-    lengths = {
-        "per_class": len(run.per_class),
-        "class_names": len(run.class_names),
-        "gradient_influence": len(run.influence),
-    }
     classes = len(run.class_counts)
-    for name, length in lengths.items():
-        if length and classes and length != classes:
-            raise UserError(f"{run.source} has {length} entries in {name!r} but {classes} in 'class_counts'")
+    parts: dict[str, Sequence[Any]] = {
+        "per_class": run.per_class,
+        "class_names": run.class_names,
+        "gradient_influence": run.influence,
+    }
+    for name, part in parts.items():
+        if part and classes and len(part) != classes:
+            raise UserError(f"{run.source} has {len(part)} entries in {name!r} but {classes} in 'class_counts'")
 
 
 def _list(value: Any, name: str, file: Path) -> list[Any]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
+    if not isinstance(value, list | None):
         raise UserError(f"{file} has a {name!r} that is not a list")
-    return value
+    return value or []
+
+
+def _mapping(value: Any, name: str, file: Path) -> dict[str, Any]:
+    if value and not isinstance(value, dict):
+        raise UserError(f"{file} has a {name!r} that is not an object")
+    return value or {}
 
 
 def _numbers(value: Any, name: str, file: Path) -> list[float | None]:

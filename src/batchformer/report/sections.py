@@ -6,12 +6,7 @@ from html import escape
 from typing import Any
 
 from batchformer.report.charts import variant_styles
-from batchformer.report.classes import (
-    MOST_POINTS,
-    class_chart,
-    class_difference_chart,
-    influence_section,
-)
+from batchformer.report.classes import MOST_POINTS, class_chart, class_difference_chart, influence_section
 from batchformer.report.comparison import (
     Comparison,
     compare_runs,
@@ -81,7 +76,8 @@ def _caveats(runs: Sequence[Run]) -> str:
 
 def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
     made = comparison_table(table)
-    header = "".join(f'<th scope="col">{escape(_column(head))}</th>' for head in made.header)
+    heads = [shown_name(head.split(" [95 %")[0]) for head in made.header]  # what an interval is stands in the caption
+    header = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
     body = "".join(
         f'<tr><th scope="row">{escape(shown_name(row.head))}</th>'
         f"{''.join(html_cell(cell, row.digits) for cell in row.cells)}</tr>"
@@ -135,11 +131,6 @@ def _every_seed(name: str, table: Comparison) -> str:
     told += f"mean of {table.reference}.{' Lower is better.' if measure.better == 'lower' else ''}"
     drawn = seeds_chart(f"{name}-seeds", rows, measure, table.reference)
     return figure("Every seed", drawn.svg("Every seed of every variant", words), told)
-
-
-def _column(head: str) -> str:
-    """The head of a column on the page; what an interval is stands in the caption."""
-    return shown_name(head.split(" [95 %")[0])
 
 
 def html_cell(cell: Cell, digits: int) -> str:

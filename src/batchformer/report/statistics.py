@@ -2,6 +2,7 @@
 only read result files start without numpy or scipy (the tests compare every function with `scipy.stats`)."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -89,13 +90,12 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> RankCorrelation | None:
     count = len(x)
     if count < 2:
         return None
-    rank_x, rank_y = _mean_ranks(x), _mean_ranks(y)
     centre = (count + 1) / 2
-    var_x = math.fsum((r - centre) ** 2 for r in rank_x)
-    var_y = math.fsum((r - centre) ** 2 for r in rank_y)
+    from_x, from_y = ([rank - centre for rank in _mean_ranks(values)] for values in (x, y))
+    var_x, var_y = (math.fsum(d * d for d in distances) for distances in (from_x, from_y))
     if var_x == 0 or var_y == 0:
         return None
-    covariance = math.fsum((a - centre) * (b - centre) for a, b in zip(rank_x, rank_y, strict=True))
+    covariance = math.fsum(a * b for a, b in zip(from_x, from_y, strict=True))
     rho = max(-1.0, min(1.0, covariance / math.sqrt(var_x * var_y)))
     if count < 3:
         return RankCorrelation(rho, None)
@@ -106,17 +106,9 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> RankCorrelation | None:
 
 
 def _mean_ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end < len(order) and values[order[end]] == values[order[start]]:
-            end += 1
-        for position in range(start, end):
-            ranks[order[position]] = (start + 1 + end) / 2
-        start = end
-    return ranks
+    """Ranks from 1; equal values share the mean of theirs."""
+    ordered = sorted(values)
+    return [(bisect_left(ordered, value) + 1 + bisect_right(ordered, value)) / 2 for value in values]
 
 
 def _regularised_beta(x: float, a: float, b: float) -> float:

@@ -1,20 +1,19 @@
 """The two streams of a training on the page: losses over the epochs, and per depth what `stream_health` measured."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from batchformer.report.charts import Chart
 from batchformer.report.comparison import shown_name
+from batchformer.report.figures import draw_curves, epoch_curve
 from batchformer.report.health import attention_per_head, number, reading, series, short_names
 from batchformer.report.html_parts import PICTURES, figure, pictures_of
 from batchformer.report.runs import Run
-from batchformer.report.scales import Axis, count_axis, decade_axis, linear_axis, named_axis, thin
+from batchformer.report.scales import Axis, count_axis, decade_axis, linear_axis, named_axis
 
 STREAMS = {"plain": "plain stream", "related": "related stream"}
-_MOST_EPOCHS = 240
-_SHARES = Axis(0, 1, [(k / 5, f"{k / 5:g}") for k in range(6)])
 _CLASSIFIES = ("accuracy", "top1")  # primary measures of tasks whose loss is that of classes alone
 
 
@@ -78,55 +77,68 @@ def _summary(run: Run) -> str:
 
 
 def _depth_figures(name: str, health: Mapping[str, Any]) -> str:
-    both = dict(STREAMS)
-    drawn: list[tuple[str, str | None, str, dict[str, str]]] = [
-        (
-            "What survives of the related tokens",
-            signal_chart(f"{name}-signal", health),
-            "Cosine, between two dropout masks, of what tells samples apart (tokens minus their mean over the batch). "
-            "At 0 there is only noise.",
-            {},
-        ),
-        (
-            "What each module changes",
-            change_chart(f"{name}-change", health),
-            "Without dropout, in percent of the tokens' norm; dotted: 5 %. From others: what remains of it when each "
-            "sample looks at itself alone is taken away.",
-            {"related": "whole change", "others": "from other samples"},
-        ),
-        (
-            "Gradient into the blocks",
-            gradient_chart(f"{name}-gradient", health),
-            "Norm of the gradient of each stream's mean loss at the parameters of the block.",
-            both,
-        ),
-        (
-            "How widely the modules look",
-            entropy_chart(f"{name}-entropy", health),
-            "Entropy of the attention over the batch, relative to its largest value: 1 is uniform, 0 is one sample. "
-            "Small dots: single heads.",
-            {},
-        ),
-        (
-            "Norm of the tokens",
-            stats_chart(f"{name}-norm", health, "norm", "mean norm of a token"),
-            "Behind each block, insertion included.",
-            both,
-        ),
-        (
-            "Effective rank of the tokens",
-            stats_chart(f"{name}-rank", health, "effective_rank", "effective rank"),
-            "Directions the samples of the batch take up at a position. Noise has a high rank, too: read it with the "
-            "share that survives.",
-            both,
-        ),
-    ]
-    return "".join(figure(title, svg, caption, legend) for title, svg, caption, legend in drawn if svg is not None)
+    """A chart over the depth for each quantity that was measured: behind the blocks, or at the insertions (points)."""
+    blocks, points = health.get("blocks", []), health.get("points", [])
+    changes = {"related": _percent(series(points, "change_quiet")), "others": _percent(series(points, "from_others"))}
+    gradients = {stream: series(blocks, "gradient", stream) for stream in STREAMS}
+    above_zero = {stream: [v if v is None or v > 0 else None for v in values] for stream, values in gradients.items()}
+    heads = attention_per_head(points, "entropy")
+    means = [math.fsum(values) / len(values) if values else None for values in heads]
+    norms, ranks = ({s: series(blocks, s, what) for s in STREAMS} for what in ("norm", "effective_rank"))
+    figures = []
+
+    def draw(
+        title: str, caption: str, key: str, *given: Any, legend: Mapping[str, str] | None = None, **marks: Any
+    ) -> None:
+        svg = _by_depth(f"{name}-{key}", *given, **marks)
+        figures.append("" if svg is None else figure(title, svg, caption, legend))
+
+    draw(
+        "What survives of the related tokens",
+        "Cosine, between two dropout masks, of what tells samples apart (tokens minus their mean over the batch). "
+        "At 0 there is only noise.",
+        "signal", blocks, {"related": series(blocks, "signal")}, _shares, "share that survives dropout",
+    )  # fmt: skip
+    draw(
+        "What each module changes",
+        "Without dropout, in percent of the tokens' norm; dotted: 5 %. From others: what remains of it when each "
+        "sample looks at itself alone is taken away.",
+        "change", points, changes, _from_zero, "change, % of the norm",
+        level=5.0, legend={"related": "whole change", "others": "from other samples"},
+    )  # fmt: skip
+    draw(
+        "Gradient into the blocks",
+        "Norm of the gradient of each stream's mean loss at the parameters of the block.",
+        "gradient", blocks, above_zero, _decades, "gradient norm", legend=STREAMS,
+    )  # fmt: skip
+    draw(
+        "How widely the modules look",
+        "Entropy of the attention over the batch, relative to its largest value: 1 is uniform, 0 is one sample. "
+        "Small dots: single heads.",
+        "entropy", points, {"related": means}, _shares, "entropy of the attention",
+        dots=[(k + 0.5, value) for k, values in enumerate(heads) for value in values],
+    )  # fmt: skip
+    draw(
+        "Norm of the tokens",
+        "Behind each block, insertion included.",
+        "norm", blocks, norms, _from_zero, "mean norm of a token", legend=STREAMS,
+    )  # fmt: skip
+    draw(
+        "Effective rank of the tokens",
+        "Directions the samples of the batch take up at a position. Noise has a high rank, too: read it with the "
+        "share that survives.",
+        "rank", blocks, ranks, _from_zero, "effective rank", legend=STREAMS,
+    )  # fmt: skip
+    return "".join(figures)
 
 
 def loss_chart(name: str, runs: Sequence[Run], chance: float | None) -> str | None:
     """Training loss of each stream over the epochs: mean of the seeds, band from the smallest to the largest."""
-    curves = {stream: _curve(runs, f"{stream}_loss") for stream in STREAMS}
+    losses = {stream: [run.streams.get(f"{stream}_loss", []) for run in runs] for stream in STREAMS}
+    curves = {
+        stream: epoch_curve((run, epoch, value) for run, each in enumerate(of) for epoch, value in enumerate(each))
+        for stream, of in losses.items()
+    }
     values = [v for curve in curves.values() for _, seeds in curve for v in seeds]
     if not curves["related"]:
         return None
@@ -136,68 +148,29 @@ def loss_chart(name: str, runs: Sequence[Run], chance: float | None) -> str | No
     if near:
         chart.segment((chart.x.low, near[0]), (chart.x.high, near[0]), "divider")
         chart.heading((chart.x.low + chart.x.high) / 2, f"dotted: chance, {near[0]:.2f}")
-    for stream, curve in curves.items():
-        chart.band([(e, min(v)) for e, v in curve], [(e, max(v)) for e, v in curve], stream)
-    for stream, curve in curves.items():
-        chart.line([(e, math.fsum(v) / len(v)) for e, v in curve], stream)
+    draw_curves(chart, {stream: stream for stream in STREAMS}, curves)
     ends = [f"{STREAMS[s]} ends at {math.fsum(c[-1][1]) / len(c[-1][1]):.2f}" for s, c in curves.items() if c]
     return chart.svg("Training loss of both streams over the epochs", "; ".join(ends))
-
-
-def signal_chart(name: str, health: Mapping[str, Any]) -> str | None:
-    """How much of what tells related samples apart is the same under another dropout mask."""
-    blocks = health.get("blocks", [])
-    return _by_depth(name, blocks, {"related": series(blocks, "signal")}, _SHARES, "share that survives dropout")
-
-
-def change_chart(name: str, health: Mapping[str, Any]) -> str | None:
-    """What each insertion changes, and the part of it that other samples do, in percent of the tokens' norm."""
-    points = health.get("points", [])
-    lines = {"related": _percent(series(points, "change_quiet")), "others": _percent(series(points, "from_others"))}
-    known = [v for values in lines.values() for v in values if v is not None]
-    y = linear_axis([*known, 5.0], "change, % of the norm", include_zero=True)
-    return _by_depth(name, points, lines, y, y.label, level=5.0)
-
-
-def stats_chart(name: str, health: Mapping[str, Any], what: str, label: str) -> str | None:
-    """Norm or effective rank of the tokens of each stream behind every block."""
-    blocks = health.get("blocks", [])
-    lines = {stream: series(blocks, stream, what) for stream in STREAMS}
-    known = [v for values in lines.values() for v in values if v is not None]
-    return _by_depth(name, blocks, lines, linear_axis(known, label, include_zero=True), label)
-
-
-def gradient_chart(name: str, health: Mapping[str, Any]) -> str | None:
-    """The gradient each stream's loss sends into the parameters of every block."""
-    blocks = health.get("blocks", [])
-    lines = {stream: series(blocks, "gradient", stream) for stream in STREAMS}
-    lines = {stream: [v if v is None or v > 0 else None for v in values] for stream, values in lines.items()}
-    known = [v for values in lines.values() for v in values if v is not None]
-    return _by_depth(name, blocks, lines, decade_axis(known, "gradient norm (log)"), "gradient norm")
-
-
-def entropy_chart(name: str, health: Mapping[str, Any]) -> str | None:
-    """How widely each insertion looks: entropy of its attention over the largest it can have, a dot per head."""
-    points = health.get("points", [])
-    heads = attention_per_head(points, "entropy")
-    means = [math.fsum(values) / len(values) if values else None for values in heads]
-    dots = [(k + 0.5, value) for k, values in enumerate(heads) for value in values]
-    return _by_depth(name, points, {"related": means}, _SHARES, "entropy of the attention", dots=dots)
 
 
 def _by_depth(
     name: str,
     entries: Sequence[Mapping[str, Any]],
     lines: Mapping[str, Sequence[float | None]],
-    y: Axis,
+    axis: Callable[[list[float]], Axis],
     label: str,
     level: float | None = None,
     dots: Sequence[tuple[float, float]] = (),
 ) -> str | None:
-    """Lines over the depth; `level` is a dashed line to compare with, `dots` lie behind."""
-    if not any(value is not None for values in lines.values() for value in values):
+    """Lines over the depth; `level` is a dashed line to compare with, `dots` lie behind.
+
+    `axis` makes the vertical axis of the values and the level.
+    """
+    seen = [value for values in lines.values() for value in values if value is not None]
+    if not seen:
         return None
     names = short_names(entries)
+    y = axis(seen if level is None else [*seen, level])
     y = Axis(y.low, y.high, y.ticks, y.label or label, y.log)
     chart = Chart(name, named_axis(names, "after block, counted from 0" if names[0].isdigit() else "after"), y)
     if level is not None:
@@ -214,19 +187,20 @@ def _by_depth(
     return chart.svg(f"{label} by depth", spoken)
 
 
+def _shares(_: list[float]) -> Axis:
+    return Axis(0, 1, [(k / 5, f"{k / 5:g}") for k in range(6)])
+
+
+def _from_zero(values: list[float]) -> Axis:
+    return linear_axis(values, include_zero=True)
+
+
+def _decades(values: list[float]) -> Axis:
+    return decade_axis(values, "gradient norm (log)")
+
+
 def _percent(values: Sequence[float | None]) -> list[float | None]:
     return [None if value is None else 100 * value for value in values]
-
-
-def _curve(runs: Sequence[Run], key: str) -> list[tuple[float, list[float]]]:
-    """(epoch, values of the seeds), the first epoch 1, thinned for drawing."""
-    seen: dict[float, list[float]] = {}
-    for run in runs:
-        for epoch, value in enumerate(run.streams.get(key, []), 1):
-            if value is not None:
-                seen.setdefault(float(epoch), []).append(value)
-    epochs = sorted(seen)
-    return [(epochs[k], seen[epochs[k]]) for k in thin(range(len(epochs)), _MOST_EPOCHS)]
 
 
 def _show(value: float | None, form: str) -> str:

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from batchformer.data.augment.draws import RegionDraw
@@ -47,28 +47,30 @@ def cutout(
     The centre is uniform over the image, so squares at the border are smaller: this is the usual Cutout, and not a
     square that always lies inside.
     """
-    inside_rows = _near(row, images.shape[2], size)
-    inside_columns = _near(column, images.shape[3], size)
-    hole = inside_rows[:, None, :, None] & inside_columns[:, None, None, :]
-    return images.masked_fill(hole, 0)
+    half = size // 2
+    return images.masked_fill(_hole(images, row - half, column - half, 2 * half, 2 * half), 0)
 
 
-def _near(centre: Tensor, length: int, size: int) -> Tensor:
-    position = torch.arange(length, device=centre.device)
-    first = centre.view(-1, 1) - size // 2
-    return (position >= first) & (position < first + size // 2 * 2)
+def _hole(
+    images: Tensor, top: Tensor, left: Tensor, height: int | Tensor, width: int | Tensor
+) -> Bool[Tensor, "n 1 height width"]:
+    """Which pixels lie in the rectangle of their image, which may reach out of it."""
+    rows, columns = (torch.arange(length, device=images.device) for length in images.shape[2:])
+    inside_rows = (rows >= top.view(-1, 1)) & (rows < (top + height).view(-1, 1))
+    inside_columns = (columns >= left.view(-1, 1)) & (columns < (left + width).view(-1, 1))
+    return inside_rows[:, None, :, None] & inside_columns[:, None, None, :]
 
 
 def plan_erasing(
     draws: Float[np.ndarray, "n draws"], height: int, width: int, probability: float
 ) -> dict[str, np.ndarray]:
-    members, (top, left, tall, wide) = erased_rectangles(draws, height, width, probability)
+    members, rectangles = erased_rectangles(draws, height, width, probability)
     if not len(members):
         return {}
     key = (draws[members, RegionDraw.KEY] * 2.0**_KEY_BITS).astype(np.int64)
     return {
         "erase/index": members,
-        "erase/rectangle": np.stack([top, left, tall, wide], axis=1),
+        "erase/rectangle": np.stack(rectangles, axis=1),
         "erase/key": key,
     }
 
@@ -77,18 +79,11 @@ def erase(images: Float[Tensor, "n 3 height width"], plan: dict[str, Tensor]) ->
     """Standard normal noise, a number of its own for every pixel and channel. Changes `images` in place."""
     if "erase/index" not in plan:
         return images
-    index, rectangle = plan["erase/index"], plan["erase/rectangle"]
+    index = plan["erase/index"]
     chosen = images.index_select(0, index)
-    rows = _within(rectangle[:, 0], rectangle[:, 2], chosen.shape[2])
-    columns = _within(rectangle[:, 1], rectangle[:, 3], chosen.shape[3])
-    hole = rows[:, None, :, None] & columns[:, None, None, :]
+    hole = _hole(chosen, *plan["erase/rectangle"].unbind(1))
     noise = normal_noise(plan["erase/key"], chosen[0].numel()).view(chosen.shape)
     return images.index_copy_(0, index, torch.where(hole, noise, chosen))
-
-
-def _within(first: Tensor, length: Tensor, size: int) -> Tensor:
-    position = torch.arange(size, device=first.device)
-    return (position >= first.view(-1, 1)) & (position < (first + length).view(-1, 1))
 
 
 def normal_noise(key: Int[Tensor, " n"], count: int) -> Float[Tensor, "n count"]:

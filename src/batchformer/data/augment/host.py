@@ -95,14 +95,8 @@ def array_transform(
         "crop-flip": crop_flip,
         "autoaugment-cutout": [*crop_flip, v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10, fill=128), Cutout(16)],
     }
-    return v2.Compose([*steps[name], *_resize(size, native), *_finish(mean, std, erase_prob)])
-
-
-def _resize(size: int, native: int, centre: int | None = None) -> list[Callable]:
-    if size == native:
-        return []
-    resize = v2.Resize((size, size), InterpolationMode.BICUBIC)
-    return [resize] if centre is None else [resize, v2.CenterCrop(centre)]
+    resize = [] if size == native else [v2.Resize((size, size), InterpolationMode.BICUBIC)]
+    return v2.Compose([*steps[name], *resize, *_finish(mean, std, erase_prob)])
 
 
 def array_evaluation(
@@ -111,7 +105,8 @@ def array_evaluation(
     """From one (3, native, native) image of bytes to what a model trained with the named augmentation is tested on."""
     if size == native:
         return v2.Compose(_finish(mean, std))
-    return v2.Compose([*_resize(evaluation_size(name, size), native, size), *_finish(mean, std)])
+    resize = v2.Resize((evaluation_size(name, size),) * 2, InterpolationMode.BICUBIC)
+    return v2.Compose([resize, v2.CenterCrop(size), *_finish(mean, std)])
 
 
 def small_image_transform(

@@ -25,13 +25,16 @@ def evaluation_size(name: str, size: int) -> int:
     return round(size * 256 / 224) if name in SMALLEST_AREA else size
 
 
-def check_image_options(image_size: int, erase_prob: float) -> None:
-    if image_size < 1:
-        raise UserError(f"data.image_size must be at least 1, got {image_size}.")
+def check_at_least(least: int, **given: int | None) -> None:
+    """Refuse an option below `least`; one that is None is not set."""
+    for name, value in given.items():
+        if value is not None and value < least:
+            raise UserError(f"data.{name} must be at least {least}, got {value}.")
+
+
+def check_images(image_size: int, std: Statistics, erase_prob: float = 0.0) -> None:
+    check_at_least(1, image_size=image_size)
     if not 0 <= erase_prob <= 1:
         raise UserError(f"data.erase_prob is a probability from 0 to 1, got {erase_prob}.")
-
-
-def check_statistics(std: Statistics) -> None:
     if min(std) <= 0:
         raise UserError(f"data.std, which images are divided by, must be above 0 in every channel, got {list(std)}.")

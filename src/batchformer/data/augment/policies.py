@@ -3,7 +3,7 @@
 AutoAugment (Cubuk et al., 2019), the policy for CIFAR-10: the paper searched 25 sub-policies, each two operations with
 a probability and a magnitude from 0 to 9. The operations and their ranges are those of
 `torchvision.transforms.v2.AutoAugment(AutoAugmentPolicy.CIFAR10)`, with the grey fill 128 of the code released with
-Balanced Softmax. A test compares the table with torchvision's entry by entry.
+Balanced Softmax.
 
 RandAugment (Cubuk et al., 2020) as DeiT uses it, timm's `rand-m9-mstd0.5-inc1`: two operations, drawn from 15 with
 replacement, each done with probability 1/2, at a magnitude from a normal distribution around 9 with deviation 0.5, cut
@@ -21,36 +21,6 @@ from torch import Tensor
 
 from batchformer.data.augment.draws import AugmentDraw, RandAugmentDraw, apply_groups, split_by_group, uniform_integers
 from batchformer.data.augment.operations import COLOUR_OPS, affine, affine_bicubic, inverse_matrices
-
-Step = tuple[str, float, int | None]
-
-CIFAR10_POLICY: tuple[tuple[Step, Step], ...] = (
-    (("Invert", 0.1, None), ("Contrast", 0.2, 6)),
-    (("Rotate", 0.7, 2), ("TranslateX", 0.3, 9)),
-    (("Sharpness", 0.8, 1), ("Sharpness", 0.9, 3)),
-    (("ShearY", 0.5, 8), ("TranslateY", 0.7, 9)),
-    (("AutoContrast", 0.5, None), ("Equalize", 0.9, None)),
-    (("ShearY", 0.2, 7), ("Posterize", 0.3, 7)),
-    (("Color", 0.4, 3), ("Brightness", 0.6, 7)),
-    (("Sharpness", 0.3, 9), ("Brightness", 0.7, 9)),
-    (("Equalize", 0.6, None), ("Equalize", 0.5, None)),
-    (("Contrast", 0.6, 7), ("Sharpness", 0.6, 5)),
-    (("Color", 0.7, 7), ("TranslateX", 0.5, 8)),
-    (("Equalize", 0.3, None), ("AutoContrast", 0.4, None)),
-    (("TranslateY", 0.4, 3), ("Sharpness", 0.2, 6)),
-    (("Brightness", 0.9, 6), ("Color", 0.2, 8)),
-    (("Solarize", 0.5, 2), ("Invert", 0.0, None)),
-    (("Equalize", 0.2, None), ("AutoContrast", 0.6, None)),
-    (("Equalize", 0.2, None), ("Equalize", 0.6, None)),
-    (("Color", 0.9, 9), ("Equalize", 0.6, None)),
-    (("AutoContrast", 0.8, None), ("Solarize", 0.2, 8)),
-    (("Brightness", 0.1, 3), ("Color", 0.7, 0)),
-    (("Solarize", 0.4, 5), ("AutoContrast", 0.9, None)),
-    (("TranslateY", 0.9, 9), ("TranslateY", 0.7, 9)),
-    (("AutoContrast", 0.9, None), ("Solarize", 0.8, 3)),
-    (("Equalize", 0.8, None), ("Invert", 0.1, None)),
-    (("TranslateY", 0.7, 9), ("AutoContrast", 0.9, None)),
-)
 
 GEOMETRIC = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
@@ -81,6 +51,14 @@ def autoaugment_strength(op: str, level: int | None, sign: np.ndarray, height: i
     return np.zeros(len(sign))
 
 
+@lru_cache
+def cifar10_policy() -> list[tuple[tuple[str, float, int | None], ...]]:
+    """Torchvision's table: for each sub-policy two steps, each an operation, its probability and its magnitude."""
+    from torchvision.transforms import AutoAugment, AutoAugmentPolicy
+
+    return AutoAugment(AutoAugmentPolicy.CIFAR10).policies
+
+
 _AUTO_STEPS = ((AugmentDraw.CHANCE_FIRST, AugmentDraw.SIGN_FIRST), (AugmentDraw.CHANCE_SECOND, AugmentDraw.SIGN_SECOND))
 _AFFINE = "Affine"
 
@@ -97,16 +75,12 @@ class _StepTable(NamedTuple):
 
 @lru_cache
 def _step_table(step: int, height: int, width: int) -> _StepTable:
-    ops = [pair[step][0] for pair in CIFAR10_POLICY]
+    ops, probability, levels = zip(*(pair[step] for pair in cifar10_policy()), strict=True)
     names = [_AFFINE if op in GEOMETRIC else op for op in ops]
     groups = tuple(sorted(set(names)))
     signs = np.array([-1.0, 1.0])
-    value = np.stack(
-        [
-            autoaugment_strength(op, pair[step][2], signs, height, width)
-            for op, pair in zip(ops, CIFAR10_POLICY, strict=True)
-        ]
-    )
+    strengths = [autoaugment_strength(op, level, signs, height, width) for op, level in zip(ops, levels, strict=True)]
+    value = np.stack(strengths)
     matrix = np.zeros((len(ops), 2, 2, 3), dtype=np.float32)
     for number, op in enumerate(ops):
         if op in GEOMETRIC:
@@ -114,7 +88,7 @@ def _step_table(step: int, height: int, width: int) -> _StepTable:
     return _StepTable(
         groups,
         np.array([groups.index(name) for name in names], dtype=np.int16),
-        np.array([pair[step][1] for pair in CIFAR10_POLICY]),
+        np.array(probability),
         value.astype(np.float32),
         matrix,
     )
@@ -127,7 +101,7 @@ def plan_autoaugment(draws: Float[np.ndarray, "n draws"], height: int, width: in
     ("Affine", values are matrices), because they are one gather on the device.
     """
     plan: dict[str, np.ndarray] = {}
-    policy = uniform_integers(draws[:, AugmentDraw.POLICY], len(CIFAR10_POLICY))
+    policy = uniform_integers(draws[:, AugmentDraw.POLICY], len(cifar10_policy()))
     for step, (chance, sign) in enumerate(_AUTO_STEPS):
         table = _step_table(step, height, width)
         members = np.flatnonzero(draws[:, chance] < table.probability[policy])
@@ -177,7 +151,7 @@ def randaugment_strength(
         return sign * 0.3 * part
     if op in ("TranslateX", "TranslateY"):
         return sign * 0.45 * part * (width if op == "TranslateX" else height)
-    if op in ("Color", "Contrast", "Brightness", "Sharpness"):
+    if op in FACTORS:
         return np.maximum(0.1, 1.0 + sign * 0.9 * part)
     if op == "Posterize":
         return 4.0 - np.trunc(part * 4)

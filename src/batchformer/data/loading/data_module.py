@@ -11,10 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from batchformer.data.augment.options import check_at_least
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.loading.order import Sampler, derived_key
 from batchformer.errors import UserError
+from batchformer.metrics.shots import count_shots
 
 _MOST_WORKERS = 256  # more only where there are as many cores
 _DECLARED = ("class_counts", "image_size", "mean", "std", "train_images", "test_images", "fingerprint")
@@ -50,7 +52,11 @@ class DataModule(L.LightningDataModule):
     targets: tuple[str, ...] = ()
     target: str | None = None
 
+    #: what `describe` tells by these names, None where the data have no such thing (features have no size)
+    _counted: tuple[str, ...] = ("train_images", "test_images", "image_size")
+
     class_names: list[str]
+    class_counts: list[int]
     train_images: int
     test_images: int
     fingerprint: str
@@ -72,29 +78,16 @@ class DataModule(L.LightningDataModule):
         index: bool = False,
     ) -> None:
         super().__init__()
-        if batch_size < 1 or eval_batch_size < 1:
-            raise UserError(
-                f"batch_size and eval_batch_size must be at least 1, got {batch_size} and {eval_batch_size}."
-            )
-        if workers < 0:
-            raise UserError(f"workers must be 0 or more, got {workers}.")
+        check_at_least(1, batch_size=batch_size, eval_batch_size=eval_batch_size)
+        check_at_least(1, augment_repeats=augment_repeats, views=views)
+        check_at_least(0, workers=workers)
         most = max(_MOST_WORKERS, os.cpu_count() or 1)
         if workers > most:  # every one is a process with its own copy of Python and torch
             raise UserError(f"workers must be {most} or fewer on this machine, got {workers}: each is a process.")
-        if augment_repeats < 1:
-            raise UserError(f"data.augment_repeats must be 1 (each image once) or more, got {augment_repeats}.")
-        if views < 1:
-            raise UserError(f"data.views must be 1 or more, got {views}.")
-        self.root = root
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.seed = seed
-        self.workers = workers
-        self.drop_last = drop_last
-        self.channels_last = channels_last
-        self.augment_repeats = augment_repeats
-        self.views = views
-        self.index = index
+        self.root, self.seed, self.workers = root, seed, workers
+        self.batch_size, self.eval_batch_size, self.drop_last = batch_size, eval_batch_size, drop_last
+        self.channels_last, self.index = channels_last, index
+        self.augment_repeats, self.views = augment_repeats, views
         self._ready = False
         # Weak reference; used to checkpoint the loader's position. The loader ends with its last reader.
         self._train_loader: weakref.ref[EpochLoader] | None = None
@@ -182,9 +175,23 @@ class DataModule(L.LightningDataModule):
     def test_dataloader(self) -> EpochLoader | list[EpochLoader]:
         return self.val_dataloader()
 
-    @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """The data set in numbers."""
+        """The data set in numbers: classes by frequency (Many > 100, Medium 20 to 100, Few < 20), head and tail.
+
+        The tail is the rarest class that is there at all.
+        """
+        self.setup()
+        there = {label: count for label, count in enumerate(self.class_counts) if count}
+        head, tail = max(there, key=lambda k: there[k]), min(there, key=lambda k: (there[k], -k))
+        return {
+            "classes": self.num_classes,
+            **{name: getattr(self, name, None) for name in self._counted},
+            **count_shots(self.class_counts),
+            "head": {"label": head, "name": self.class_names[head], "images": there[head]},
+            "tail": {"label": tail, "name": self.class_names[tail], "images": there[tail]},
+            "imbalance": there[head] / there[tail],
+            "fingerprint": self.fingerprint,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must know to go on: which data, which seed, and how far the epoch has been read."""

@@ -1,6 +1,6 @@
 """Batches of a data set that lies on the device as bytes, augmented there many batches at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from batchformer.data.augment.batched import BatchedAugmentation
 from batchformer.data.augment.draws import draw_table, to_device
-from batchformer.data.loading.epoch_loader import Batch, EpochLoader
-from batchformer.data.loading.order import EpochShare, Sampler, batch_count, check_batches
+from batchformer.data.loading.epoch_loader import Batch, SampleLoader
 from batchformer.data.loading.samples import Fields, check_fields
 
 _CHUNK_BYTES = {"cuda": 1 << 28, "cpu": 1 << 23}
@@ -22,7 +21,7 @@ class _ChunkStart(NamedTuple):
     batch: int
 
 
-class DeviceLoader(EpochLoader):
+class DeviceLoader(SampleLoader):
     """Yields dicts of `images` (float32, normalised, (B, 3, H, W)), `labels` (int64, (B,)) and the `fields`, slices of
     a chunk made at once; with several `views`, `views` in place of `images`: a list of as many tensors, each augmented
     by itself; with `index`, the numbers of the samples. Without images (None) it hands out labels and fields.
@@ -43,66 +42,47 @@ class DeviceLoader(EpochLoader):
         images: UInt8[Tensor, "all 3 height width"] | None,
         labels: Int[Tensor, " all"],
         *,
-        batch_size: int,
         mean: tuple[float, ...] = (0.0, 0.0, 0.0),
         std: tuple[float, ...] = (1.0, 1.0, 1.0),
         device: torch.device | str = "cpu",
         augmentation: BatchedAugmentation | None = None,
-        training: bool = True,
-        seed: int = 0,
-        drop_last: bool = True,
-        rank: int = 0,
-        world: int = 1,
-        epoch_source: Callable[[], int | None] | None = None,
-        channels_last: bool = False,
         chunk_bytes: int | None = None,
-        repeats: int = 1,
         ahead: bool | None = None,
         fields: Fields | None = None,
         views: int = 1,
         index: bool = False,
-        sampler: Sampler | None = None,
+        **order: Any,
     ) -> None:
-        super().__init__(epoch_source)
-        self.batch_size, self.seed = batch_size, seed
-        self._samples = len(labels)
-        self._order = EpochShare(self._samples, seed, rank, world, training, drop_last and training, repeats, sampler)
-        if training:
-            check_batches(self._order.slots_of_an_epoch, batch_size, world, drop_last)
-        self._length = batch_count(len(self._order(0)), batch_size, drop_last and training)
+        super().__init__(len(labels), **order)
+        training = self._order.training
         self.device = torch.device(device)
         augmentation = augmentation or BatchedAugmentation()
         self.augmentation = augmentation if training else augmentation.evaluation()
-        self.channels_last = channels_last
-        self._repeats, self._views, self._index = repeats, views if training else 1, index
-        check_fields(fields or {}, self._samples)
-        self._columns = {"labels": labels.to(self.device, torch.int64)} | {
-            name: values.to(self.device) for name, values in (fields or {}).items()
-        }
+        self._views, self._index = views if training else 1, index
+        fields = check_fields(fields, len(labels))
+        self._columns = {"labels": labels.long(), **fields}
+        self._columns = {name: values.to(self.device) for name, values in self._columns.items()}
         if chunk_bytes is None:
             chunk_bytes = _CHUNK_BYTES.get(self.device.type, _CHUNK_BYTES["cuda"])
         self._store: Tensor | None = None
         bytes_of_a_sample = sum(values.element_size() * values[:1].numel() for values in self._columns.values())
         if images is not None:
-            self._store_images(images, mean, std)
+            self._height, self._width = images.shape[2:]
+            self._store = self.augmentation.store(images.to(self.device))
+            self._scale = torch.tensor([1 / (255 * s) for s in std], device=self.device).view(1, -1, 1, 1)
+            shift = [-m / s for m, s in zip(mean, std, strict=True)]
+            self._shift = torch.tensor(shift, device=self.device).view(1, -1, 1, 1)
             height, width = self.augmentation.output_size(self._height, self._width)
             bytes_of_a_sample = 4 * images.shape[1] * height * width * self._views
-        self._chunk_batches = max(1, chunk_bytes // max(1, bytes_of_a_sample * batch_size))
+        self._chunk_batches = max(1, chunk_bytes // max(1, bytes_of_a_sample * self.batch_size))
         # one batch at a time is made just before its step, with or without: no more memory for that
         ahead = self.device.type == "cuda" if ahead is None else ahead
         self._is_ahead = ahead and training and self._chunk_batches > 1
         self._prepared: tuple[_ChunkStart, Batch] | None = None
         self._drawn: tuple[int, np.ndarray, list[dict[str, np.ndarray]]] | None = None
 
-    def _store_images(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        self._height, self._width = images.shape[2:]
-        self._store = self.augmentation.store(images.to(self.device))
-        self._scale = torch.tensor([1 / (255 * s) for s in std], device=self.device).view(1, -1, 1, 1)
-        shift = [-m / s for m, s in zip(mean, std, strict=True)]
-        self._shift = torch.tensor(shift, device=self.device).view(1, -1, 1, 1)
-
     def __len__(self) -> int:
-        return self._length
+        return self._batches_of_a_pass
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         size = self.batch_size
@@ -125,10 +105,11 @@ class DeviceLoader(EpochLoader):
         """The order of an epoch, and for each view its tables by purpose; those of the latest epoch are kept."""
         if self._drawn is None or self._drawn[0] != epoch:
             order = self._order(epoch)
-            repeats = max(self._repeats, int(order.max(initial=0)) // self._samples + 1)  # a sampler may ask for more
+            samples = self._order.count
+            repeats = max(self._order.repeats, int(order.max(initial=0)) // samples + 1)  # a sampler may ask for more
             tables = [
                 {
-                    purpose: draw_table(self._samples, self.seed, epoch, purpose, repeats, view)
+                    purpose: draw_table(samples, self.seed, epoch, purpose, repeats, view)
                     for purpose in self.augmentation.purposes
                 }
                 for view in range(self._views)
@@ -140,7 +121,7 @@ class DeviceLoader(EpochLoader):
         order, tables = self._random_numbers(start.epoch)
         last = min(start.batch + self._chunk_batches, len(self))
         slots = order[start.batch * self.batch_size : last * self.batch_size]
-        index = slots.astype(np.int64) % self._samples
+        index = slots.astype(np.int64) % self._order.count
         chunk: Batch = {}
         if self._store is None:
             chosen = to_device({"index": index}, self.device)["index"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from batchformer.data.loading.order import EpochShare, Sampler, batch_count, check_batches
 from batchformer.errors import UserError
 
 #: what a step takes: images (or views, or features), labels, and further fields of the samples, by name
@@ -92,6 +93,35 @@ class EpochLoader(ABC):
 
     def end_workers(self) -> None:  # noqa: B027 - most loaders have none
         """End worker processes, where the loader has any; they start again when it is read again."""
+
+
+class SampleLoader(EpochLoader):
+    """A loader over `count` samples: in training this process's share of an order, else of the samples as they are.
+
+    What the keywords mean: see `DataModule` and `loading.order`.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        batch_size: int,
+        training: bool = True,
+        seed: int = 0,
+        drop_last: bool = True,
+        rank: int = 0,
+        world: int = 1,
+        epoch_source: Callable[[], int | None] | None = None,
+        channels_last: bool = False,
+        repeats: int = 1,
+        sampler: Sampler | None = None,
+    ) -> None:
+        super().__init__(epoch_source)
+        self.batch_size, self.seed, self.channels_last = batch_size, seed, channels_last
+        self._order = EpochShare(count, seed, rank, world, training, drop_last and training, repeats, sampler)
+        if training:
+            check_batches(self._order.slots_of_an_epoch, batch_size, world, drop_last)
+        self._batches_of_a_pass = batch_count(len(self._order(0)), batch_size, drop_last and training)
 
 
 class JoinedLoader(EpochLoader):

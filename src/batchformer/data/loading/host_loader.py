@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Sampler as TorchSampler
 
-from batchformer.data.loading.epoch_loader import Batch, EpochLoader
-from batchformer.data.loading.order import EpochShare, Sampler, batch_count, check_batches
+from batchformer.data.loading.epoch_loader import Batch, SampleLoader
 from batchformer.data.loading.samples import Address, AddressedSamples
 from batchformer.errors import BadSample
 
@@ -45,7 +44,7 @@ class _Addresses(TorchSampler):
             skipped = 0
 
 
-class HostLoader(EpochLoader):
+class HostLoader(SampleLoader):
     """A torch DataLoader that knows epochs, can start in the middle of one, and does not depend on its workers.
 
     Yields what the samples collate to: a dict of `images` (float32, (B, 3, H, W)), `labels` (int64, (B,)) and further
@@ -57,29 +56,15 @@ class HostLoader(EpochLoader):
         self,
         samples: AddressedSamples,
         *,
-        batch_size: int,
-        training: bool = True,
-        seed: int = 0,
-        drop_last: bool = True,
-        rank: int = 0,
-        world: int = 1,
         workers: int = 0,
         pin_memory: bool = False,
-        epoch_source: Callable[[], int | None] | None = None,
-        channels_last: bool = False,
-        repeats: int = 1,
         passes: int = 1,
-        sampler: Sampler | None = None,
+        **order: Any,
     ) -> None:
-        super().__init__(epoch_source)
-        self.channels_last = channels_last
+        super().__init__(len(samples), **order)
         # Nothing that torch's loader holds may hold this one or a task: in a cycle of references torch cannot tell its
         # workers to end, and waits for each.
-        self._order = EpochShare(len(samples), seed, rank, world, training, drop_last and training, repeats, sampler)
-        if training:
-            check_batches(self._order.slots_of_an_epoch, batch_size, world, drop_last)
-        batches = batch_count(len(self._order(0)), batch_size, drop_last and training)
-        self._addresses = _Addresses(batch_size, batches, passes)
+        self._addresses = _Addresses(self.batch_size, self._batches_of_a_pass, passes)
         self._loader = DataLoader(
             samples,
             batch_sampler=self._addresses,
@@ -108,7 +93,9 @@ class HostLoader(EpochLoader):
             for batch in self._loader:
                 if isinstance(batch, str):
                     raise BadSample(batch)
-                yield _channels_last(batch) if self.channels_last else batch
+                if self.channels_last:
+                    batch |= {name: _laid_out(batch[name]) for name in _IMAGES if name in batch}
+                yield batch
         except (Exception, KeyboardInterrupt):
             self.end_workers()
             raise
@@ -122,10 +109,6 @@ class HostLoader(EpochLoader):
 
 def _batch_or_message(samples: list[Any] | str, collate: Callable[[list[Any]], Batch]) -> Batch | str:
     return samples if isinstance(samples, str) else collate(samples)
-
-
-def _channels_last(batch: Batch) -> Batch:
-    return batch | {name: _laid_out(batch[name]) for name in _IMAGES if name in batch}
 
 
 def _laid_out(images: Any) -> Any:

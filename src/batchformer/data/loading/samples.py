@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from batchformer.data.images import open_image
 from batchformer.data.loading.epoch_loader import Batch
@@ -34,11 +35,8 @@ def seeded(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    before_torch, before_python, before_numpy = (
-        torch.default_generator.get_state(),
-        random.getstate(),
-        np.random.get_state(),
-    )
+    before_torch, before_python = torch.default_generator.get_state(), random.getstate()
+    before_numpy = np.random.get_state()
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -50,13 +48,14 @@ def seeded(seed: int | None) -> Iterator[None]:
         np.random.set_state(before_numpy)
 
 
-def check_fields(fields: Fields, count: int) -> None:
-    """Each field has one row for every sample, and a name that is free."""
-    for name, values in fields.items():
+def check_fields(fields: Fields | None, count: int) -> dict[str, Tensor]:
+    """The fields, each with one row for every sample, and a name that is free."""
+    for name, values in (fields or {}).items():
         if name in _TAKEN:
             raise ValueError(f"a field cannot be called {name!r}: that stands in batches already.")
         if len(values) != count:
             raise ValueError(f"the field {name!r} has {len(values)} rows for {count} samples.")
+    return dict(fields or {})
 
 
 class AddressedSamples(Dataset, ABC):
@@ -76,13 +75,13 @@ class AddressedSamples(Dataset, ABC):
     def __len__(self) -> int:
         """How many samples there are."""
 
-    @abstractmethod
     def _read(self, index: int) -> Any:
-        """The sample as it is stored, decoded; nothing is drawn here."""
+        """The sample as it is stored, decoded; nothing is drawn here. None where there is nothing to read."""
+        return None
 
-    @abstractmethod
     def _augment(self, index: int, stored: Any) -> Any:
         """One view of what `_read` gave, which stays as it is; random numbers come from the global generators."""
+        return stored
 
     def _finish(self, index: int, views: list[Any]) -> Any:
         """The sample that `collate` takes."""
@@ -112,14 +111,16 @@ class AddressedSamples(Dataset, ABC):
 
 
 class LabelledSamples(AddressedSamples):
-    """Samples with one label each, further `fields`, and on request their `index`; no image: see the subclasses.
+    """Samples with one label each, further `fields`, and on request their `index`; images in the subclasses.
 
-    A batch is a dict of `labels` and the fields (features, domains, pairs ...) by their names.
+    A batch is a dict of `labels` and the fields (features, domains, pairs ...) by their names; with a `transform` of
+    what `_read` gives, also of `images`, or with several views of `views`, a list of tensors.
     """
 
     def __init__(
         self,
         labels: Tensor,
+        transform: Callable[[Any], Tensor] | None = None,
         seed: int | None = None,
         *,
         fields: Fields | None = None,
@@ -127,18 +128,14 @@ class LabelledSamples(AddressedSamples):
         index: bool = False,
     ) -> None:
         super().__init__(seed)
-        self.labels, self.fields = labels, dict(fields or {})
+        self.labels, self.transform, self.fields = labels, transform, check_fields(fields, len(labels))
         self.views, self.index = views, index
-        check_fields(self.fields, len(labels))
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def _read(self, index: int) -> Any:
-        return None
-
-    def _augment(self, index: int, stored: Any) -> Any:
-        return None
+    def _augment(self, index: int, stored: Any) -> Tensor | None:
+        return None if self.transform is None else self.transform(stored)
 
     def _finish(self, index: int, views: list[Any]) -> dict[str, Any]:
         sample: dict[str, Any] = {}
@@ -150,21 +147,10 @@ class LabelledSamples(AddressedSamples):
 
     @property
     def collate(self) -> Callable[[list[dict[str, Any]]], Batch]:
-        return _collate_fields
+        return default_collate
 
 
-class ImageSamples(LabelledSamples):
-    """Images with one label each; a batch also holds `images`, or with several views `views`, a list of tensors."""
-
-    def __init__(self, labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None, **options: Any) -> None:
-        super().__init__(labels, seed, **options)
-        self.transform = transform
-
-    def _augment(self, index: int, stored: Any) -> Tensor:
-        return self.transform(stored)
-
-
-class ArraySamples(ImageSamples):
+class ArraySamples(LabelledSamples):
     """Images held in memory as bytes."""
 
     def __init__(
@@ -177,7 +163,7 @@ class ArraySamples(ImageSamples):
         return self.images[index]
 
 
-class FileSamples(ImageSamples):
+class FileSamples(LabelledSamples):
     """Images read from files. Paths are kept as one array, which forked workers share without copying it."""
 
     def __init__(
@@ -198,16 +184,6 @@ class FileSamples(ImageSamples):
         return open_image(self.folder + os.fsdecode(self.paths[index]), self.upright)
 
 
-def _collate_fields(samples: list[dict[str, Any]]) -> Batch:
-    return {name: _stacked([sample[name] for sample in samples]) for name in samples[0]}
-
-
-def _stacked(values: list[Any]) -> Any:
-    if isinstance(values[0], list):  # views
-        return [torch.stack(view) for view in zip(*values, strict=True)]
-    return torch.tensor(values, dtype=torch.int64) if isinstance(values[0], int) else torch.stack(values)
-
-
 class KeptSamples(AddressedSamples):
     """Finished samples of a detector's data set, for transforms that draw nothing; each is made when first asked for.
 
@@ -225,17 +201,10 @@ class KeptSamples(AddressedSamples):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def _read(self, index: int) -> Any:
-        return self.samples._read(index)
-
-    def _augment(self, index: int, stored: Any) -> Any:
-        image, target = self.samples._augment(index, stored)
-        return image.to(self.device), _moved(target, self.device)
-
     def __getitem__(self, address: Address) -> Any:
         index = address[1] % len(self)
         if index not in self._kept:
-            self._kept[index] = super().__getitem__(address)
+            self._kept[index] = move_data_to_device(self.samples[address], self.device)
         return self._kept[index]
 
     @property
@@ -263,7 +232,3 @@ def _copied_labels(labels: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             columns[name] = copy.deepcopy(values)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _moved(target: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in target.items()}

@@ -31,12 +31,19 @@ SETS: dict[str, str] = {
 
 def layouts() -> dict[str, str]:
     """The official folder layout of each data set, one or two lines of text."""
-    return {name: _layout(name) for name in SETS}
+    found = {}
+    for name in SETS:
+        assigned = (part for part in _source(name).body if isinstance(part, ast.Assign))
+        layout = next(part for part in assigned if ast.unparse(part.targets[0]) == "LAYOUT")
+        value = ast.literal_eval(layout.value)
+        found[name] = value[name] if isinstance(value, dict) else value
+    return found
 
 
 def miniature_names() -> list[str]:
     """The data sets that have a miniature."""
-    return [name for name in SETS if _has_miniature(name)]
+    functions = {name: [part for part in _source(name).body if isinstance(part, ast.FunctionDef)] for name in SETS}
+    return [name for name in SETS if any(part.name == "miniature" for part in functions[name])]
 
 
 def write_miniature(name: str, folder: str | Path) -> Path:
@@ -44,7 +51,7 @@ def write_miniature(name: str, folder: str | Path) -> Path:
 
     `folder` is new or empty. What the miniature of a data set holds: see `miniature` in its file.
     """
-    if name not in SETS or not _has_miniature(name):
+    if name not in miniature_names():
         raise UserError(f"there is no miniature of {name!r}: choose one of {', '.join(miniature_names())}.")
     root = Path(folder)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
@@ -71,15 +78,3 @@ def _module(name: str) -> ModuleType:
 def _source(name: str) -> ast.Module:
     file = Path(__file__).parent / f"{SETS[name].partition(':')[0]}.py"
     return ast.parse(file.read_text(encoding="utf-8"))
-
-
-def _layout(name: str) -> str:
-    for statement in _source(name).body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "LAYOUT":
-            value = ast.literal_eval(statement.value)
-            return value[name] if isinstance(value, dict) else value
-    raise AssertionError(f"the file of the data set {name} has no LAYOUT")
-
-
-def _has_miniature(name: str) -> bool:
-    return any(isinstance(part, ast.FunctionDef) and part.name == "miniature" for part in _source(name).body)

@@ -13,10 +13,10 @@ from PIL import Image
 from torch import Tensor
 
 from batchformer.data.augment.batched import batched_augmentation
-from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, check_image_options
+from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, check_images
 from batchformer.data.loading.device_loader import DeviceLoader
 from batchformer.data.loading.epoch_loader import EpochLoader
-from batchformer.data.sets.classification import ClassificationData, check_labels, count_classes
+from batchformer.data.sets.classification import ClassificationData
 from batchformer.errors import UserError
 
 
@@ -27,10 +27,6 @@ class Split:
     images: UInt8[np.ndarray, "n 3 height width"] | Float[np.ndarray, "n dim"]
     labels: Int[np.ndarray, " n"]
     fields: dict[str, np.ndarray] = field(default_factory=dict)
-
-    def tensors(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        fields = {name: torch.from_numpy(values) for name, values in self.fields.items()}
-        return torch.from_numpy(self.images), torch.from_numpy(self.labels), fields
 
 
 class _SplitData(ClassificationData):
@@ -43,19 +39,9 @@ class _SplitData(ClassificationData):
     def _read(self) -> None:
         self._splits, self.class_names = self.read_splits()
         train = self._splits["train"]
-        self.class_counts = count_classes(
-            train.labels, self.class_names, "the training split", self.allow_empty_classes
-        )
-        for name in self.evaluation_sets:
-            where = "the test split" if name == "val" else f"the split {name!r}"
-            check_labels(self._splits[name].labels, len(self.class_names), where)
-        self.train_images = len(train.labels)
-        self.test_images = sum(len(self._splits[name].labels) for name in self.evaluation_sets)
         digest = hashlib.sha256(np.ascontiguousarray(train.labels, dtype="<i8").tobytes())
         digest.update(np.ascontiguousarray(train.images).data)
-        for name, values in sorted(train.fields.items()):
-            digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
-        self.fingerprint = digest.hexdigest()
+        self._count(self._splits, digest)
 
 
 class ArrayData(_SplitData):
@@ -84,27 +70,22 @@ class ArrayData(_SplitData):
     ) -> None:
         super().__init__(root, **options)
         self.image_size = self.native_size if image_size is None else image_size
-        check_image_options(self.image_size, erase_prob)
         if statistics == "imagenet":
             self.mean, self.std = IMAGENET_MEAN, IMAGENET_STD
+        check_images(self.image_size, self.std, erase_prob)
         self.augment, self.erase_prob = augment, erase_prob
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
         if self.on_device is False:
             return self._make_host_loader(name, training)
-        images, labels, fields = self._splits[name].tensors()
+        split, sizes = self._splits[name], (self.native_size, self.image_size)
         return DeviceLoader(
-            images,
-            labels,
+            torch.from_numpy(split.images),
             mean=self.mean,
             std=self.std,
             device=self._device(),
-            augmentation=batched_augmentation(
-                self.augment, self.native_size, self.image_size, self.erase_prob, self.mean
-            ),
-            fields=fields,
-            views=self.views,
-            index=self.index,
+            augmentation=batched_augmentation(self.augment, *sizes, self.erase_prob, self.mean),
+            **self._labelled(split, training),
             **self._loader_options(name, training),
         )
 
@@ -112,14 +93,13 @@ class ArrayData(_SplitData):
         from batchformer.data.augment.host import array_evaluation, array_transform
         from batchformer.data.loading.samples import ArraySamples
 
-        images, labels, fields = self._splits[name].tensors()
-        sizes = self.native_size, self.image_size
+        split, sizes = self._splits[name], (self.native_size, self.image_size)
         if training:
             transform = array_transform(self.augment, *sizes, self.mean, self.std, self.erase_prob)
         else:
             transform = array_evaluation(self.augment, *sizes, self.mean, self.std)
-        options: dict[str, Any] = {"fields": fields, "index": self.index, "views": self.views if training else 1}
-        samples = ArraySamples(images, labels, transform, self._seed_of(name) if training else None, **options)
+        images, seed = torch.from_numpy(split.images), self._seed_of(name) if training else None
+        samples = ArraySamples(images, transform=transform, seed=seed, **self._labelled(split, training))
         return self._host_loader(samples, name, training)
 
     @property
@@ -139,14 +119,14 @@ class FeatureData(_SplitData):
         super().__init__(root, augment_repeats=1, views=1, **options)
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
-        features, labels, fields = self._splits[name].tensors()
-        fields = {"features": features, **fields}
+        split = self._splits[name]
+        labelled = self._labelled(split, training)
+        labelled["fields"] = {"features": torch.from_numpy(split.images), **labelled["fields"]}
         if self.on_device is not False:
-            options = self._loader_options(name, training)
-            return DeviceLoader(None, labels, device=self._device(), fields=fields, index=self.index, **options)
+            return DeviceLoader(None, device=self._device(), **labelled, **self._loader_options(name, training))
         from batchformer.data.loading.samples import LabelledSamples
 
-        return self._host_loader(LabelledSamples(labels, fields=fields, index=self.index), name, training)
+        return self._host_loader(LabelledSamples(**labelled), name, training)
 
     def declare(self) -> dict[str, Any]:
         return {**super().declare(), "feature_dim": int(self._splits["train"].images.shape[1])}

@@ -71,13 +71,11 @@ class Scenes:
     def some(self, images: Int[np.ndarray, " some"]) -> "Scenes":
         """Only these images, in this order."""
         counts = np.diff(self.first)[images]
-        rows = np.concatenate([np.arange(0), *(np.arange(self.first[k], self.first[k + 1]) for k in images)]).astype(
-            int
-        )
-        arrays = {
-            field.name: getattr(self, field.name) for field in fields(self) if field.name in _PER_BOX + _PER_IMAGE
+        rows = np.concatenate([np.arange(0), *(np.arange(self.first[k], self.first[k + 1]) for k in images)])
+        parts = {**dict.fromkeys(_PER_BOX, rows.astype(int)), **dict.fromkeys(_PER_IMAGE, images)}
+        chosen = {
+            field.name: getattr(self, field.name)[parts[field.name]] for field in fields(self) if field.name in parts
         }
-        chosen = {name: array[rows if name in _PER_BOX else images] for name, array in arrays.items()}
         return replace(self, first=np.concatenate([[0], np.cumsum(counts)]), **chosen)
 
     def fingerprint(self) -> str:
@@ -134,12 +132,6 @@ def _check_boxes(scenes: Scenes, owner: np.ndarray, names: list[Any]) -> None:
     )
 
 
-def corners_to_centres(boxes: Float[np.ndarray, "boxes 4"], height: int, width: int) -> Float[np.ndarray, "boxes 4"]:
-    """x1, y1, x2, y2 in pixels to centre and size in fractions of the image, the form of DETR's losses."""
-    low, high = boxes[:, :2], boxes[:, 2:]
-    return np.concatenate([(low + high) / 2, high - low], axis=1) / np.array([width, height, width, height])
-
-
 class DetectionSamples(AddressedSamples):
     """(pixels, target): see `DetectionData` for what a target holds. With `truth`, what evaluation compares with."""
 
@@ -169,10 +161,6 @@ class DetectionSamples(AddressedSamples):
             self._decoded[index] = self._decode(index)
         return self._decoded[index]
 
-    def _decode(self, index: int) -> Any:
-        """What the files of an image hold."""
-        return self._open(index)
-
     def _augment(self, index: int, stored: Any) -> Sample:
         from torchvision import tv_tensors
 
@@ -185,7 +173,8 @@ class DetectionSamples(AddressedSamples):
         target = box_target(made["boxes"].numpy(), self.scenes.labels[rows][chosen], made["image"].shape[-2:])
         return made["image"].as_subclass(Tensor), self._described(index, target, made["image"].shape[-2:])
 
-    def _open(self, index: int) -> Any:
+    def _decode(self, index: int) -> Any:
+        """What the files of an image hold."""
         image = open_image(self.scenes.path(index))
         height, width = self.scenes.sizes[index]
         if image.size != (width, height):
@@ -196,33 +185,36 @@ class DetectionSamples(AddressedSamples):
         return image
 
     def _described(self, index: int, target: Target, size: Sequence[int]) -> Target:
+        """With what is known of the image; `truth` is all that is annotated there, arrays, to stay on the host."""
+        rows, scenes = self.scenes.rows(index), self.scenes
         target |= {
-            "image_id": torch.tensor([self.scenes.ids[index]]),
-            "orig_size": torch.from_numpy(self.scenes.sizes[index]).clone(),
+            "image_id": torch.tensor([scenes.ids[index]]),
+            "orig_size": torch.from_numpy(scenes.sizes[index]).clone(),
             "size": torch.tensor(list(size)),
         }
-        return target | {"truth": self._truth(index)} if self.truth else target
-
-    def _truth(self, index: int) -> dict[str, Any]:
-        """Everything that is annotated, in the original image. Arrays, so that it stays on the host."""
-        rows, scenes = self.scenes.rows(index), self.scenes
-        named = {"boxes": scenes.boxes, "labels": scenes.labels, "area": scenes.area,
-                 "iscrowd": scenes.crowd, "ignore": scenes.ignore}  # fmt: skip
-        return {name: values[rows].copy() for name, values in named.items()}
+        if self.truth:
+            named = {"boxes": scenes.boxes, "labels": scenes.labels, "area": scenes.area,
+                     "iscrowd": scenes.crowd, "ignore": scenes.ignore}  # fmt: skip
+            target["truth"] = {name: values[rows].copy() for name, values in named.items()}
+        return target
 
 
 def box_target(boxes: Float[np.ndarray, "boxes 4"], labels: np.ndarray, size: Sequence[int]) -> Target:
-    """Class labels, boxes as fractions, areas in pixels; boxes a crop has left nothing of are gone."""
+    """Class labels, boxes as fractions, areas in pixels; boxes a crop has left nothing of are gone.
+
+    Boxes come as x1, y1, x2, y2 in pixels and go as centre and size in fractions of the image, as DETR's losses do.
+    """
     height, width = size
-    boxes = boxes.astype(np.float64).clip(0, [width, height, width, height])
+    canvas = np.array([width, height, width, height])
+    boxes = boxes.astype(np.float64).clip(0, canvas)
     keep = (boxes[:, 2:] > boxes[:, :2]).all(1)
-    boxes = boxes[keep]
-    sides = boxes[:, 2:] - boxes[:, :2]
+    low, high = boxes[keep, :2], boxes[keep, 2:]
+    sides = high - low
     return {
         "class_labels": torch.from_numpy(labels[keep]),
-        "boxes": torch.from_numpy(corners_to_centres(boxes, height, width)).float(),
+        "boxes": torch.from_numpy(np.concatenate([(low + high) / 2, sides], axis=1) / canvas).float(),
         "area": torch.from_numpy(sides[:, 0] * sides[:, 1]).float(),
-        "iscrowd": torch.zeros(len(boxes), dtype=torch.int64),
+        "iscrowd": torch.zeros(len(sides), dtype=torch.int64),
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from batchformer.data.augment.options import ArrayAugmentation
+from batchformer.data.images import first_line
 from batchformer.data.loading.order import generator
 from batchformer.data.sets.arrays import ArrayData, Split
 from batchformer.data.sets.classification import tail_counts, tail_subset
@@ -46,15 +47,8 @@ class _Files(NamedTuple):
     torchvision_name: str
 
 
-_CIFAR10 = _Files(
-    "cifar-10-batches-py",
-    tuple(f"data_batch_{part}" for part in range(1, 6)),
-    "test_batch",
-    "batches.meta",
-    "labels",
-    "label_names",
-    "CIFAR10",
-)
+_BATCHES = tuple(f"data_batch_{part}" for part in range(1, 6))
+_CIFAR10 = _Files("cifar-10-batches-py", _BATCHES, "test_batch", "batches.meta", "labels", "label_names", "CIFAR10")
 _CIFAR100 = _Files("cifar-100-python", ("train",), "test", "meta", "fine_labels", "fine_label_names", "CIFAR100")
 
 
@@ -112,17 +106,14 @@ class _CIFAR(ArrayData):
                 f"{self.files.torchvision_name} was looked for in {self._base()}, but {missing} is not there: "
                 f"set data.root to the folder that holds {folder}/, or data.download to true."
             )
-        names = self._class_names()
-        train = self._join([self._read_file(name, len(names)) for name in self.files.train])
-        test = self._read_file(self.files.test, len(names))
-        return {"train": self._keep(train, names), "val": test}, names
-
-    def _class_names(self) -> list[str]:
         path, key = self._base() / self.files.names, self.files.names_key
         names: Any = read_pickle(path).get(key)
         if not isinstance(names, list) or not names:
             raise UserError(f"{path} is damaged: it has no list '{key}'; unpack or download it again.")
-        return [str(name) for name in names]
+        parts = [self._read_file(name, len(names)) for name in self.files.train]
+        train = Split(np.concatenate([p.images for p in parts]), np.concatenate([p.labels for p in parts]))
+        test = self._read_file(self.files.test, len(names))
+        return {"train": self._keep(train, names), "val": test}, [str(name) for name in names]
 
     def _read_file(self, name: str, classes: int) -> Split:
         path, key = self._base() / name, self.files.label_key
@@ -139,10 +130,6 @@ class _CIFAR(ArrayData):
                 f"{len(images)} images; unpack or download it again."
             )
         return Split(images, labels.astype(np.int64))
-
-    @staticmethod
-    def _join(parts: list[Split]) -> Split:
-        return Split(np.concatenate([p.images for p in parts]), np.concatenate([p.labels for p in parts]))
 
 
 class _Complete(_CIFAR):
@@ -235,7 +222,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
             raise pickle.UnpicklingError("it does not hold a dictionary")
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise UserError(
-            f"{path} is damaged or not an official CIFAR file ({_reason(error)}): unpack or download it again."
+            f"{path} is damaged or not an official CIFAR file ({first_line(error)}): unpack or download it again."
         ) from error
     return value
 
@@ -248,16 +235,20 @@ def image_array(entry: dict[str, Any], key: str, path: Path) -> np.ndarray:
     return data.reshape(-1, 3, 32, 32)
 
 
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-
-
 def miniature(folder: Path, name: str) -> None:
     """The official classes, a head large enough for an imbalance of 100 and 200, and only the images of such a tail."""
-    if name == "cifar10":
-        _write_cifar10(folder)
-    else:
-        _write_cifar100(folder)
+    files, classes, head, tests, digits = (
+        (_CIFAR10, 10, 300, 10, 1) if name == "cifar10" else (_CIFAR100, 100, 200, TEST_PER_CLASS, 2)
+    )
+    base = folder / files.folder
+    sets = ((files.train, tail_counts(classes, head, 100), 0), ((files.test,), [tests] * classes, 10_000))
+    for parts, counts, first in sets:
+        rows, labels = _generated_rows(counts, first)
+        for part, positions in zip(parts, np.array_split(np.arange(len(labels)), len(parts)), strict=True):
+            chosen = [labels[p] for p in positions]
+            coarse = {} if files is _CIFAR10 else {"coarse_labels": [c // 5 for c in chosen]}
+            _write_pickle(base / part, {"data": rows[positions], files.label_key: chosen, **coarse})
+    _write_pickle(base / files.names, {files.names_key: [f"class_{c:0{digits}d}" for c in range(classes)]})
 
 
 def _generated_rows(counts: list[int], first_number: int) -> tuple[np.ndarray, list[int]]:
@@ -271,21 +262,3 @@ def _generated_rows(counts: list[int], first_number: int) -> tuple[np.ndarray, l
 def _write_pickle(path: Path, content: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(content, protocol=2))
-
-
-def _write_cifar100(root: Path) -> None:
-    base = root / "cifar-100-python"
-    for file, counts, first in (("train", tail_counts(100, 200, 100), 0), ("test", [TEST_PER_CLASS] * 100, 10_000)):
-        rows, labels = _generated_rows(counts, first)
-        _write_pickle(base / file, {"data": rows, "fine_labels": labels, "coarse_labels": [c // 5 for c in labels]})
-    _write_pickle(base / "meta", {"fine_label_names": [f"class_{c:02d}" for c in range(100)]})
-
-
-def _write_cifar10(root: Path) -> None:
-    base = root / "cifar-10-batches-py"
-    rows, labels = _generated_rows(tail_counts(10, 300, 100), 0)
-    for part, positions in enumerate(np.array_split(np.arange(len(labels)), 5), 1):
-        _write_pickle(base / f"data_batch_{part}", {"data": rows[positions], "labels": [labels[p] for p in positions]})
-    rows, labels = _generated_rows([10] * 10, 10_000)
-    _write_pickle(base / "test_batch", {"data": rows, "labels": labels})
-    _write_pickle(base / "batches.meta", {"label_names": [f"class_{c}" for c in range(10)]})

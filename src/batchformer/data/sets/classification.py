@@ -1,12 +1,13 @@
 """What all data sets of images with one label share: what is known of their classes, checks of labels, long tails."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from batchformer.data.loading.data_module import DataModule
 from batchformer.errors import UserError
-from batchformer.metrics.shots import count_shots
 
 
 class ClassificationData(DataModule):
@@ -19,7 +20,6 @@ class ClassificationData(DataModule):
     `on_device`: whether the data lie on the device of the training and are augmented there ("auto": where they can).
     """
 
-    class_counts: list[int]
     #: whether classes may be without a training image, as in zero-shot recognition
     allow_empty_classes = False
 
@@ -27,23 +27,27 @@ class ClassificationData(DataModule):
         super().__init__(root, **options)
         self.on_device = on_device
 
-    def describe(self) -> dict[str, Any]:
-        """The data set in numbers: classes by frequency (Many > 100, Medium 20 to 100, Few < 20), head and tail."""
-        self.setup()
-        counts = self.class_counts
-        least = min(count for count in counts if count)
-        head, tail = counts.index(max(counts)), len(counts) - 1 - counts[::-1].index(least)
-        return {
-            "classes": self.num_classes,
-            "train_images": self.train_images,
-            "test_images": self.test_images,
-            "image_size": getattr(self, "image_size", None),  # data of features have none
-            **count_shots(counts),
-            "head": {"label": head, "name": self.class_names[head], "images": counts[head]},
-            "tail": {"label": tail, "name": self.class_names[tail], "images": counts[tail]},
-            "imbalance": counts[head] / counts[tail],
-            "fingerprint": self.fingerprint,
-        }
+    def _labelled(self, split: Any, training: bool) -> dict[str, Any]:
+        """What loaders and samples of every kind take: the labels and fields of a set, views and index."""
+        fields = {name: torch.from_numpy(values) for name, values in split.fields.items()}
+        views = self.views if training else 1
+        return {"labels": torch.from_numpy(split.labels), "fields": fields, "views": views, "index": self.index}
+
+    def _count(self, sets: Mapping[str, Any], digest: Any) -> None:
+        """Check the labels of the sets and fill in what is known after `setup`.
+
+        Each set has `labels`, `fields` and perhaps a `source` for messages; `digest` is a hash of the training samples.
+        """
+        sources = {name: getattr(each, "source", f"the split {name!r}") for name, each in sets.items()}
+        train, empty = sets["train"], self.allow_empty_classes
+        self.class_counts = count_classes(train.labels, self.class_names, sources["train"], empty)
+        for name in self.evaluation_sets:
+            check_labels(sets[name].labels, self.num_classes, sources[name])
+        self.train_images = len(train.labels)
+        self.test_images = sum(len(sets[name].labels) for name in self.evaluation_sets)
+        for name, values in sorted(train.fields.items()):
+            digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
+        self.fingerprint = digest.hexdigest()
 
 
 LongTailedData = ClassificationData  # the name from the time when every data set here had a tail

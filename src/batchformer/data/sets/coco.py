@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from batchformer.data.images import first_line
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
-from batchformer.data.sets.miniature import CROWDED, GREY, THINGS, TRAIN_SCENES, VAL_SCENES, draw_scene, save_pixels
+from batchformer.data.sets.miniature import THINGS, TRAIN_SCENES, VAL_SCENES, save_scene
 from batchformer.errors import UserError
 
 LAYOUT = "DIR/{train,val}2017/*.jpg, annotations/instances_{train,val}2017.json"
@@ -38,20 +39,21 @@ class CocoDetection(DetectionData):
         self.files = {"train": (train_annotations, train_images), "val": (val_annotations, val_images)}
 
     def _read_scenes(self, root: str) -> tuple[dict[str, Scenes], Categories]:
-        train_file, train_folder = self._paths(root, "train")
-        val_file, val_folder = self._paths(root, "val")
-        train, categories = read_instances(train_file, train_folder)
-        val, _ = read_instances(val_file, val_folder, categories)
+        check_folders(root, self.files)
+        train, categories = read_instances(root, *self.files["train"])
+        val, _ = read_instances(root, *self.files["val"], known=categories)
         return {"train": train, "val": val}, categories
 
-    def _paths(self, root: str, part: str) -> tuple[Path, Path]:
-        file, folder = (Path(root) / name for name in self.files[part])
-        if not folder.is_dir():
-            raise UserError(
-                f"there is no folder {folder}: set data.root to the folder that holds {self.files[part][1]}, "
-                f"or data.{part}_images to the folder of the images."
-            )
-        return file, folder
+
+def check_folders(root: str, files: Mapping[str, tuple[str, ...]]) -> None:
+    """That the folders of both parts are there: each part has annotations, images and perhaps segmentations."""
+    for part, (_, *folders) in files.items():
+        for folder, name in zip(folders, ("images", "segmentations"), strict=False):
+            if not (Path(root) / folder).is_dir():
+                raise UserError(
+                    f"there is no folder {Path(root) / folder}: set data.root to the folder that holds {folder}, "
+                    f"or data.{part}_{name} to the folder of the {name}."
+                )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -61,8 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} cannot be read as JSON ({reason}): unpack or write it again.") from error
+        raise UserError(f"{path} cannot be read as JSON ({first_line(error)}): unpack or write it again.") from error
     for part in _LISTS:
         entries = content.get(part) if isinstance(content, dict) else None
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -83,10 +84,8 @@ def values(entries: Iterable[Mapping[str, Any]], key: str, what: str, path: Path
 def read_categories(content: dict[str, Any], path: Path) -> Categories:
     """In the order of their ids. Where nothing is said of things and stuff, all are things."""
     entries = content["categories"]
-    ids, names = (
-        _whole(values(entries, "id", "category", path), "category ids", path),
-        values(entries, "name", "category", path),
-    )
+    ids = _whole(values(entries, "id", "category", path), "category ids", path)
+    names = values(entries, "name", "category", path)
     _refuse_twice(ids, "category", path)
     if not len(ids) or ids.min() < 0:
         raise UserError(f"{path}: categories need ids from 0 on, got {'none' if not len(ids) else ids.min()}.")
@@ -118,36 +117,38 @@ def positions(ids: list[Any], known: list[int], what: str, annotations: list[Any
     return np.array(found, dtype=np.int64)
 
 
-def read_instances(path: Path, folder: Path, known: Categories | None = None) -> tuple[Scenes, Categories]:
+def read_instances(
+    root: str, annotations: str, folder: str, known: Categories | None = None
+) -> tuple[Scenes, Categories]:
     """Images and boxes. Labels are positions in the categories: those of this file, or the `known` ones."""
+    path = Path(root) / annotations
     content = read_json(path)
     own = read_categories(content, path)
     categories = own if known is None else same_categories(own, known, path)
     images = read_images(content, path)
     entries = content["annotations"]
     names = [entry.get("id", f"number {position + 1}") for position, entry in enumerate(entries)]
-    boxes = read_boxes(values(entries, "bbox", "annotation", path), names, path)
+    image_ids = values(entries, "image_id", "annotation", path)
+    owner = positions(image_ids, [image[0] for image in images], "image", names, path)
+    per_box = read_per_box(entries, "annotation", names, own, categories, path)
+    return make_scenes(str(path), str(Path(root) / folder), images, owner, names, **per_box), categories
+
+
+def read_per_box(
+    entries: list[dict[str, Any]], what: str, names: list[Any], own: Categories, categories: Categories, path: Path
+) -> dict[str, np.ndarray]:
+    """What `Scenes` holds of every box; an area that is not given is that of the box."""
+    boxes = read_boxes(values(entries, "bbox", what, path), names, path)
     area = [entry.get("area", box[2] * box[3]) for entry, box in zip(entries, boxes, strict=True)]
-    areas = numbers(area, "area", names, path)
-    listed = positions(values(entries, "category_id", "annotation", path), own.ids, "category", names, path)
+    listed = positions(values(entries, "category_id", what, path), own.ids, "category", names, path)
     label_of = np.array([categories.ids.index(identity) for identity in own.ids])
-    corners = boxes.copy()
-    corners[:, 2:] += boxes[:, :2]
-    scenes = make_scenes(
-        str(path),
-        str(folder),
-        images,
-        positions(
-            values(entries, "image_id", "annotation", path), [image[0] for image in images], "image", names, path
-        ),
-        names,
-        boxes=corners,
-        labels=label_of[listed],
-        area=areas,
-        crowd=np.array([bool(entry.get("iscrowd", 0)) for entry in entries], dtype=bool),
-        ignore=np.zeros(len(entries), dtype=bool),
-    )
-    return scenes, categories
+    return {
+        "boxes": np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1),
+        "labels": label_of[listed],
+        "area": numbers(area, "area", names, path),
+        "crowd": np.array([bool(entry.get("iscrowd", 0)) for entry in entries], dtype=bool),
+        "ignore": np.zeros(len(entries), dtype=bool),
+    }
 
 
 def same_categories(own: Categories, known: Categories, path: Path) -> Categories:
@@ -202,26 +203,26 @@ def _refuse_twice(ids: np.ndarray, what: str, path: Path) -> None:
 def miniature(folder: Path) -> None:
     """24 and 8 images of five classes."""
     for part, scenes in (("train2017", TRAIN_SCENES), ("val2017", VAL_SCENES)):
-        images, annotations = write_scenes(folder, part, scenes)
-        things = [{"id": identity, "name": name} for identity, name in THINGS.items()]
-        write_json(folder / f"annotations/instances_{part}.json", images, annotations, things)
+        write_scenes(folder, part, scenes)
 
 
-def write_scenes(folder: Path, part: str, scene_numbers: Iterable[int]) -> tuple[list[dict], list[dict]]:
-    """Generated images in folder/part; what a file of annotations lists under `images` and `annotations`."""
+def write_scenes(folder: Path, part: str, scene_numbers: Iterable[int]) -> list[dict]:
+    """Generated images in folder/part and their annotations; what such a file lists under `images`."""
     ids = list(THINGS)
     images: list[dict] = []
     annotations: list[dict] = []
     for number in scene_numbers:
-        scene, file = draw_scene(number), f"{number + 9:012d}.jpg"
+        file = f"{number + 9:012d}.jpg"
+        scene = save_scene(folder / part / file, number)
         height, width = scene.segments.shape
-        save_pixels(folder / part / file, scene.pixels, grey=number == GREY)
         images.append({"id": number + 9, "file_name": file, "height": height, "width": width})
         for position, (label, box) in enumerate(scene.objects):
             entry = {"image_id": number + 9, "category_id": ids[label], "bbox": list(box), "area": box[2] * box[3]}
-            crowd = int(number % 1000 == CROWDED and position == 0)
+            crowd = int(scene.crowded and position == 0)
             annotations.append({"id": len(annotations) + 1, "iscrowd": crowd, **entry})
-    return images, annotations
+    things = [{"id": identity, "name": name} for identity, name in THINGS.items()]
+    write_json(folder / f"annotations/instances_{part}.json", images, annotations, things)
+    return images
 
 
 def write_json(path: Path, images: list, annotations: list, categories: list) -> None:

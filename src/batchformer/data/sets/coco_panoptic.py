@@ -15,21 +15,10 @@ from PIL import Image
 from torch import Tensor
 
 from batchformer.data.images import open_image
+from batchformer.data.sets import coco
 from batchformer.data.sets.boxes import Categories, DetectionSamples, Sample, Scenes, Transform, box_target, make_scenes
-from batchformer.data.sets.coco import (
-    numbers,
-    positions,
-    read_boxes,
-    read_categories,
-    read_images,
-    read_json,
-    same_categories,
-    values,
-    write_json,
-    write_scenes,
-)
 from batchformer.data.sets.detection import DetectionData
-from batchformer.data.sets.miniature import CROWDED, THINGS, TRAIN_SCENES, VAL_SCENES, GeneratedScene, draw_scene
+from batchformer.data.sets.miniature import THINGS, TRAIN_SCENES, VAL_SCENES, GeneratedScene, draw_scene
 from batchformer.errors import UserError
 
 LAYOUT = "those of coco, panoptic_{train,val}2017/*.png and annotations/panoptic_{train,val}2017.json"
@@ -76,28 +65,13 @@ class CocoPanoptic(DetectionData):
         }
 
     def _read_scenes(self, root: str) -> tuple[dict[str, Scenes], Categories]:
-        for part in ("train", "val"):
-            for name, folder in zip(("images", "segmentations"), self.files[part][1:], strict=True):
-                if not (Path(root) / folder).is_dir():
-                    raise UserError(
-                        f"there is no folder {Path(root) / folder}: set data.root to the folder that holds {folder}, "
-                        f"or data.{part}_{name} to the folder of the {name}."
-                    )
+        coco.check_folders(root, self.files)
         train, categories = read_panoptic(root, *self.files["train"])
         val, _ = read_panoptic(root, *self.files["val"], known=categories)
         return {"train": train, "val": val}, categories
 
     def _samples(self, part: str, training: bool) -> Any:
-        scenes = self._scenes[part]
-        assert isinstance(scenes, PanopticScenes)
-        return PanopticSamples(
-            scenes,
-            self._transform(training),
-            seed=self.seed if training else None,
-            truth=not training,
-            pad_multiple=self.pad_multiple,
-            masks=self.masks,
-        )
+        return self._samples_of(PanopticSamples, part, training, masks=self.masks)
 
 
 def read_panoptic(
@@ -105,18 +79,18 @@ def read_panoptic(
 ) -> tuple[PanopticScenes, Categories]:
     """The images that have a segmentation, in the order of their ids."""
     path = Path(root) / annotations
-    content = read_json(path)
-    own = read_categories(content, path)
-    categories = own if known is None else same_categories(own, known, path)
+    content = coco.read_json(path)
+    own = coco.read_categories(content, path)
+    categories = own if known is None else coco.same_categories(own, known, path)
     entries = content["annotations"]
-    files = values(entries, "file_name", "annotation", path)
-    listed = values(entries, "segments_info", "annotation", path)
+    files, listed, image_ids = (
+        coco.values(entries, key, "annotation", path) for key in ("file_name", "segments_info", "image_id")
+    )
     for file, segments in zip(files, listed, strict=True):
         if not isinstance(segments, list) or not all(isinstance(segment, dict) for segment in segments):
             raise UserError(f"{path}: 'segments_info' of {file} is not a list of segments.")
-    all_images = read_images(content, path)
-    image_ids = values(entries, "image_id", "annotation", path)
-    of_image = positions(image_ids, [image[0] for image in all_images], "image", files, path)
+    all_images = coco.read_images(content, path)
+    of_image = coco.positions(image_ids, [image[0] for image in all_images], "image", files, path)
     order = np.argsort(of_image, kind="stable")
     if len(np.unique(of_image)) != len(of_image):
         raise UserError(f"{path}: an image has two annotations: leave one of them.")
@@ -127,24 +101,13 @@ def read_panoptic(
         f"{segment.get('id', '?')} of {files[order[position]]}"
         for segment, position in zip(segments, owner, strict=True)
     ]
-    boxes = read_boxes(values(segments, "bbox", "segment", path), names, path)
-    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-    label_of = np.array([categories.ids.index(identity) for identity in own.ids])
-    scenes = make_scenes(
-        str(path),
-        str(Path(root) / images),
-        [all_images[of_image[k]] for k in order],
-        owner,
-        names,
-        boxes=corners,
-        labels=label_of[positions(values(segments, "category_id", "segment", path), own.ids, "category", names, path)],
-        area=numbers(values(segments, "area", "segment", path), "area", names, path),
-        crowd=np.array([bool(segment.get("iscrowd", 0)) for segment in segments], dtype=bool),
-        ignore=np.zeros(len(segments), dtype=bool),
-    )
+    coco.values(segments, "area", "segment", path)  # one without it is refused: a segment is no box
+    per_box = coco.read_per_box(segments, "segment", names, own, categories, path)
+    chosen = [all_images[of_image[k]] for k in order]
+    scenes = make_scenes(str(path), str(Path(root) / images), chosen, owner, names, **per_box)
     return PanopticScenes(
         **{field.name: getattr(scenes, field.name) for field in fields(scenes)},
-        segment_ids=numbers(values(segments, "id", "segment", path), "id", names, path).astype(np.int64),
+        segment_ids=coco.numbers(coco.values(segments, "id", "segment", path), "id", names, path).astype(np.int64),
         segmentations=np.array([os.fsencode(Path(root) / segmentations / files[k]) for k in order]),
     ), categories
 
@@ -154,20 +117,12 @@ class PanopticSamples(DetectionSamples):
 
     scenes: PanopticScenes
 
-    def __init__(
-        self,
-        scenes: PanopticScenes,
-        transform: Transform,
-        seed: int | None,
-        truth: bool = False,
-        pad_multiple: int = 1,
-        masks: bool = True,
-    ) -> None:
-        super().__init__(scenes, transform, seed, truth, pad_multiple)
+    def __init__(self, scenes: PanopticScenes, transform: Transform, masks: bool = True, **options: Any) -> None:
+        super().__init__(scenes, transform, **options)
         self.masks = masks
 
     def _decode(self, index: int) -> tuple[Any, np.ndarray]:
-        return self._open(index), self._numbers(index)
+        return super()._decode(index), self._numbers(index)
 
     def _augment(self, index: int, stored: tuple[Any, np.ndarray]) -> Sample:
         from torchvision import tv_tensors
@@ -186,7 +141,12 @@ class PanopticSamples(DetectionSamples):
             target["masks"] = torch.from_numpy(masks)
         target = self._described(index, target, size)
         if self.truth:
-            target["truth"] |= {"segmentation": numbers.astype(np.int32), "segments_info": self._infos(index)}
+            known = (column[rows].tolist() for column in (self.scenes.labels, self.scenes.crowd, self.scenes.area))
+            infos = [
+                {"id": number, "label_id": label, "iscrowd": int(crowd), "area": area}
+                for number, (label, crowd, area) in enumerate(zip(*known, strict=True), 1)
+            ]
+            target["truth"] |= {"segmentation": numbers.astype(np.int32), "segments_info": infos}
         return made["image"].as_subclass(Tensor), target
 
     def _numbers(self, index: int) -> Int[np.ndarray, "height width"]:
@@ -210,16 +170,6 @@ class PanopticSamples(DetectionSamples):
                 f"unpack both again."
             )
         return numbers.astype(np.uint8 if len(known) < 256 else np.int32)
-
-    def _infos(self, index: int) -> list[dict[str, Any]]:
-        rows, scenes = self.scenes.rows(index), self.scenes
-        columns = zip(
-            scenes.labels[rows].tolist(), scenes.crowd[rows].tolist(), scenes.area[rows].tolist(), strict=True
-        )
-        return [
-            {"id": number, "label_id": label, "iscrowd": int(crowd), "area": area}
-            for number, (label, crowd, area) in enumerate(columns, 1)
-        ]
 
 
 def _extents(masks: np.ndarray) -> np.ndarray:
@@ -251,14 +201,12 @@ def write_segment_ids(path: str | Path, ids: Int[np.ndarray, "height width"]) ->
 
 def miniature(folder: Path) -> None:
     """24 and 8 images of five classes of things and two of stuff; beside them the instances, as in COCO's folder."""
-    things = [{"id": identity, "name": name} for identity, name in THINGS.items()]
-    kinds = [{**thing, "isthing": 1} for thing in things]
+    kinds = [{"id": identity, "name": name, "isthing": 1} for identity, name in THINGS.items()]
     kinds += [{"id": identity, "name": name, "isthing": 0} for identity, name in _MINIATURE_STUFF.items()]
     for part, scenes in (("train2017", TRAIN_SCENES), ("val2017", VAL_SCENES)):
-        images, annotations = write_scenes(folder, part, scenes)
-        write_json(folder / f"annotations/instances_{part}.json", images, annotations, things)
+        images = coco.write_scenes(folder, part, scenes)
         segments = [_write_segments(folder / f"panoptic_{part}", number, draw_scene(number)) for number in scenes]
-        write_json(folder / f"annotations/panoptic_{part}.json", images, segments, kinds)
+        coco.write_json(folder / f"annotations/panoptic_{part}.json", images, segments, kinds)
 
 
 def _write_segments(folder: Path, number: int, scene: GeneratedScene) -> dict:
@@ -274,7 +222,7 @@ def _write_segments(folder: Path, number: int, scene: GeneratedScene) -> dict:
             ids[rows, columns] = identity
             x, y = int(columns.min()), int(rows.min())
             box = [x, y, int(columns.max()) - x + 1, int(rows.max()) - y + 1]
-            crowd = int(number % 1000 == CROWDED and position == 3)
+            crowd = int(scene.crowded and position == 3)
             infos.append({"id": identity, "category_id": category, "iscrowd": crowd, "bbox": box, "area": len(rows)})
     write_segment_ids(folder / f"{number + 9:012d}.png", ids)
     return {"image_id": number + 9, "file_name": f"{number + 9:012d}.png", "segments_info": infos}

@@ -11,7 +11,13 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, Statistics, check_statistics
+from batchformer.data.augment.options import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Statistics,
+    check_at_least,
+    check_images,
+)
 from batchformer.data.loading.data_module import DataModule
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.sets.boxes import Categories, DetectionSamples, Scenes
@@ -50,9 +56,10 @@ class DetectionData(DataModule):
     `fingerprint`.
     """
 
+    _counted = ("train_images", "test_images", "train_boxes", "test_boxes", "image_size")
+
     category_ids: list[int]
     is_thing: list[bool]
-    class_counts: list[int]
     train_boxes: int
     test_boxes: int
 
@@ -83,17 +90,14 @@ class DetectionData(DataModule):
             root, batch_size=batch_size, workers=workers, eval_batch_size=eval_batch_size,
             augment_repeats=1, views=1, index=False, **options,
         )  # fmt: skip
-        numbers = {"image_size": image_size, "max_size": max_size, "pad_multiple": pad_multiple,
-                   "limit_train": limit_train, "limit_val": limit_val, "repeat": repeat,
-                   "scales": None if scales is None else min(scales, default=0)}  # fmt: skip
-        for name, value in numbers.items():
-            if value is not None and value < 1:
-                raise UserError(f"data.{name} must be at least 1, got {value}.")
+        check_images(image_size, std)
+        smallest = None if scales is None else min(scales, default=0)
+        check_at_least(1, max_size=max_size, scales=smallest, pad_multiple=pad_multiple, repeat=repeat)
+        check_at_least(1, limit_train=limit_train, limit_val=limit_val)
         if max_size is not None and max_size < image_size:
             raise UserError(
                 f"data.max_size, the longest side, must be at least data.image_size, got {max_size} and {image_size}."
             )
-        check_statistics(std)
         self.image_size, self.max_size, self.scales = image_size, max_size, scales
         self.augment, self.pad_multiple = augment, pad_multiple
         self.labels, self.keep_empty = labels, keep_empty
@@ -132,7 +136,7 @@ class DetectionData(DataModule):
                 raise UserError(
                     f"image {scenes.path(0)}, the first in {scenes.source}, does not exist: check data.root."
                 )
-            self._scenes[part] = self._labelled(scenes)
+            self._scenes[part] = replace(scenes, labels=self._label_of[scenes.labels])
         train, test = self._scenes["train"], self._scenes[self.evaluate_on]
         self.class_counts = np.bincount(train.labels[train.trained()], minlength=self.num_classes).tolist()
         self.train_images, self.test_images = len(train), len(test)
@@ -143,18 +147,13 @@ class DetectionData(DataModule):
 
     def _set_categories(self, categories: Categories) -> None:
         """Names, ids and kinds by label."""
-        if self.labels == "contiguous":
-            position_of = dict(enumerate(range(len(categories.ids))))
-        else:
-            position_of = {identity: position for position, identity in enumerate(categories.ids)}
+        by_label = categories.ids if self.labels == "official" else range(len(categories.ids))
+        position_of = {label: position for position, label in enumerate(by_label)}
         self._label_of = np.array(list(position_of), dtype=np.int64)
         labels = range(max(position_of) + 1)
         self.class_names = [categories.names[position_of[k]] if k in position_of else "N/A" for k in labels]
         self.category_ids = [categories.ids[position_of[k]] if k in position_of else -1 for k in labels]
         self.is_thing = [categories.things[position_of[k]] if k in position_of else False for k in labels]
-
-    def _labelled(self, scenes: Scenes) -> Scenes:
-        return replace(scenes, labels=self._label_of[scenes.labels])
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
         return self._loader_of("train" if training else self.evaluate_on, training)
@@ -180,12 +179,16 @@ class DetectionData(DataModule):
         return self._kept[part, training]
 
     def _samples(self, part: str, training: bool) -> Any:
-        return DetectionSamples(
+        return self._samples_of(DetectionSamples, part, training)
+
+    def _samples_of(self, kind: Any, part: str, training: bool, **options: Any) -> Any:
+        return kind(
             self._scenes[part],
             self._transform(training),
             seed=self.seed if training else None,
             truth=not training,
             pad_multiple=self.pad_multiple,
+            **options,
         )
 
     def declare(self) -> dict[str, Any]:
@@ -205,22 +208,9 @@ class DetectionData(DataModule):
 
     def describe(self) -> dict[str, Any]:
         """The data set in numbers; classes are counted by their training boxes, those without any left out."""
-        self.setup()
-        counts = {label: count for label, count in enumerate(self.class_counts) if count}
-        head, tail = max(counts, key=lambda k: counts[k]), min(counts, key=lambda k: (counts[k], -k))
-        return {
-            "classes": len(self.class_names) - self.category_ids.count(-1),
-            "train_images": self.train_images,
-            "test_images": self.test_images,
-            "train_boxes": self.train_boxes,
-            "test_boxes": self.test_boxes,
-            "image_size": self.image_size,
-            **count_shots(counts.values()),
-            "head": {"label": head, "name": self.class_names[head], "images": counts[head]},
-            "tail": {"label": tail, "name": self.class_names[tail], "images": counts[tail]},
-            "imbalance": counts[head] / counts[tail],
-            "fingerprint": self.fingerprint,
-        }
+        numbers = super().describe()
+        shots = count_shots(count for count in self.class_counts if count)
+        return numbers | {"classes": self.num_classes - self.category_ids.count(-1)} | shots
 
 
 def _transformed(image: Image.Image, transform: Callable[[Any], Any]) -> Tensor:

@@ -9,21 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
-from batchformer.data.augment.options import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    FileAugmentation,
-    Statistics,
-    check_image_options,
-    check_statistics,
-)
+from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics, check_images
 from batchformer.data.images import EXTENSIONS, images_in
 from batchformer.data.loading.epoch_loader import EpochLoader
-from batchformer.data.sets.classification import ClassificationData, check_labels, count_classes
+from batchformer.data.sets.classification import ClassificationData
 from batchformer.errors import UserError
 
 
@@ -62,11 +54,8 @@ class FileData(ClassificationData):
             raise UserError(
                 "data.on_device is for data sets held in memory; image files are read on the host: leave it out."
             )
-        check_image_options(image_size, erase_prob)
-        check_statistics(std)
-        self.augment = augment
-        self.image_size = image_size
-        self.erase_prob = erase_prob
+        check_images(image_size, std, erase_prob)
+        self.augment, self.image_size, self.erase_prob = augment, image_size, erase_prob
         self.mean, self.std = mean, std
 
     @abstractmethod
@@ -77,21 +66,13 @@ class FileData(ClassificationData):
         root = existing_root(self.root)
         self._listings, self.class_names = self._read_listings(root)
         train = self._listings["train"]
-        tested = [self._listings[name] for name in self.evaluation_sets]
-        self.class_counts = count_classes(train.labels, self.class_names, train.source, self.allow_empty_classes)
-        for listing in tested:
-            check_labels(listing.labels, len(self.class_names), listing.source)
-        for listing in (train, *tested):
+        lines = "".join(f"{path} {label}\n" for path, label in zip(train.paths, train.labels, strict=True))
+        self._count(self._listings, hashlib.sha256(lines.encode(errors="surrogateescape")))
+        for listing in (train, *(self._listings[name] for name in self.evaluation_sets)):
             # one look is enough to find a wrong root; looking at all would take minutes on a network disk
             first = os.path.join(root, listing.paths[0])
             if not os.path.isfile(first):
                 raise UserError(f"image {first}, the first in {listing.source}, does not exist: check data.root.")
-        self.train_images, self.test_images = len(train.paths), sum(len(listing.paths) for listing in tested)
-        lines = "".join(f"{path} {label}\n" for path, label in zip(train.paths, train.labels, strict=True))
-        digest = hashlib.sha256(lines.encode(errors="surrogateescape"))
-        for name, values in sorted(train.fields.items()):
-            digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
-        self.fingerprint = digest.hexdigest()
         self._folder = os.path.join(root, "")
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
@@ -99,21 +80,16 @@ class FileData(ClassificationData):
         from batchformer.data.loading.samples import FileSamples
 
         listing = self._listings[name]
-        transform = (
-            file_transform(self.augment, self.image_size, self.mean, self.std, self.erase_prob)
-            if training
-            else self.predict_transform
-        )
+        transform = self.predict_transform
+        if training:
+            transform = file_transform(self.augment, self.image_size, self.mean, self.std, self.erase_prob)
         samples = FileSamples(
             listing.paths,
-            torch.from_numpy(listing.labels),
-            transform,
-            self._seed_of(name) if training else None,
-            self._folder,
-            self.upright,
-            fields={key: torch.from_numpy(values) for key, values in listing.fields.items()},
-            views=self.views if training else 1,
-            index=self.index,
+            transform=transform,
+            seed=self._seed_of(name) if training else None,
+            folder=self._folder,
+            upright=self.upright,
+            **self._labelled(listing, training),
         )
         return self._host_loader(samples, name, training)
 
@@ -139,6 +115,19 @@ def read_lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as text ({error}).") from error
+
+
+def read_pairs(path: Path, pair: Callable[[str], tuple[str, int] | None], expected: str) -> Listing:
+    """An image on each line, which `pair` makes (path, label) of; one it makes nothing of is named, empty ones not."""
+    pairs = []
+    for number, line in enumerate(read_lines(path), 1):
+        if line.strip():
+            if (found := pair(line)) is None:
+                raise UserError(f"{path}, line {number}: expected {expected}, found {line.strip()[:80]!r}.")
+            pairs.append(found)
+    if not pairs:
+        raise UserError(f"{path} lists no image.")
+    return Listing([file for file, _ in pairs], np.array([label for _, label in pairs], dtype=np.int64), str(path))
 
 
 def find_file(name: str, root: str, keyword: str) -> Path:

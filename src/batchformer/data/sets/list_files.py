@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from batchformer.data.sets.files import FileData, Listing, find_file, read_lines
+from batchformer.data.sets.files import FileData, Listing, find_file, read_lines, read_pairs
 from batchformer.data.sets.miniature import FILE_COUNTS, TEST_PER_CLASS, save_picture
 from batchformer.errors import UserError
 
@@ -54,22 +52,14 @@ class ListFiles(FileData):
 
 
 def read_list(path: Path) -> Listing:
-    """The paths may contain spaces; empty lines are passed over; anything else that is no pair is named by its line."""
-    paths: list[str] = []
-    labels: list[int] = []
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            continue
-        parts = line.rsplit(maxsplit=1)
-        if len(parts) != 2 or not parts[1].isascii() or not parts[1].isdigit():
-            raise UserError(
-                f'{path}, line {number}: expected "path label" with a label from 0 on, found {line.strip()[:80]!r}.'
-            )
-        paths.append(parts[0].strip())
-        labels.append(int(parts[1]))
-    if not paths:
-        raise UserError(f"{path} lists no image.")
-    return Listing(paths, np.array(labels, dtype=np.int64), str(path))
+    """The paths may contain spaces."""
+
+    def pair(line: str) -> tuple[str, int] | None:
+        file, *label = line.rsplit(maxsplit=1)
+        known = label and label[0].isascii() and label[0].isdigit()
+        return (file.strip(), int(label[0])) if known else None
+
+    return read_pairs(path, pair, '"path label" with a label from 0 on')
 
 
 class _ListedFiles(NamedTuple):

@@ -30,17 +30,15 @@ def picture(label: int, number: int, height: int, width: int) -> np.ndarray:
     return np.clip(colour + stripes + noise, 0, 255).astype(np.uint8)
 
 
-def save_picture(path: Path, label: int, number: int, height: int = 40, width: int = 48, mode: str = "RGB") -> None:
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture(label, number, height, width)).convert(mode).save(path, format="JPEG", quality=85)
+def save_picture(path: Path, label: int, number: int, height: int = 40, width: int = 48, grey: bool = False) -> None:
+    _save_jpeg(path, picture(label, number, height, width), 85, grey)
 
 
 class GeneratedScene(NamedTuple):
     pixels: np.ndarray
     objects: list[tuple[int, tuple[int, int, int, int]]]  # position in THINGS, (x, y, width, height)
     segments: np.ndarray  # 0 void, 1 and 2 stuff, then the objects
+    crowded: bool  # the first object is a crowd
 
 
 def draw_scene(number: int) -> GeneratedScene:
@@ -58,11 +56,17 @@ def draw_scene(number: int) -> GeneratedScene:
         pixels[y : y + h, x : x + w] = picture(label, number, h, w)
         segments[y : y + h, x : x + w] = 3 + position
         objects.append((label, (x, y, w, h)))
-    return GeneratedScene(pixels, objects, segments)
+    return GeneratedScene(pixels, objects, segments, number % 1000 == CROWDED)
 
 
-def save_pixels(path: Path, pixels: np.ndarray, grey: bool) -> None:
+def save_scene(path: Path, number: int) -> GeneratedScene:
+    scene = draw_scene(number)
+    _save_jpeg(path, scene.pixels, 90, grey=number == GREY)
+    return scene
+
+
+def _save_jpeg(path: Path, pixels: np.ndarray, quality: int, grey: bool) -> None:
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).convert("L" if grey else "RGB").save(path, format="JPEG", quality=90)
+    Image.fromarray(pixels).convert("L" if grey else "RGB").save(path, format="JPEG", quality=quality)

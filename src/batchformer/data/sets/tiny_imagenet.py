@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from batchformer.data.augment.options import ArrayAugmentation
-from batchformer.data.images import decode_images, is_image
+from batchformer.data.images import decode_images
 from batchformer.data.sets.arrays import ArrayData, Split
-from batchformer.data.sets.files import read_lines
+from batchformer.data.sets.files import Listing, list_images, read_lines, read_pairs
 from batchformer.data.sets.imagenet import MINIATURE_WNIDS, first_words
 from batchformer.data.sets.miniature import BALANCED, TEST_PER_CLASS, save_picture
 from batchformer.errors import UserError
@@ -54,14 +52,19 @@ class TinyImageNet(ArrayData):
             root = root / _FOLDER
         wnids = _wnids(root / "wnids.txt")
         names = _names(root / "words.txt", wnids)
-        train = self._decode(*_training_files(root, wnids), "training images")
-        val = self._decode(*_validation_files(root, wnids), "validation images")
-        return {"train": train, "val": val}, names
-
-    def _decode(self, paths: list[Path], labels: list[int], title: str) -> Split:
+        for folder in (root / "train" / wnid / "images" for wnid in wnids):
+            _expect(folder.is_dir(), folder)
+        listings = {
+            "train": list_images(str(root), "train", [f"{wnid}/images" for wnid in wnids]),
+            "val": _validation_files(root, wnids),
+        }
         rank, _ = self._rank_and_world()
-        images = decode_images(paths, self.native_size, f"Tiny-ImageNet, {title}", show_progress=rank == 0)
-        return Split(images, np.array(labels, dtype=np.int64))
+        splits = {}
+        for part, listing in listings.items():
+            paths, title = [root / path for path in listing.paths], f"Tiny-ImageNet, {part} images"
+            images = decode_images(paths, self.native_size, title, show_progress=rank == 0)
+            splits[part] = Split(images, listing.labels)
+        return splits, names
 
 
 def _wnids(path: Path) -> list[str]:
@@ -80,43 +83,19 @@ def _names(path: Path, wnids: list[str]) -> list[str]:
     return first_words([words.get(wnid) or wnid for wnid in wnids], wnids)
 
 
-def _training_files(root: Path, wnids: list[str]) -> tuple[list[Path], list[int]]:
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, wnid in enumerate(wnids):
-        folder = root / "train" / wnid / "images"
-        _expect(folder.is_dir(), folder)
-        found = sorted(path for path in folder.iterdir() if is_image(path))
-        if not found:
-            raise UserError(f"{folder} has no image: {_AGAIN}")
-        paths += found
-        labels += [label] * len(found)
-    return paths, labels
-
-
-def _validation_files(root: Path, wnids: list[str]) -> tuple[list[Path], list[int]]:
+def _validation_files(root: Path, wnids: list[str]) -> Listing:
     """The lines of val_annotations.txt are: file, wnid, and a box that is of no use here; separated by tabs."""
     listing, folder = root / "val" / "val_annotations.txt", root / "val" / "images"
     _expect(listing.is_file(), listing)
     _expect(folder.is_dir(), folder)
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
-    paths: list[Path] = []
-    labels: list[int] = []
-    for number, line in enumerate(read_lines(listing), 1):
-        if not line.strip():
-            continue
+
+    def pair(line: str) -> tuple[str, int] | None:
         file, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0].strip()
-        if wnid not in label_of:
-            raise UserError(
-                f"{listing}, line {number}: expected a file and one of the wnids of wnids.txt, separated by a tab, "
-                f"found {line.strip()[:80]!r}."
-            )
-        paths.append(folder / file.strip())
-        labels.append(label_of[wnid])
-    if not paths:
-        raise UserError(f"{listing} lists no image: {_AGAIN}")
-    return paths, labels
+        return (f"val/images/{file.strip()}", label_of[wnid]) if wnid in label_of else None
+
+    return read_pairs(listing, pair, "a file and one of the wnids of wnids.txt, separated by a tab")
 
 
 def _expect(there: bool, path: Path) -> None:
@@ -128,8 +107,7 @@ def miniature(folder: Path) -> None:
     """Ten classes of 32 training images; as in the official archive some images are grey."""
     for label, wnid in enumerate(MINIATURE_WNIDS):
         for i in range(BALANCED):
-            mode = "L" if i == 0 else "RGB"
-            save_picture(folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", label, i, 64, 64, mode)
+            save_picture(folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", label, i, 64, 64, grey=i == 0)
     lines = []
     for number in range(TEST_PER_CLASS * len(MINIATURE_WNIDS)):
         label, file = number % len(MINIATURE_WNIDS), f"val_{number}.JPEG"

@@ -10,15 +10,7 @@ from batchformer.data.images import EXTENSIONS
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
 from batchformer.data.sets.files import read_lines
-from batchformer.data.sets.miniature import (
-    CROWDED,
-    GREY,
-    TRAIN_SCENES,
-    VAL_SCENES,
-    GeneratedScene,
-    draw_scene,
-    save_pixels,
-)
+from batchformer.data.sets.miniature import TRAIN_SCENES, VAL_SCENES, GeneratedScene, save_scene
 from batchformer.errors import UserError
 
 LAYOUT = "DIR/{JPEGImages,Annotations,ImageSets/Main}/..."
@@ -99,15 +91,12 @@ def _read_list(root: Path, name: str) -> list[dict[str, Any]]:
     stems = [line.split()[0] for line in read_lines(listing) if line.strip()]
     if not stems:
         raise UserError(f"{listing} lists no image.")
-    suffix = _suffix(folder / "JPEGImages", stems[0])
+    first = folder / "JPEGImages" / stems[0]
+    suffix = next((suffix for suffix in EXTENSIONS if first.with_name(f"{first.name}{suffix}").is_file()), ".jpg")
     return [
         _read_xml(folder / "Annotations" / f"{stem}.xml") | {"path": str(Path(base) / "JPEGImages" / f"{stem}{suffix}")}
         for stem in stems
     ]
-
-
-def _suffix(folder: Path, stem: str) -> str:
-    return next((suffix for suffix in EXTENSIONS if (folder / f"{stem}{suffix}").is_file()), ".jpg")
 
 
 def _read_xml(path: Path) -> dict[str, Any]:
@@ -143,16 +132,17 @@ def miniature(folder: Path) -> None:
     for part, scenes in (("trainval", TRAIN_SCENES), ("test", VAL_SCENES)):
         stems = []
         for number in scenes:
-            scene, stem = draw_scene(number), f"{number + 1:06d}"
-            save_pixels(folder / "JPEGImages" / f"{stem}.jpg", scene.pixels, grey=number == GREY)
-            _write_xml(folder / "Annotations" / f"{stem}.xml", scene, names, difficult=number % 1000 == CROWDED)
+            stem = f"{number + 1:06d}"
+            scene = save_scene(folder / "JPEGImages" / f"{stem}.jpg", number)
+            _write_xml(folder / "Annotations" / f"{stem}.xml", scene, names)
             stems.append(stem)
         listing = folder / "ImageSets" / "Main" / f"{part}.txt"
         listing.parent.mkdir(parents=True, exist_ok=True)
         listing.write_text("".join(f"{stem}\n" for stem in stems))
 
 
-def _write_xml(path: Path, scene: GeneratedScene, names: tuple[str, ...], difficult: bool) -> None:
+def _write_xml(path: Path, scene: GeneratedScene, names: tuple[str, ...]) -> None:
+    """What is a crowd elsewhere is a difficult object here."""
     tree = ElementTree.Element("annotation")
     size = ElementTree.SubElement(tree, "size")
     for name, side in zip(("width", "height"), scene.segments.shape[::-1], strict=True):
@@ -160,7 +150,7 @@ def _write_xml(path: Path, scene: GeneratedScene, names: tuple[str, ...], diffic
     for position, (label, (x, y, w, h)) in enumerate(scene.objects):
         entry = ElementTree.SubElement(tree, "object")
         ElementTree.SubElement(entry, "name").text = names[label]
-        ElementTree.SubElement(entry, "difficult").text = str(int(difficult and position == 0))
+        ElementTree.SubElement(entry, "difficult").text = str(int(scene.crowded and position == 0))
         box = ElementTree.SubElement(entry, "bndbox")
         for name, value in (("xmin", x + 1), ("ymin", y + 1), ("xmax", x + w), ("ymax", y + h)):
             ElementTree.SubElement(box, name).text = str(value)
