@@ -19,6 +19,7 @@ from ..selection import others_slow
 from .cases import CASES, TOKEN_CASES, TRANSFORMERS_CASES, Case, tensors, without_randomness
 
 SMALL = [c for c in CASES if c.name in ("timm-vit_tiny_patch16_224", "resnet20-cifar", "sequential")]
+ONE_OF_SMALL = others_slow(SMALL, ["sequential"], key=lambda case: case.name)
 # Detectors take long to compile, with or without us: tests/attach/test_detr_runs.py has the smallest one.
 COMPILED = [*CASES, *TOKEN_CASES, *TRANSFORMERS_CASES]
 # One of each thing that attach puts on a model: before a head, before several, after a layer, wide and thin, BatchNorm.
@@ -63,7 +64,7 @@ def test_attach_and_detach_after_a_compiled_call_are_seen(case: Case) -> None:
     assert count_rows(fast(images)) == len(images)
 
 
-@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", ONE_OF_SMALL, ids=lambda c: c.name)
 def test_disabled_is_seen_by_compiled_code(case: Case) -> None:
     model, images = case.model().train(), case.images()
     attachment = case.attach(model)
@@ -100,7 +101,7 @@ def test_export_in_eval_gives_the_plain_model(case: Case) -> None:
         torch.testing.assert_close(tensors(exported.module()(images)), tensors(expected))
 
 
-@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", ONE_OF_SMALL, ids=lambda c: c.name)
 def test_onnx_of_the_attached_model_gives_the_plain_outputs(case: Case, tmp_path: Path) -> None:
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     model, images = case.model().eval(), case.images()

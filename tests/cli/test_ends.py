@@ -9,6 +9,8 @@ import yaml
 
 from batchformer.recipes import recipe_text
 
+from ..selection import others_slow
+
 SMALL = ["--trainer.enable_progress_bar", "false", "--data.batch_size", "64", "--no-analysis"]
 STOP_AT_ONCE = {
     "class_path": "lightning.pytorch.callbacks.EarlyStopping",
@@ -26,7 +28,7 @@ ENDS = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=ENDS)
+@pytest.fixture(params=others_slow(ENDS, ["steps, inside an epoch", "early stopping", "time"]))
 def ended(request, say, tmp_path):
     settings, steps, epochs = ENDS[request.param]
     recipe = yaml.safe_load(recipe_text("digits-lt"))

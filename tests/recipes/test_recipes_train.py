@@ -126,8 +126,8 @@ def fit(data_roots, networks, tmp_path_factory):
             given["model.mix.extractor_checkpoint"] = str(networks / "extractor.safetensors")
         if "distillation" in model:
             given["model.distillation.checkpoint"] = str(networks / "teacher.safetensors")
-        if "detector_from" in model:
-            given["model.detector_from"] = str(of(f"{name}-boxes", variant))
+        if f"{name}-boxes" in recipe_names():
+            given["init-from"] = f"detector={of(f'{name}-boxes', variant)}"
         out = tmp_path_factory.mktemp(name) / "run"
         arguments = [word for key, value in given.items() for word in (f"--{key}", value)]
         assert main(["fit", name, "--method", variant, *arguments, "--out", str(out)]) == 0

@@ -5,8 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from batchformer.cli import main
+from batchformer.cli.recipe_cli import RecipeCLI
+from batchformer.recipes import find_recipe
 from batchformer.report import load_runs
 
 OLD = Path(__file__).with_name("run-0.1")
@@ -59,3 +62,11 @@ def test_its_weights_begin_another_run(run, tmp_path, capsys):
     words = ["--model.backbone_args.widths", "[4,4]", "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1"]
     rate = ["--model.optimizer.lr", "0", "--model.schedule.warmup_epochs", "0", "--no-analysis"]
     assert main(["fit", "digits-lt", *words, *rate, "--init-from", str(run), "--out", str(tmp_path / "new")]) == 0
+
+
+@pytest.mark.parametrize("given", ["mine.pth", None])
+def test_a_recipe_of_0_1_says_where_weights_come_from_instead_of_the_one_it_extends(given, tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(yaml.safe_dump({"extends": "detr-coco", "model": {"backbone_weights": given}}))
+    assert RecipeCLI().load(find_recipe("detr-coco")[1])["run"]["init_from"] == {"backbone": "pretrained"}
+    assert RecipeCLI().load(recipe)["run"]["init_from"] == {"backbone": given}

@@ -50,12 +50,15 @@ def current_key(key: str) -> str:
 
 
 def with_current_keys(content: dict[str, Any]) -> dict[str, Any]:
-    """A recipe or config.yaml of version 0.1 with the keys of today; others as they are."""
+    """A recipe or config.yaml of version 0.1 with the keys of today; others as they are.
+
+    Recipes of this package have none of the old keys, so one that is there was given by who extends one of them.
+    """
     model = content.get("model")
     if not isinstance(model, dict) or not _PARTS_OF_0_1.keys() & model.keys():
         return content
-    parts = {_PARTS_OF_0_1[name]: model[name] for name in _PARTS_OF_0_1 if model.get(name) is not None}
+    parts = {_PARTS_OF_0_1[name]: model[name] for name in _PARTS_OF_0_1 if name in model}
     run = dict(content.get("run") or {})
-    run["init_from"] = {**parts, **(run.get("init_from") or {})}
+    run["init_from"] = {**(run.get("init_from") or {}), **parts}
     kept = {name: value for name, value in model.items() if name not in _PARTS_OF_0_1}
     return {**content, "model": kept, "run": run}
