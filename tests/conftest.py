@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,10 @@ TESTS = Path(__file__).parent
 if os.environ.get("CHECK_SHAPES") == "1":
     from jaxtyping import install_import_hook
 
-    install_import_hook(CHECKED, "tests.shapes.only_shapes")
+    from tests import shapes
+
+    sys.modules["checked_shapes"] = shapes  # by a name of its own: pytest makes a package `tests` of its own
+    install_import_hook(CHECKED, "checked_shapes.only_shapes")
 
 
 @pytest.hookimpl(tryfirst=True)
