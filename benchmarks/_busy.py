@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from batchformer.data.loading.epoch_loader import samples_in
+from batchformer.data.loading.epoch_loader import as_batch, samples_in
 from benchmarks._common import milliseconds
 
 

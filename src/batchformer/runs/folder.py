@@ -98,7 +98,7 @@ class RunFolder:
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
 
     def take_back(self) -> None:
-        """Remove the files of a run that failed before its first checkpoint, and the folder if nothing else is in it."""
+        """Remove what a run wrote that failed before its first checkpoint, and the folder if it is empty then."""
         self.clear_unfinished()
         self.config.unlink(missing_ok=True)
         self.open_existing()
