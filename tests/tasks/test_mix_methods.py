@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.tasks import Classification, DistillationOptions, InsertionOptions, MixOptions
-from batchformer.tasks.classification.task import mixing as mixing_module
+from batchformer.tasks.classification import mixing as mixing_module
 from batchformer.training.compiling import compile_in_place
 from batchformer.training.reseed import seed_from
 
