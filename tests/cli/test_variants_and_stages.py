@@ -140,6 +140,25 @@ class TestStages:
         assert (out / ".stages/1-features/result.json").stat().st_mtime_ns == written
         assert (out / "result.json").is_file()
 
+    def test_weights_from_elsewhere_are_for_the_first_stage(self, say, recipe, first, tmp_path):
+        words = ["--init-from", first, "--model.optimizer.lr", "0"]
+        code, _, err = say("fit", recipe, *self.SMALL, *words, "--out", tmp_path / "run")
+        assert code == 0, err
+        assert result_of(tmp_path / "run/.stages/1-features")["config"]["run"]["init_from"] == {"network": str(first)}
+        last = result_of(tmp_path / "run")["config"]["run"]["init_from"]
+        assert last == {"network": str(tmp_path / "run/.stages/1-features")}
+
+    def test_a_finished_run_is_kept_and_overwritten_only_when_told(self, say, recipe, tmp_path):
+        words = ["compare", recipe, *self.SMALL, "--seeds", "1", "--out", tmp_path / "c"]
+        assert say(*words)[0] == 0
+        written = (tmp_path / "c/batchformer-seed0/result.json").stat().st_mtime_ns
+        code, _, err = say(*words, "--resume")
+        assert code == 0, err
+        assert (tmp_path / "c/batchformer-seed0/result.json").stat().st_mtime_ns == written
+        code, _, err = say(*words, "--overwrite")
+        assert code == 0, err
+        assert (tmp_path / "c/batchformer-seed0/result.json").stat().st_mtime_ns > written
+
     def test_stages_do_not_count_as_runs_of_their_own(self, say, recipe, tmp_path):
         code, _, err = say("compare", recipe, *self.SMALL, "--seeds", "1", "--out", tmp_path / "c")
         assert code == 0, err

@@ -108,7 +108,7 @@ def run(args: list[str]) -> int:
     try:
         for index, each in enumerate(planned):
             line.begin_run(index, each.label)
-            config = maker.config(each.overrides)
+            config = maker.config(each.folder, each.overrides)
             if config["trainer"].get("limit_val_batches") == 0:
                 raise UserError(
                     "compare compares evaluations, and trainer.limit_val_batches 0 leaves none: leave it out."
@@ -205,6 +205,7 @@ def _clear(out: Path, folders: list[RunFolder]) -> None:
     for folder in folders:
         if folder.started:
             folder.clear()
+        folder.clear_stages()
 
 
 def _kept(folder: RunFolder, config: dict[str, Any], line: Any) -> dict[str, Any]:

@@ -72,11 +72,12 @@ def run(args: list[str]) -> int:
     again = f"batchformer fit {words_again(given, 'name', 'method', 'variant', 'seed', 'init-from', 'no-analysis')}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
     overrides = [*_variant(cli, file, given), *overrides]
-    config = maker.config(overrides)
-    variant, seed = variant_of(config), config["model"]["seed"]
-    target = config["data"].get("init_args", {}).get("target")
+    first = cli.load(file, overrides)
+    variant, seed = variant_of(first), first["model"]["seed"]
+    target = first["data"].get("init_args", {}).get("target")
     run_name = "-".join(part for part in (variant, target, f"seed{seed}") if part)
     folder = RunFolder(Path(given.value("out") or f"runs/{name}/{run_name}"))
+    config = maker.config(folder, overrides)
     if resume and folder.finished:
         if folder.config.is_file():
             refuse_other_settings(folder, config)
@@ -114,5 +115,7 @@ def _show(folder: RunFolder) -> None:
     print(f"\nRun folder: {folder.path} (result.json, metrics.csv, checkpoints/, tensorboard/)")
     first = "report" if result["metrics"] else "test"  # without numbers there is nothing to report
     run = shlex.quote(str(folder.path))
-    commands = (f"{first} {run}", f"export {run}", f"predict {run} IMAGES")
+    trust = " --trust" if result["config"]["run"].get("code") else ""  # a task or data of the user's own
+    commands = [f"{first} {run}{trust if first == 'test' else ''}", f"export {run}{trust}"]
+    commands += [] if trust else [f"predict {run} IMAGES"]
     print("Next: " + "   |   ".join(f"{program()} {command}" for command in commands))

@@ -1,5 +1,6 @@
 """What ``fit`` and ``compare`` share: their options, and one run with all its stages."""
 
+import json
 import re
 import shlex
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 from batchformer.cli.arguments import Arguments, Option
 from batchformer.errors import UserError
 from batchformer.runs.folder import RunFolder, is_main_process
+from batchformer.runs.options import current_key
 
 COMMON = (
     Option("out"),
@@ -137,29 +139,33 @@ class RunMaker:
         self.cli, self.file, self.line, self.resume = cli, file, line, resume
         self.analysis, self.command = analysis, command
 
-    def config(self, overrides: Overrides) -> dict[str, Any]:
+    def config(self, folder: RunFolder, overrides: Overrides) -> dict[str, Any]:
         """The resolved recipe of the last stage."""
-        config = self.cli.load(self.file, overrides)
-        if not self.cli.stages:
-            return config
-        return self.cli.load(self.file, [*self.cli.stages[-1][1], *overrides])
+        return self.cli.load(self.file, self._stages(folder, overrides)[-1][1])
 
     def train(self, folder: RunFolder, overrides: Overrides, overwrite: bool, before_writing: Any = None) -> dict:
-        self.cli.load(self.file, overrides)
-        stages = self.cli.stages or [("", [])]
-        earlier: RunFolder | None = None
         result: dict[str, Any] = {}
-        for number, (name, changed) in enumerate(stages, 1):
-            last = number == len(stages)
-            place = folder if last else folder.stage(number, name)
-            begins = [] if earlier is None else [("run.init_from.network", str(earlier.path))]
-            config = self.cli.load(self.file, [*changed, *begins, *overrides])
-            if not last and self.resume and place.finished:
-                earlier = place
+        for place, changed in self._stages(folder, overrides):
+            if place is not folder and self.resume and place.finished:
                 continue
+            config = self.cli.load(self.file, changed)
             result = self._train_one(place, config, overwrite, before_writing)
-            before_writing, earlier = None, place
+            before_writing = None
         return result
+
+    def _stages(self, folder: RunFolder, overrides: Overrides) -> list[tuple[RunFolder, Overrides]]:
+        """Where each stage is kept and what it changes; weights given on the command line are for the first one."""
+        self.cli.load(self.file, overrides)
+        stages = self.cli.stages
+        if not stages:
+            return [(folder, overrides)]
+        kept = [(key, value) for key, value in overrides if not current_key(key).startswith("run.init_from")]
+        places = [folder.stage(number, name) for number, (name, _) in enumerate(stages[:-1], 1)] + [folder]
+        begins = [[], *([("run.init_from", json.dumps({"network": str(place.path)}))] for place in places[:-1])]
+        return [
+            (place, [*changed, *(kept if begin else overrides), *begin])
+            for place, (_, changed), begin in zip(places, stages, begins, strict=True)
+        ]
 
     def _train_one(self, folder: RunFolder, config: dict[str, Any], overwrite: bool, before_writing: Any) -> dict:
         from batchformer.runs.train import open_folder, prepare, train

@@ -91,6 +91,10 @@ class RunFolder:
             file.unlink(missing_ok=True)
         remove_stale_temporaries(self.path)
 
+    def clear_stages(self) -> None:
+        """Remove the stages before the last one."""
+        shutil.rmtree(self.path / _STAGES, ignore_errors=True)
+
     def clear_unfinished(self) -> None:
         """Remove the logs of a run that was stopped before its first checkpoint, so that it can start again."""
         for file in (self.metrics, self.result):
