@@ -117,6 +117,7 @@ def test_installed_command_prints_version_and_recipes(run_there, installed):
     assert listed[:2] == ["digits-lt", "vit-digits"]
 
 
+@pytest.mark.slow
 def test_installed_recipe_trains(run_there, installed):
     short = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--data.batch_size", "32"]
     done = run_there(str(installed / "bin" / "batchformer"), "fit", "digits-lt", *short, "--out", "run")
