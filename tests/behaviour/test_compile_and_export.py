@@ -53,7 +53,7 @@ def test_compiled_it_is_the_attached_model(case: Case) -> None:
     torch.testing.assert_close(tensors(compiled(model)(images)), tensors(expected), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("case", EVERY_WAY, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", others_slow(EVERY_WAY, _WAYS[:3], key=lambda case: case.name), ids=lambda c: c.name)
 def test_attach_and_detach_after_a_compiled_call_are_seen(case: Case) -> None:
     model, images = case.model().train(), case.images()
     fast = compiled(model)

@@ -50,6 +50,7 @@ def test_fit_and_compare_write_the_name_and_pass_it_on(say, tmp_path, monkeypatc
     assert (result["recipe"], result["config"]["run"]["recipe"]) == ("other", "other")
 
 
+@pytest.mark.slow
 def test_a_result_knows_the_command_that_makes_it_again(say, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

@@ -74,6 +74,7 @@ def test_the_head_leaves_detector_and_module_as_they_were(stages):
     assert any(key.startswith("net.batchformer") for key in boxes)
 
 
+@pytest.mark.slow
 def test_joint_training_needs_no_detector_and_moves_everything(data, tmp_path):
     words = ["--data-root", str(data), *WORDS, "--model.train", "joint", "--out", str(tmp_path / "run")]
     assert main(["fit", STAGES[1], *words, "--trainer.limit_train_batches", "1"]) == 0
@@ -124,6 +125,7 @@ def test_the_head_wants_a_detector_that_fits(say, stages, data, tmp_path):
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_the_detector_it_began_with_is_gone(say, stages, data, tmp_path):
     detector = shutil.copytree(stages(STAGES[1], "batchformer")[0], tmp_path / "boxes")
     run = ("fit", STAGES[1], "--data-root", data, *WORDS, "--model.detector_from", detector, "--out", tmp_path / "run")
@@ -168,6 +170,7 @@ def test_segments_are_drawn_and_listed_in_the_panoptic_format(say, stages, data,
     assert (out / f"{photo.stem}.png").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["boxes", "segments"])
 def test_what_is_found_in_a_photo_lies_where_viewers_show_it(say, stages, data, tmp_path, kind):
     run = stages(STAGES[1], "batchformer")[kind == "segments"]
@@ -209,6 +212,7 @@ def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_the_example_draws_two_runs_for_the_report(say, stages, data, monkeypatch, tmp_path, capsys):
     file = Path(__file__).parents[2] / "examples" / "detection_pictures.py"
     spec = importlib.util.spec_from_file_location("detection_pictures_example", file)

@@ -37,7 +37,7 @@ _QUICK = ("help", "recipes", "data", "data digits-lt", "data miniature cifar100 
 
 EXAMPLES = sorted(path.name for path in (REPOSITORY / "examples").glob("*.py"))
 _OWN_PROCESSES = ("global_batch.py",)  # examples that start some themselves
-_PICTURES = {"batch_attention_pictures.py", "grad_cam.py", "mix_pictures.py"}  # tests/analysis draws them, too
+_SHORTEST = {"plain_loop.py", "lightning_callback.py", "transmix_loop.py"}
 _SHORTER = {"detection_pictures.py": ["--steps", "10"]}
 
 
@@ -144,7 +144,7 @@ def test_the_readme_shows_what_the_result_files_hold():
     )
 
 
-@pytest.mark.parametrize("example", others_slow(EXAMPLES, {*EXAMPLES} - _PICTURES))
+@pytest.mark.parametrize("example", others_slow(EXAMPLES, _SHORTEST))
 def test_examples_run(example, tmp_path, monkeypatch, capsys):
     example = REPOSITORY / "examples" / example
     monkeypatch.chdir(tmp_path)

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from ..selection import others_slow
+
 FOLDER = Path(__file__).parent / "interpreted"
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
+@pytest.mark.parametrize(
+    "name", others_slow(sorted(path.name for path in FOLDER.glob("test_*.py")), ["test_attention_kernels.py"])
+)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is such a process already")
 def test_kernels_hold_in_the_interpreter(name: str, pytestconfig: pytest.Config) -> None:
     pytest.importorskip("triton")
