@@ -130,14 +130,15 @@ def test_report_needs_no_trust_and_imports_nothing(run, folder):
     assert subprocess.run([sys.executable, "-c", code], cwd=alone).returncode == 0
 
 
-def test_a_config_that_names_code_anywhere_is_not_run(run, folder, capsys):
-    copy = folder / "tampered"
+@pytest.mark.parametrize("callbacks", ["[{class_path: evil.Callback}]", "[evil.Callback]", "evil.Callback"])
+def test_a_config_that_names_code_anywhere_is_not_run(run, tmp_path, callbacks, capsys):
+    copy = tmp_path / "tampered"
     shutil.copytree(run, copy)
     config = (copy / "config.yaml").read_text()
-    marker = folder / "ran"
+    marker = tmp_path / "ran"
     (copy / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
     config = config.replace("ink.InkLength", "long_tailed").replace("ink.InkData", "batchformer.data.DigitsLT")
-    (copy / "config.yaml").write_text(config.replace("callbacks: null", "callbacks: [{class_path: evil.Callback}]"))
+    (copy / "config.yaml").write_text(config.replace("callbacks: null", f"callbacks: {callbacks}"))
     assert main(["test", str(copy)]) == 2
     assert "evil.Callback" in capsys.readouterr().err
     assert not marker.exists()

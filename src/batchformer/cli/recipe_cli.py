@@ -243,8 +243,19 @@ def _class_paths(values: Any) -> Iterator[str]:
             yield from _class_paths(value)
 
 
+def _texts(values: Any) -> Iterator[str]:
+    if isinstance(values, str):
+        yield values
+    elif isinstance(values, dict | list):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _texts(value)
+
+
 def _refuse_code_of_others(task: Any, content: dict[str, Any], file: Path) -> None:
     named = [*([task] if isinstance(task, str) and task not in TASKS else []), *_class_paths(content)]
+    # jsonargparse takes a text for a class path, or for a file with more settings, wherever a class may stand
+    named += [text for text in _texts(content.get("trainer")) if "." in text]
+    named += [text for name in ("model", "data", "run") if isinstance(text := content.get(name), str)]
     for path in named:
         if not path.startswith(_KNOWN_CODE):
             raise UserError(
