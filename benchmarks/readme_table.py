@@ -1,88 +1,95 @@
-"""The results in README.md: `python -m benchmarks.readme_table results README.md`."""
+"""The four results in README.md: `python -m benchmarks.readme_table results README.md`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from batchformer.errors import UserError
-from batchformer.report.comparison import DEFAULT_PAIR, compare_runs, format_difference, format_summary
-from batchformer.report.provenance import caveats
+from batchformer.report.comparison import format_difference, signed
 from batchformer.report.runs import by_recipe, load_runs
-from batchformer.report.tables import verdict
-from benchmarks._markdown import one_digit
-from benchmarks.paper import MAIN, STUDIES
-from benchmarks.studies import WANTED_SEEDS, Study, Variant, find_studies, held_to, missing_from
-from benchmarks.study_section import CAPTION, picture_name
+from batchformer.report.statistics import PairedDifference
+from benchmarks._markdown import markdown
+from benchmarks.paper import MAIN
+from benchmarks.studies import Study, Variant
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
-HEADER = ("recipe", "accuracy, %", "paper: without", "paper: with", "ours: without", "ours: with", "ours: difference")
-RULE = ("---", "---", "---:", "---:", "---:", "---:", "---:")
-SHOWN_STUDIES = ("deit-ti-cifar100-100", "vit-cifar100-32", "mix-vit-cifar100-32", "mix-resnet56-cifar100")
-STUDY_HEADER = ("variant", "seeds", "accuracy, %", "difference to the baseline", "held to", "difference to it")
-STUDY_RULE = ("---", "---:", "---:", "---:", "---", "---:")
+HEADER = ("accuracy, %", "without", "with", "difference, 95 % interval", "seeds", "paper", "read as")
+
+
+class Shown(NamedTuple):
+    """A row: the two sides it compares, each by recipe and variant."""
+
+    title: str
+    without: tuple[str, str]
+    with_it: tuple[str, str]
+
+
+ROWS = (
+    Shown(
+        "BatchFormer, CIFAR-100-LT (imbalance 100), ResNet-32, Balanced Softmax",
+        ("cifar100-lt-100", "baseline"),
+        ("cifar100-lt-100", "batchformer"),
+    ),
+    Shown(
+        "BatchFormerV2 after all blocks of a small ViT, CIFAR-100, equal epochs",
+        ("vit-cifar100-32-baseline", "baseline"),
+        ("vit-cifar100-32-published", "batchformer"),
+    ),
+    Shown(
+        "the same, equal GPU time",
+        ("vit-cifar100-32-long", "baseline"),
+        ("vit-cifar100-32-published", "batchformer"),
+    ),
+    Shown(
+        "TransMix instead of CutMix, the same ViT",
+        ("mix-vit-cifar100-32-cutmix", "baseline"),
+        ("mix-vit-cifar100-32-transmix", "baseline"),
+    ),
+)
 
 
 def readme_table(results: Path) -> str:
-    """The row pairs of the paper that were run with and without the method, and one sentence about each."""
-    recipes = by_recipe(load_runs([results]))
-    lines: list[list[str]] = []
-    sentences: list[str] = []
-    warnings: dict[str, list[str]] = {}
-    for recipe, paper in MAIN.items():
-        runs = recipes.get(recipe, [])
-        if {run.variant for run in runs} != set(DEFAULT_PAIR):
-            continue
-        table = compare_runs([run.raw for run in runs])
-        for measure in table.measures:
-            theirs = [one_digit((side or {}).get(measure.key)) for side in (paper.baseline, paper.batchformer)]
-            ours = [format_summary(table.cell(measure, variant)) for variant in DEFAULT_PAIR]
-            difference = format_difference(table.difference(measure, DEFAULT_PAIR[1]))
-            name = f"`{recipe}`" if measure is table.primary else ""
-            lines.append([name, measure.label, *theirs, *ours, difference])
-        sentences.append(f"- `{recipe}` ({paper.setting}). {verdict(table).sentence}")
-        for text in caveats(runs):
-            warnings.setdefault(text, []).append(f"`{recipe}`")
+    """The rows of `ROWS` that were trained, from their result files."""
+    variants = {
+        (recipe, method): Variant("", recipe, method, [run for run in runs if run.variant == method])
+        for recipe, runs in by_recipe(load_runs([results])).items()
+        for method in {run.variant for run in runs}
+    }
+    sides = [(shown.title, variants.get(shown.without), variants.get(shown.with_it)) for shown in ROWS]
+    lines = [_row(title, before, after) for title, before, after in sides if before and after]
     if not lines:
-        raise UserError(f"{results} holds no recipe of the paper with both methods: there is nothing to show.")
-    sentences += [f"- Read with care {', '.join(named)}: {text}" for text, named in warnings.items()]
-    studies = [_study_part(study) for study in find_studies(recipes) if study.base in SHOWN_STUDIES]
-    return "\n\n".join([_table(HEADER, RULE, *lines), "\n".join(sentences), *studies])
+        raise UserError(f"{results} holds both sides of no row of the README: there is nothing to show.")
+    return markdown(HEADER, lines)
 
 
-def _study_part(study: Study) -> str:
-    """The variants of a study, each held to its baseline and, where it is compared with another one, to that."""
-    others = {variant.recipe: other for variant, other in held_to(study)}
-    rows = [
-        [
-            f"`{variant.name or variant.method}`",
-            str(len(variant.runs)),
-            variant.summary(study.primary),
-            "the baseline" if variant is study.reference else format_difference(study.difference(variant)),
-            *(_held(study, variant, others.get(variant.recipe)) if others else ()),
-        ]
-        for variant in study.variants
-    ]
-    columns = len(rows[0])
-    setting = (MAIN.get(study.base) or STUDIES[study.base]).setting
-    parts = [f"`{study.base}`: {setting}.", _table(STUDY_HEADER[:columns], STUDY_RULE[:columns], *rows)]
-    if others:
-        parts.append(STUDIES[study.base].held_to_words)
-    if missing := missing_from(study):
-        parts.append(f"This study is not finished: {'; '.join(missing)}.")
-    if all(len(variant.runs) >= WANTED_SEEDS for variant in study.variants):
-        parts.append(f"![Every seed of every variant](docs/{picture_name(study)})")
-        parts.append(CAPTION)
-    return "\n\n".join(parts)
+def _row(title: str, before: Variant, after: Variant) -> list[str]:
+    study = Study("", [before, after], before)
+    difference = study.difference(after)
+    seeds = len(before.by_seed(study.primary).keys() & after.by_seed(study.primary).keys())
+    ours = [before.summary(study.primary), after.summary(study.primary), format_difference(difference), str(seeds)]
+    return [title, *ours, _paper(before, after), _read(difference)]
 
 
-def _held(study: Study, variant: Variant, other: Variant | None) -> list[str]:
-    return [f"`{other.name}`", format_difference(study.difference(variant, other))] if other else ["", ""]
+def _paper(before: Variant, after: Variant) -> str:
+    """What the paper gained, where the two sides are the two sides of one of its rows."""
+    row = MAIN.get(after.recipe) if before.recipe == after.recipe else None
+    if row is None or row.baseline is None or row.batchformer is None:
+        return "–"
+    key = after.runs[0].primary.key
+    return signed(row.batchformer[key] - row.baseline[key], 1)
 
 
-def _table(*rows: Sequence[str]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+def _read(difference: PairedDifference | None) -> str:
+    if difference is None:
+        return "no seed in common"
+    if difference.low is None or difference.high is None:
+        return "one seed: may be chance"
+    if difference.low <= 0 <= difference.high:
+        return "no clear difference"
+    return "higher" if difference.mean > 0 else "lower"
 
 
 def with_table(text: str, table: str, name: str = "README.md") -> str:

@@ -136,6 +136,12 @@ def test_shown_output_of_quick_commands_is_what_they_print(capsys, monkeypatch, 
         assert (out + err).strip() == shown[command].strip(), command
 
 
+def test_the_readme_is_a_landing_page_and_the_index_knows_every_page():
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert [page.name for page in PAGES[1:] if page.name != "index.md" and f"({page.name})" not in index] == []
+
+
 def test_the_readme_shows_what_the_result_files_hold():
     readme = REPOSITORY / "README.md"
     text = readme.read_text(encoding="utf-8")

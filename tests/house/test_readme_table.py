@@ -27,26 +27,33 @@ def pairs(folder, recipe, gain):
         put(folder, recipe, "batchformer", seed, 50.0 + seed + gain + 0.01 * seed)
 
 
-def test_sentence_follows_the_numbers(tmp_path):
-    pairs(tmp_path / "up", "cifar100-lt-100", 2.0)
-    pairs(tmp_path / "down", "cifar100-lt-100", -2.0)
-    assert "BatchFormer helped: +2.01 points" in readme_table(tmp_path / "up")
-    assert "BatchFormer hurt: −1.99 points" in readme_table(tmp_path / "down")
+def test_reading_follows_the_interval(tmp_path):
+    for name, gain in (("up", 2.0), ("down", -2.0), ("level", 0.0)):
+        pairs(tmp_path / name, "cifar100-lt-100", gain)
+    assert readme_table(tmp_path / "up").endswith("| higher |")
+    assert readme_table(tmp_path / "down").endswith("| lower |")
+    assert readme_table(tmp_path / "level").endswith("| no clear difference |")
 
 
 def test_row_holds_paper_and_ours(tmp_path):
-    pairs(tmp_path, "cifar100-lt-200", 0.0)
-    row = next(line for line in readme_table(tmp_path).splitlines() if "| All |" in line)
-    assert row.startswith("| `cifar100-lt-200` | All | 46.4 | 47.5 | 51.00 ± 1.00 | 51.01 ± 1.01 | +0.01 [")
+    pairs(tmp_path, "cifar100-lt-100", 0.0)
+    row = readme_table(tmp_path).splitlines()[-1]
+    assert "| 51.00 ± 1.00 | 51.01 ± 1.01 | +0.01 [" in row
+    assert "] | 3 | +1.0 | " in row  # Table 1: 50.7 and 51.7
 
 
-def test_one_sided_and_unpublished_recipes_are_left_out(tmp_path):
+def test_only_matched_seeds_count_and_one_is_no_result(tmp_path):
+    put(tmp_path, "cifar100-lt-100", "baseline", 0, 40.0)
+    put(tmp_path, "cifar100-lt-100", "batchformer", 0, 42.0)
+    put(tmp_path, "cifar100-lt-100", "batchformer", 1, 60.0)
+    assert "| +2.00 (one seed) | 1 | +1.0 | one seed: may be chance |" in readme_table(tmp_path)
+
+
+def test_rows_with_one_side_and_other_recipes_are_left_out(tmp_path):
     pairs(tmp_path, "cifar100-lt-100", 1.0)
     pairs(tmp_path, "cifar100-lt-100-short", 1.0)
-    put(tmp_path, "cifar100-lt-200", "batchformer", 0, 40.0)
-    table = readme_table(tmp_path)
-    assert "short" not in table
-    assert "cifar100-lt-200" not in table
+    put(tmp_path, "vit-cifar100-32-published", "batchformer", 0, 40.0)
+    assert len(readme_table(tmp_path).splitlines()) == 3
 
 
 def test_nothing_to_show_is_refused(tmp_path):
