@@ -7,15 +7,25 @@ from batchformer.metrics.measures import Measure
 from batchformer.metrics.shots import count_shots, shot_of
 
 if TYPE_CHECKING:
-    from batchformer.metrics.accuracy import ShotAccuracy, TopAccuracy
+    from batchformer.metrics.accuracy import DomainScores, ShotAccuracy, TopAccuracy
     from batchformer.metrics.coco_ap import CocoAP, ThingsAP
     from batchformer.metrics.panoptic_quality import PanopticQuality
 
-__all__ = ["CocoAP", "Measure", "PanopticQuality", "ShotAccuracy", "ThingsAP", "TopAccuracy", "count_shots", "shot_of"]
+__all__ = [
+    "CocoAP",
+    "DomainScores",
+    "Measure",
+    "PanopticQuality",
+    "ShotAccuracy",
+    "ThingsAP",
+    "TopAccuracy",
+    "count_shots",
+    "shot_of",
+]
 __getattr__ = lazy_names(
     __name__,
     {
-        "accuracy": ("ShotAccuracy", "TopAccuracy"),
+        "accuracy": ("DomainScores", "ShotAccuracy", "TopAccuracy"),
         "coco_ap": ("CocoAP", "ThingsAP"),
         "panoptic_quality": ("PanopticQuality",),
     },

@@ -81,3 +81,31 @@ class TopAccuracy(ShotAccuracy):
         values["top1"] = values["all"]
         values["top5"] = 100 * self.in_top.double() / self.total.sum()
         return {name: values[name] for name in (*self.names, "per_class")}
+
+
+class DomainScores(Metric):
+    """Accuracy in percent and mean loss of each domain; `compute` gives their means over the domains that were seen."""
+
+    full_state_update = False
+    correct: Int[Tensor, " domains"]
+    total: Int[Tensor, " domains"]
+    loss: Float[Tensor, " domains"]
+
+    def __init__(self, domains: int) -> None:
+        super().__init__()
+        self.add_state("correct", torch.zeros(domains, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(domains, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("loss", torch.zeros(domains, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(
+        self, logits: Float[Tensor, "batch classes"], targets: Int[Tensor, " batch"], domains: Int[Tensor, " batch"]
+    ) -> None:
+        hits = (logits.argmax(1) == targets).long()
+        self.correct.index_add_(0, domains, hits)
+        self.total.index_add_(0, domains, torch.ones_like(hits))
+        losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+        self.loss.index_add_(0, domains, losses.to(self.loss.dtype))
+
+    def compute(self) -> dict[str, Float[Tensor, ""]]:
+        accuracy = 100 * self.correct.double() / self.total
+        return {"accuracy": accuracy.nanmean(), "loss": (self.loss / self.total).nanmean()}

@@ -104,6 +104,13 @@ CLASSIFICATION = (
     Measure("top5_ema", "Top-5, EMA", name="top-5 accuracy of the averaged weights"),
     *LONG_TAILED[1:],
 )
+DOMAINS = (
+    Measure("accuracy", "Accuracy", primary=True),
+    Measure("accuracy_classes", "Mean of classes", name="mean accuracy of the classes"),
+    Measure("accuracy_selected", "Best on source", name="accuracy at the step best on source validation"),
+    Measure("accuracy_swad", "SWAD", name="accuracy of the weights averaged by SWAD"),
+    Measure("accuracy_oracle", "Oracle", note="chosen on the target", name="accuracy at the step best on the target"),
+)
 DETECTION = (
     Measure("ap", "AP", primary=True, name="average precision of boxes"),
     Measure("ap50", "AP50", in_progress=True),

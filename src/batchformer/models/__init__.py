@@ -13,6 +13,7 @@ from batchformer.models.resnets import (
     resnet20,
     resnet32,
     resnet44,
+    resnet50_stride_in_1x1,
     resnet56,
     use_normed_classifier,
 )
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DETECTORS", "CifarResNet", "NormedLinear", "SMCADetrConfig", "SMCADetrForObjectDetection", "SMCADetrModel",
            "TwoStageDeformableDetr", "create_backbone", "create_detector", "parameter_groups", "resnet10", "resnet20",
-           "resnet32", "resnet44", "resnet56", "use_normed_classifier", "with_mask_head"]  # fmt: skip
+           "resnet32", "resnet44", "resnet50_stride_in_1x1", "resnet56", "use_normed_classifier",
+           "with_mask_head"]  # fmt: skip
 # these import transformers, which not everybody has or needs
 __getattr__ = lazy_names(
     __name__,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from batchformer.errors import UserError, did_you_mean
 from batchformer.mix import Renormalize
-from batchformer.models.resnets import resnet10, resnet20, resnet32, resnet44, resnet56
+from batchformer.models.resnets import resnet10, resnet20, resnet32, resnet44, resnet50_stride_in_1x1, resnet56
 
 OWN: dict[str, Callable[..., nn.Module]] = {
     "resnet10": resnet10,
@@ -19,6 +19,12 @@ OWN: dict[str, Callable[..., nn.Module]] = {
     "resnet32": resnet32,
     "resnet44": resnet44,
     "resnet56": resnet56,
+    "resnet50_stride_in_1x1": resnet50_stride_in_1x1,
+}
+#: networks whose weights load into another one of the same keys, which then computes something else
+NOT_STOCK = {
+    "resnet50_stride_in_1x1": "it has the keys of torchvision's and timm's resnet50, which halve their maps in the 3 x "
+    "3 convolution: the weights would load there without a word and lose accuracy"
 }
 
 

@@ -113,6 +113,21 @@ def resnet10(num_classes: int = 1000, **arguments: Any) -> nn.Module:
     return ResNet(block=BasicBlock, layers=(1, 1, 1, 1), num_classes=num_classes, **arguments)  # type: ignore[arg-type]
 
 
+def resnet50_stride_in_1x1(num_classes: int = 1000, **arguments: Any) -> nn.Module:
+    """ResNet-50 as first published (He et al., 2016; Keras): a stage halves its maps in the first 1 x 1 convolution.
+
+    torchvision and timm do it in the 3 x 3 convolution. The keys are the same and weights of one load into the other
+    without a word, at a loss of accuracy; so a network of this kind is not exported under these keys.
+    """
+    import timm
+
+    net: Any = timm.create_model("resnet50", pretrained=False, num_classes=num_classes, **arguments)
+    for stage in (net.layer2, net.layer3, net.layer4):
+        first = stage[0]
+        first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
+    return net
+
+
 class NormedLinear(nn.Linear):
     """The cosine between a feature and the weight of each class, without bias, in [-1, 1].
 

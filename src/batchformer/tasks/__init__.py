@@ -5,6 +5,9 @@ from batchformer.tasks.classification.task import Classification
 from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions
 from batchformer.tasks.detection.panoptic import Panoptic
 from batchformer.tasks.detection.task import Detection
+from batchformer.tasks.domains.adaptation import DomainAdaptation
+from batchformer.tasks.domains.generalization import DomainGeneralization
+from batchformer.tasks.domains.options import AdaptOptions, AlgorithmOptions, DomainOptimizerOptions
 from batchformer.tasks.long_tailed.task import LongTailed, LossOptions
 from batchformer.training.optimizers import AdamWOptions, OptimizerOptions
 from batchformer.training.options import BatchFormerOptions
@@ -17,8 +20,11 @@ TASKS: dict[str, type[Task]] = {
     "classification": Classification,
     "detection": Detection,
     "panoptic": Panoptic,
+    "domain_generalization": DomainGeneralization,
+    "domain_adaptation": DomainAdaptation,
 }
 
-__all__ = ["TASKS", "AdamWOptions", "BatchFormerOptions", "Classification", "CosineOptions", "Detection",
-           "DetectorModuleOptions", "DetectorOptimizerOptions", "DistillationOptions", "InsertionOptions", "LongTailed",
+__all__ = ["TASKS", "AdamWOptions", "AdaptOptions", "AlgorithmOptions", "BatchFormerOptions", "Classification",
+           "CosineOptions", "Detection", "DetectorModuleOptions", "DetectorOptimizerOptions", "DistillationOptions",
+           "DomainAdaptation", "DomainGeneralization", "DomainOptimizerOptions", "InsertionOptions", "LongTailed",
            "LossOptions", "MixOptions", "OptimizerOptions", "Panoptic", "ScheduleOptions", "Task"]  # fmt: skip

@@ -21,7 +21,7 @@ from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.errors import UserError
 from batchformer.files import refuse_unwritable, write_text
 from batchformer.metrics import ShotAccuracy
-from batchformer.models.create import OWN
+from batchformer.models.create import NOT_STOCK, OWN
 from batchformer.training.network_task import NetworkTask
 from batchformer.training.task import Batch
 
@@ -109,6 +109,8 @@ class ClassifierTask(NetworkTask):
     # ---- commands
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:
+        if self.backbone in NOT_STOCK:
+            raise UserError(f"{self.backbone} is not exported: {NOT_STOCK[self.backbone]}.")
         classes = len(self.class_counts)
         arguments = "".join(f", {name}={value!r}" for name, value in self.backbone_args.items())
         metadata = {"backbone": self.backbone, "backbone_args": json.dumps(self.backbone_args)}

@@ -1,4 +1,4 @@
-"""Losses, the formula of each in its docstring."""
+"""Losses of classifiers: for imbalanced classes, and with a teacher."""
 
 from collections.abc import Sequence
 from typing import Literal

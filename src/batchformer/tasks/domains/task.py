@@ -1,0 +1,175 @@
+"""What generalization and adaptation share: optimizer, schedule, frozen BatchNorm, scores, selection on source data."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+import batchformer as bf
+from batchformer.data.info import DataInfo
+from batchformer.errors import UserError
+from batchformer.metrics import DomainScores
+from batchformer.metrics.measures import DOMAINS
+from batchformer.tasks.domains.options import DomainOptimizerOptions
+from batchformer.training.classifier_task import ClassifierTask
+from batchformer.training.options import BatchFormerOptions, as_options
+from batchformer.training.schedules import check_has_end, place_in_run, steps_per_epoch
+from batchformer.training.task import Batch
+
+SOURCE, TARGET = "source", "target"
+
+
+class DomainTask(ClassifierTask):
+    """Accuracy on the target after the last step, and at the step that was best on the source domains' validation.
+
+    The target is never used to choose: `oracle=True` adds the best accuracy on it, under a name that says so.
+    """
+
+    measures = DOMAINS
+    analyses = ()
+
+    def __init__(
+        self,
+        backbone: str,
+        backbone_args: dict[str, Any] | None,
+        method: Literal["batchformer", "baseline"],
+        batchformer: BatchFormerOptions,
+        optimizer: DomainOptimizerOptions,
+        freeze_batch_norm: bool,
+        oracle: bool,
+        **options: Any,
+    ) -> None:
+        super().__init__(backbone, backbone_args, method, "mean", **options)
+        self.module_options = as_options(BatchFormerOptions, batchformer)
+        self.optimizer_options = as_options(DomainOptimizerOptions, optimizer)
+        self.optimizer_options.check()
+        self.freeze_batch_norm, self.oracle = freeze_batch_norm, oracle
+        self._best: dict[str, float] = {}
+
+    # ---- building
+
+    def build(self, data: DataInfo) -> None:
+        if not data.get("domains"):
+            raise UserError(
+                f"{type(self).__name__} needs data with domains: your own images in DIR/domain/class/ "
+                f"(folders-domains), PACS, VLCS, OfficeHome, TerraIncognita or the embedded digits-domains."
+            )
+        super().build(data)
+        self.train(self.training)
+
+    def build_criterion(self, data: DataInfo) -> nn.Module:
+        return nn.CrossEntropyLoss()
+
+    def _judge_by(self, data: DataInfo) -> None:
+        super()._judge_by(data)
+        self.source_scores = DomainScores(len(data.domains))
+
+    def attach_to(self, net: nn.Module) -> Any:
+        return bf.attach(net, **asdict(self.module_options))
+
+    def train(self, mode: bool = True) -> "DomainTask":
+        super().train(mode)
+        if self.freeze_batch_norm and hasattr(self, "net"):
+            for layer in self.net.modules():
+                if isinstance(layer, _BatchNorm) and self._is_backbone(layer):
+                    layer.eval()
+        return self
+
+    def _is_backbone(self, layer: nn.Module) -> bool:
+        return True
+
+    # ---- optimizer
+
+    def new_parameters(self) -> list[nn.Parameter]:
+        """What does not come from the backbone: classifiers, bottlenecks; they learn at the whole learning rate."""
+        names = bf.find_classifiers(self.net)
+        return [parameter for name in names for parameter in self.net.get_submodule(name).parameters()]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        options = self.optimizer_options
+        own = {id(parameter) for parameter in self.module_parameters}
+        new = {id(parameter) for parameter in self.new_parameters()} - own
+        parameters = [parameter for parameter in self.net.parameters() if parameter.requires_grad]
+        groups = [
+            ([p for p in parameters if id(p) not in own | new], options.backbone_lr_factor),
+            ([p for p in parameters if id(p) in new], 1.0),
+            (self.module_parameters, options.module_lr_factor),
+        ]
+        made: list[dict[str, Any]] = [
+            {"params": members, "lr_factor": factor, "lr": options.lr * factor} for members, factor in groups if members
+        ]
+        decay, fused = options.weight_decay, self.fused or None
+        if options.name == "adam":
+            return torch.optim.Adam(made, options.lr, weight_decay=decay, fused=fused)
+        return torch.optim.SGD(made, options.lr, momentum=0.9, weight_decay=decay, nesterov=True, fused=fused)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        self.set_learning_rate()
+
+    def learning_rate(self) -> float:
+        options, trainer = self.optimizer_options, self.trainer
+        epochs, total = place_in_run(trainer, "step")
+        step, steps = epochs * steps_per_epoch(trainer), total * steps_per_epoch(trainer)
+        step -= self.schedule_began_at(round(step))
+        if options.schedule == "cosine":
+            return options.lr * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
+        if options.schedule == "inverse":
+            return options.lr * (1 + options.gamma * step) ** -0.75
+        return options.lr * (0.1 if options.schedule == "step" and step >= 0.8 * steps else 1.0)
+
+    def schedule_began_at(self, step: int) -> int:
+        """The step at which the schedule last began anew."""
+        return 0
+
+    def check_trainer(self) -> None:
+        check_has_end(self.trainer)
+
+    # ---- evaluation
+
+    def evaluate(self, batch: Batch, name: str) -> Mapping[str, Tensor]:
+        logits, labels = self.test_logits(batch["images"]), batch["labels"]
+        self.metrics[name].update(logits, labels)  # type: ignore[operator]
+        if name == SOURCE:
+            self.source_scores.update(logits, labels, batch["domains"])
+        return {"loss": F.cross_entropy(logits, labels)}
+
+    def results(self, name: str) -> dict[str, Any]:
+        found = super().results(name)
+        if name == SOURCE:  # evaluated before the target
+            self._source = {key: float(value) for key, value in self.source_scores.compute().items()}
+            self.source_scores.reset()
+            return {"accuracy": torch.tensor(self._source["accuracy"])}
+        classes = torch.tensor(self.per_class)
+        values = {"accuracy": found["accuracy"], "accuracy_classes": classes.nanmean()}
+        if not (self.trainer.sanity_checking or self.trainer.testing):
+            self._select(float(values["accuracy"]))
+        values |= {key: torch.tensor(self._best[key]) for key in ("accuracy_selected", "accuracy_oracle")
+                   if key in self._best}  # fmt: skip
+        return values
+
+    def _select(self, accuracy: float) -> None:
+        if self._source["accuracy"] > self._best.get("source", -1.0):
+            self._best |= {"source": self._source["accuracy"], "accuracy_selected": accuracy,
+                           "step": self.trainer.global_step}  # fmt: skip
+        if self.oracle:
+            self._best["accuracy_oracle"] = max(accuracy, self._best.get("accuracy_oracle", -1.0))
+
+    def valley_loss(self) -> float:
+        """Mean over the source domains of their validation losses, for SWAD."""
+        return self._source["loss"]
+
+    # ---- checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["task"]["best"] = dict(self._best)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self._best = dict(checkpoint["task"].get("best", {}))
