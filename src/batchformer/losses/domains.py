@@ -43,7 +43,7 @@ def coral_penalty(features: Float[Tensor, "domains n dim"]) -> Float[Tensor, ""]
 
 
 def irm_penalty(logits: Float[Tensor, "domains n classes"], labels: Int[Tensor, "domains n"]) -> Float[Tensor, ""]:
-    """Arjovsky et al., "Invariant Risk Minimization" (2019), IRMv1 with an unbiased square, as DomainBed and TLL have it:
+    """Arjovsky et al., "Invariant Risk Minimization" (2019), as DomainBed and TLL have it:
 
         mean over domains of  g(even rows) g(odd rows),     g = d/ds CE(s z, y) at s = 1
 

@@ -64,7 +64,7 @@ class DomainAdaptation(DomainTask):
 
     def attach_to(self, net: nn.Module) -> Any:
         options = {**asdict(self.module_options), "before": self.module_options.before or "bottleneck"}
-        return bf.attach(net, dim=net.backbone.num_features, **options)  # type: ignore[union-attr]
+        return bf.attach(net, dim=int(net.backbone.num_features), **options)  # type: ignore[union-attr, arg-type]
 
     def check_data(self, data: Any) -> None:
         if not getattr(data, "adapt", True):
