@@ -62,7 +62,7 @@ class CifarResNet(nn.Module):
                 channels = width
             self.add_module(f"layer{stage}", nn.Sequential(*layer))
         self.stages = len(widths)
-        self.fc = nn.Linear(channels, num_classes)
+        self.fc = nn.Linear(channels, num_classes) if num_classes else nn.Identity()  # as in timm: features
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight)

@@ -31,6 +31,7 @@ SECTIONS = (EXTENDS, *DESCRIPTIVE, "task", "seed_everything", "trainer", "model"
 GROUPS = (  # in the order they are listed; a group that is not named here comes after them
     "Start here, nothing to download",
     "Long-tailed recognition, BatchFormer",
+    "Unseen domains, BatchFormer",
     "Image classification, BatchFormerV2 (ResNet-50: BatchFormer)",
     "Detection, BatchFormerV2",
     "Panoptic segmentation, BatchFormerV2",

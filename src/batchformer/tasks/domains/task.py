@@ -1,8 +1,8 @@
 """What generalization and adaptation share: optimizer, schedule, frozen BatchNorm, scores, selection on source data."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import torch
@@ -14,14 +14,15 @@ import batchformer as bf
 from batchformer.data.info import DataInfo
 from batchformer.errors import UserError
 from batchformer.metrics import DomainScores
-from batchformer.metrics.measures import DOMAINS
+from batchformer.metrics.measures import DOMAINS, Measure
 from batchformer.tasks.domains.options import DomainOptimizerOptions
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.options import BatchFormerOptions, as_options
 from batchformer.training.schedules import check_has_end, place_in_run, steps_per_epoch
 from batchformer.training.task import Batch
 
-SOURCE, TARGET = "source", "target"
+JudgeBy = Literal["last", "source", "swad"]
+SOURCE = "source"
 
 
 class DomainTask(ClassifierTask):
@@ -30,7 +31,6 @@ class DomainTask(ClassifierTask):
     The target is never used to choose: `oracle=True` adds the best accuracy on it, under a name that says so.
     """
 
-    measures = DOMAINS
     analyses = ()
 
     def __init__(
@@ -41,6 +41,7 @@ class DomainTask(ClassifierTask):
         batchformer: BatchFormerOptions,
         optimizer: DomainOptimizerOptions,
         freeze_batch_norm: bool,
+        judge_by: JudgeBy,
         oracle: bool,
         **options: Any,
     ) -> None:
@@ -48,8 +49,13 @@ class DomainTask(ClassifierTask):
         self.module_options = as_options(BatchFormerOptions, batchformer)
         self.optimizer_options = as_options(DomainOptimizerOptions, optimizer)
         self.optimizer_options.check()
-        self.freeze_batch_norm, self.oracle = freeze_batch_norm, oracle
+        self.freeze_batch_norm, self.judge_by, self.oracle = freeze_batch_norm, judge_by, oracle
         self._best: dict[str, float] = {}
+
+    @property
+    def measures(self) -> Sequence[Measure]:  # type: ignore[override]
+        decides = {"last": "accuracy", "source": "accuracy_selected", "swad": "accuracy_swad"}[self.judge_by]
+        return [replace(measure, primary=measure.key == decides) for measure in DOMAINS]
 
     # ---- building
 

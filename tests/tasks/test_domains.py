@@ -1,0 +1,176 @@
+"""Domain generalization and adaptation: which rows belong to which domain, what is learnt at which rate, what is chosen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from batchformer.data import DataInfo
+from batchformer.errors import UserError
+from batchformer.losses import coral_penalty, irm_penalty, vrex_penalty
+from batchformer.tasks import DomainAdaptation, DomainGeneralization
+from batchformer.tasks.domains.options import AlgorithmOptions
+
+INFO = DataInfo(
+    classes=["a", "b", "c"], class_counts=[9, 9, 9], domains=["x", "y", "z"], evaluation_sets=["target", "source"]
+)
+SMALL = {"backbone": "resnet20", "backbone_args": {"widths": [8, 8]}}
+
+
+def batch(per_domain=2, domains=3):
+    torch.manual_seed(3)
+    rows = per_domain * domains
+    return {"images": torch.randn(rows, 3, 8, 8), "labels": torch.randint(3, (rows,)),
+            "domains": torch.arange(domains).repeat_interleave(per_domain)}  # fmt: skip
+
+
+def built(kind=DomainGeneralization, info=INFO, **options):
+    task = kind(**{**SMALL, **options})
+    task.construct(info)
+    return task.train()
+
+
+def seen(task, data):
+    """Logits and features of the next step, which draws the same numbers."""
+    torch.manual_seed(5)
+    found = task.step(data)
+    torch.manual_seed(5)
+    return found, task(data["images"])
+
+
+@pytest.mark.parametrize("method", ["baseline", "batchformer"])
+def test_penalties_are_of_each_domain_over_the_rows_of_both_streams(method):
+    data = batch()
+    rows = [[0, 1], [2, 3], [4, 5]] if method == "baseline" else [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
+    for name in ("irm", "vrex"):
+        task = built(method=method, algorithm={"name": name})
+        found, logits = seen(task, data)
+        labels = data["labels"].repeat(len(logits) // 6)
+        if name == "vrex":
+            risks = torch.stack([F.cross_entropy(logits[part], labels[part]) for part in rows])
+            wanted = vrex_penalty(risks)
+        else:
+            wanted = irm_penalty(
+                torch.stack([logits[part] for part in rows]), torch.stack([labels[part] for part in rows])
+            )
+        torch.testing.assert_close(found["penalty"], wanted)
+        torch.testing.assert_close(found["risk"], F.cross_entropy(logits, labels))
+        task.penalty_weight.fill_(2.5)
+        again, _ = seen(task, data)
+        torch.testing.assert_close(again["loss"], again["risk"] + 2.5 * again["penalty"])
+
+
+def test_the_released_irm_mixes_domains_by_option():
+    data = batch()
+    task = built(algorithm={"name": "irm", "mixed_domains": True})
+    found, logits = seen(task, data)
+    labels = data["labels"].repeat(2)
+    torch.testing.assert_close(found["penalty"], irm_penalty(logits.view(3, 4, 3), labels.view(3, 4)))
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_coral_compares_features_of_both_streams_or_of_plain_rows(both):
+    data = batch(per_domain=4)
+    task = built(algorithm={"name": "coral", "both_streams": both})
+    found, _ = seen(task, data)
+    features = task._recorder.take()  # of the second forward, same numbers
+    parts = [features[k * 4 : k * 4 + 4] for k in range(3)]
+    if both:
+        parts = [torch.cat([part, features[12 + k * 4 : 16 + k * 4]]) for k, part in enumerate(parts)]
+    torch.testing.assert_close(found["penalty"], coral_penalty(torch.stack(parts)))
+
+
+def test_mixstyle_mixes_in_training_alone():
+    task = built(algorithm={"name": "mixstyle", "layers": ["layer1"], "chance": 1.0}, method="baseline")
+    images = batch()["images"]
+    assert not torch.allclose(task(images), task(images))
+    task.eval()
+    assert torch.equal(task(images), task(images))
+
+
+def test_weights_and_schedule_are_those_of_the_code_bases():
+    assert [AlgorithmOptions("irm", preset).weight_at(500) for preset in ("tll", "domainbed")] == [1.0, 100.0]
+    assert [AlgorithmOptions("vrex", preset).weight_at(500) for preset in ("tll", "domainbed")] == [3.0, 10.0]
+    assert AlgorithmOptions("irm", "domainbed").weight_at(499) == 1.0
+    assert AlgorithmOptions("coral", "tll").weight_at(0) == 1.0
+    assert AlgorithmOptions("irm", "tll", weight=7.0, anneal_steps=3).weight_at(3) == 7.0
+    tll = built(algorithm={"name": "irm"})
+    assert [tll.schedule_began_at(step) for step in (499, 500, 900)] == [0, 500, 500]
+    assert built(algorithm={"name": "irm", "preset": "domainbed"}).schedule_began_at(900) == 0
+
+
+def test_batch_norm_stays_frozen_in_training_and_its_scale_learns():
+    task = built(freeze_batch_norm=True)
+    norms = [layer for layer in task.net.modules() if isinstance(layer, nn.BatchNorm2d)]
+    before = [norm.running_mean.clone() for norm in norms]
+    task.step(batch())["loss"].backward()
+    assert all(torch.equal(norm.running_mean, mean) for norm, mean in zip(norms, before, strict=True))
+    assert norms[0].weight.grad is not None
+    assert task.attachment.points[0].module.training
+    moving = built()
+    moving.step(batch())
+    norm = next(layer for layer in moving.net.modules() if isinstance(layer, nn.BatchNorm2d))
+    assert norm.running_mean.any()
+
+
+def rates(task):
+    class Trainer:
+        precision = "32-true"
+
+    task._trainer = Trainer()  # type: ignore[assignment]
+    optimizer = task.configure_optimizers()
+    return {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+
+
+def test_every_parameter_is_optimised_the_module_by_its_own_factor():
+    task = built(optimizer={"lr": 0.1, "module_lr_factor": 0.5, "backbone_lr_factor": 0.1})
+    found = rates(task)
+    assert set(found) == {id(p) for p in task.net.parameters()}
+    assert {found[id(p)] for p in task.attachment.parameters()} == {0.05}
+    assert found[id(task.net.fc.weight)] == pytest.approx(0.1)
+    assert found[id(task.net.conv1.weight)] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("name", ["source_only", "dann", "mdd"])
+@pytest.mark.parametrize("method", ["baseline", "batchformer"])
+def test_adaptation_learns_from_target_rows_without_their_labels(name, method):
+    info = DataInfo({**INFO, "domains": ["x"]})
+    task = built(DomainAdaptation, info, method=method, adapt={"name": name, "bottleneck_dim": 8})
+    task.net.coefficient.fill_(0.5)
+    source, target = batch(4, 1), batch(3, 1)
+    target["images"].requires_grad_()
+    target["labels"] = torch.full((3,), -1)
+    found = task.step({"source": source, "target": target})
+    found["loss"].backward()
+    assert ("transfer" in found) == (name != "source_only")
+    assert len(found["acc"]) == 4
+    # of source only, target rows still take part in BatchNorm and in batch attention, not in the loss of a row
+    assert bool(target["images"].grad.any())
+    assert set(rates(task)) == {id(p) for p in task.net.parameters()}
+
+
+def test_related_rows_of_the_source_are_the_sources():
+    info = DataInfo({**INFO, "domains": ["x"]})
+    task = built(DomainAdaptation, info, adapt={"name": "source_only", "bottleneck_dim": 8})
+    source, target = batch(4, 1), batch(3, 1)
+    torch.manual_seed(5)
+    found = task.step({"source": source, "target": target})
+    torch.manual_seed(5)
+    logits, _ = task.net(torch.cat([source["images"], target["images"]]))
+    wanted = F.cross_entropy(logits[[0, 1, 2, 3, 7, 8, 9, 10]], source["labels"].repeat(2))
+    torch.testing.assert_close(found["risk"], wanted)
+
+
+def test_data_without_domains_and_a_single_source_are_refused():
+    plain = DataInfo({key: value for key, value in INFO.items() if key != "domains"})
+    with pytest.raises(UserError, match="needs data with domains"):
+        built(info=plain)
+    with pytest.raises(UserError, match="compares source domains and there is one only"):
+        built(info=DataInfo({**INFO, "domains": ["x"]}), algorithm={"name": "coral"})
+
+
+def test_the_measure_that_decides_is_chosen_and_the_oracle_never_does():
+    for judge, key in (("last", "accuracy"), ("source", "accuracy_selected"), ("swad", "accuracy_swad")):
+        assert [m.key for m in built(judge_by=judge).measures if m.primary] == [key]
