@@ -532,4 +532,4 @@ def _digit_miniature(folder: Path) -> None:
         savemat(mat, {"X": coloured.transpose(1, 2, 3, 0), "y": np.where(labels, labels, 10)[:, None]})
         written = mat.read_bytes()  # its first 116 bytes are a text with the time
         mat.write_bytes(b"MATLAB 5.0 MAT-file".ljust(116) + written[116:])
-    np.savez(folder / "usps.npz", **usps)
+    np.savez(folder / "usps.npz", **usps)  # type: ignore[arg-type]  # numpy's stub has an option among the names
