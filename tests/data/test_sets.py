@@ -10,7 +10,7 @@ from batchformer.errors import UserError
 
 OPTIONS = {"batch_size": 3, "seed": 4, "workers": 1, "drop_last": False, "eval_batch_size": 5, "channels_last": True}
 LABELLED = ("DigitsLT", "CIFAR10", "CIFAR100", "CIFAR10LT", "CIFAR100LT", "TinyImageNet", "ImageNet", "ListFiles",
-            "ImageFolders")  # fmt: skip
+            "ImageFolders", "DigitsDomains", "DomainFolders", "PACS", "VisDA", "DigitDomains")  # fmt: skip
 DETECTION = ("CocoDetection", "CocoPanoptic", "VocDetection")
 
 

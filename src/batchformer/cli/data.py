@@ -68,4 +68,6 @@ def _describe(recipe: str, overrides: list[tuple[str, str]]) -> None:
     print(
         f"  many (> 100): {about['many']}   medium (20 to 100): {about['medium']}   few (< 20): {about['few']} classes"
     )
+    for sentence in about.get("details", ()):
+        print(f"  {sentence}")
     print(f"  image size {about['image_size']}, fingerprint {about['fingerprint'][:16]}")

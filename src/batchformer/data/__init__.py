@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from batchformer.data.sets.coco import CocoDetection
     from batchformer.data.sets.coco_panoptic import CocoPanoptic
     from batchformer.data.sets.detection import DetectionData
-    from batchformer.data.sets.digits import DigitsLT
+    from batchformer.data.sets.digits import DigitsDomains, DigitsLT
+    from batchformer.data.sets.domains import (
+        PACS,
+        VLCS,
+        DigitDomains,
+        DomainData,
+        DomainFolders,
+        OfficeHome,
+        TerraIncognita,
+        VisDA,
+    )
     from batchformer.data.sets.files import FileData
     from batchformer.data.sets.folder import ImageFolders
     from batchformer.data.sets.imagenet import ImageNet
@@ -27,10 +37,11 @@ if TYPE_CHECKING:
     from batchformer.data.sets.tiny_imagenet import TinyImageNet
     from batchformer.data.sets.voc import VocDetection
 
-__all__ = ["CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT", "ArrayData", "ClassificationData", "CocoDetection",
-           "CocoPanoptic", "DataInfo", "DataModule", "DetectionData", "DeviceLoader", "DigitsLT", "EpochLoader",
-           "FeatureData", "FileData", "HostLoader", "ImageFolders", "ImageNet", "JoinedLoader", "ListFiles",
-           "LongTailedData", "Split", "TinyImageNet", "VocDetection"]  # fmt: skip
+__all__ = ["CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT", "PACS", "VLCS", "ArrayData", "ClassificationData",
+           "CocoDetection", "CocoPanoptic", "DataInfo", "DataModule", "DetectionData", "DeviceLoader", "DigitDomains",
+           "DigitsDomains", "DigitsLT", "DomainData", "DomainFolders", "EpochLoader", "FeatureData", "FileData",
+           "HostLoader", "ImageFolders", "ImageNet", "JoinedLoader", "ListFiles", "LongTailedData", "OfficeHome",
+           "Split", "TerraIncognita", "TinyImageNet", "VisDA", "VocDetection"]  # fmt: skip
 __getattr__ = lazy_names(
     __name__,
     {
@@ -45,7 +56,17 @@ __getattr__ = lazy_names(
         "sets.coco": ("CocoDetection",),
         "sets.coco_panoptic": ("CocoPanoptic",),
         "sets.detection": ("DetectionData",),
-        "sets.digits": ("DigitsLT",),
+        "sets.digits": ("DigitsDomains", "DigitsLT"),
+        "sets.domains": (
+            "PACS",
+            "VLCS",
+            "DigitDomains",
+            "DomainData",
+            "DomainFolders",
+            "OfficeHome",
+            "TerraIncognita",
+            "VisDA",
+        ),
         "sets.files": ("FileData",),
         "sets.folder": ("ImageFolders",),
         "sets.imagenet": ("ImageNet",),

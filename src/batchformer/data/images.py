@@ -105,11 +105,17 @@ def first_line(error: Exception) -> str:
 
 
 def decode_images(
-    paths: Sequence[Path], size: int, title: str, show_progress: bool = True
+    paths: Sequence[str | Path],
+    size: int,
+    title: str,
+    show_progress: bool = True,
+    resized: bool = False,
+    upright: bool = False,
 ) -> UInt8[np.ndarray, "n 3 {size} {size}"]:
     """All images in RGB (grey ones too), read by several threads: PIL decodes without holding Python's lock.
 
-    The bar appears on a terminal, when it takes longer than two seconds. An image of another size is refused by name.
+    The bar appears on a terminal, when it takes longer than two seconds. An image of another size is refused by
+    name, or (`resized`) squeezed into that one, bilinear.
     """
     from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -118,7 +124,9 @@ def decode_images(
     def read(first: int) -> int:
         part = paths[first : first + _AT_ONCE]
         for position, path in enumerate(part, first):
-            image = open_image(path)
+            image = open_image(path, upright)
+            if resized:
+                image = image.resize((size, size), Image.Resampling.BILINEAR)
             if image.size != (size, size):
                 width, height = image.size
                 raise UserError(

@@ -9,8 +9,21 @@ from torch import Tensor
 
 from batchformer.data.augment.crop_erase import crop_flip, cutout, erase, plan_erasing
 from batchformer.data.augment.draws import AugmentDraw, uniform_integers
-from batchformer.data.augment.options import SMALLEST_AREA, evaluation_size
-from batchformer.data.augment.policies import autoaugment, plan_autoaugment, plan_randaugment, randaugment
+from batchformer.data.augment.options import (
+    DOMAINS_AREA,
+    DOMAINS_GREY,
+    DOMAINS_JITTER,
+    SMALLEST_AREA,
+    evaluation_size,
+)
+from batchformer.data.augment.policies import (
+    autoaugment,
+    jitter,
+    plan_autoaugment,
+    plan_jitter,
+    plan_randaugment,
+    randaugment,
+)
 from batchformer.data.augment.resample import crop_rectangles, resize, resized_crop
 from batchformer.errors import UserError
 
@@ -22,6 +35,7 @@ class BatchedAugmentation:
     A crop from a zero border of `pad` pixels, or a random region of at least `area` of the image, resized to `size`;
     flip; AutoAugment; one black square of `hole` pixels; the whole image resized to `size`, of which the `centre` is
     kept; RandAugment, with the colour `fill` where nothing is left of the image; noise in one rectangle (`erase_prob`).
+    Or, after the flip, ColorJitter of the strength `jitter`, and a part `grey` of the images without colour.
     Evaluation resizes to `evaluate_at`, where it is set, and takes the centre of `size`.
     """
 
@@ -36,6 +50,9 @@ class BatchedAugmentation:
     erase_prob: float = 0.0
     fill: tuple[int, int, int] = (128, 128, 128)
     evaluate_at: int | None = None
+    bilinear: bool = False
+    jitter: float = 0.0
+    grey: float = 0.0
 
     @property
     def purposes(self) -> tuple[str, ...]:
@@ -45,12 +62,13 @@ class BatchedAugmentation:
             "crop": self.area is not None,
             "randaugment": self.randaugment,
             "erase": self.erase_prob,
+            "jitter": self.jitter or self.grey,
         }
         return tuple(name for name, needed in wanted.items() if needed)
 
     def evaluation(self) -> "BatchedAugmentation":
         """What is done to the test images of a model trained with this: no more than bringing them to its size."""
-        return BatchedAugmentation(size=self.evaluate_at or self.size, centre=self.size)
+        return BatchedAugmentation(size=self.evaluate_at or self.size, centre=self.size, bilinear=self.bilinear)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         size = self.centre or self.size
@@ -78,6 +96,8 @@ class BatchedAugmentation:
             plan["hole_column"] = uniform_integers(draws["augment"][:, AugmentDraw.HOLE_COLUMN], width)
         if self.randaugment:
             plan |= plan_randaugment(draws["randaugment"], *self.output_size(height, width))
+        if self.jitter or self.grey:
+            plan |= plan_jitter(draws["jitter"], self.jitter, self.grey)
         if self.erase_prob:
             plan |= plan_erasing(draws["erase"], *self.output_size(height, width), self.erase_prob)
         return plan
@@ -96,19 +116,21 @@ class BatchedAugmentation:
         if self.hole:
             images = cutout(images, plan["hole_row"], plan["hole_column"], self.hole)
         if self.size is not None and self.area is None:
-            images = resize(images, self.size)
+            images = resize(images, self.size, self.bilinear)
         if self.centre is not None and self.centre != self.size:
             first = [round((length - self.centre) / 2) for length in images.shape[2:]]
             images = images[:, :, first[0] : first[0] + self.centre, first[1] : first[1] + self.centre]
         if self.randaugment:
             images = randaugment(images, plan, self.fill)
+        if self.jitter or self.grey:
+            images = jitter(images, plan)
         return images
 
     def _taken(self, store: Tensor, index: Tensor, plan: dict[str, Tensor]) -> Tensor:
         if "region" in plan:
             mirror = plan["flip"].bool() if "flip" in plan else None
             size = self.size or store.shape[2]
-            return resized_crop(store.index_select(0, index), plan["region"], size, mirror)
+            return resized_crop(store.index_select(0, index), plan["region"], size, mirror, self.bilinear)
         if "row" in plan:
             height, width = store.shape[2] - 2 * self.pad, store.shape[3] - 2 * self.pad
             return crop_flip(store, index, plan["row"], plan["column"], plan["flip"], height, width)
@@ -127,6 +149,9 @@ BATCHED_AUGMENTATIONS: dict[str, BatchedAugmentation] = {
     "resized-crop": BatchedAugmentation(flip=True, area=SMALLEST_AREA["resized-crop"]),
     # at another size than the native one a random region takes the place of the padded crop
     "randaugment": BatchedAugmentation(pad=4, flip=True, randaugment=True),
+    "domains": BatchedAugmentation(
+        flip=True, area=DOMAINS_AREA, bilinear=True, jitter=DOMAINS_JITTER, grey=DOMAINS_GREY
+    ),
 }
 
 

@@ -48,6 +48,17 @@ class RandAugmentDraw(IntEnum):
     ANGLE = 7
 
 
+class JitterDraw(IntEnum):
+    """ColorJitter and RandomGrayscale: the order of the four changes, their strengths, whether grey."""
+
+    ORDER = 0
+    BRIGHTNESS = 1
+    CONTRAST = 2
+    SATURATION = 3
+    HUE = 4
+    GREY = 5
+
+
 class RegionDraw(IntEnum):
     """A rectangle: whether, where, the key of its noise; from `AREAS` on the attempts' areas, then their ratios."""
 
@@ -65,6 +76,7 @@ COLUMNS = {
     "randaugment": len(RandAugmentDraw),
     "crop": RegionDraw.END,
     "erase": RegionDraw.END,
+    "jitter": len(JitterDraw),
 }
 
 

@@ -5,6 +5,9 @@ Places-LT; "imagenet" and "inaturalist" are the same without the jitter. "randau
 RandomResizedCrop, flip, RandAugment `rand-m9-mstd0.5-inc1`, random erasing; "resized-crop" is what moco-v3's transfer
 code trains with: regions of 5 to 100 % of the image, flip, and no more. CIFAR at its own size: see `augment.batched`.
 Evaluation resizes the short side to 256 / 224 of the image size and takes the centre; bicubic where training is.
+
+"domains" is what DomainBed and the Transfer-Learning-Library train on unseen domains with: regions of 70 to 100 %,
+flip, ColorJitter(.3, .3, .3, .3), one image in ten grey; evaluation sees the whole image, squeezed into a square.
 """
 
 from collections.abc import Callable
@@ -16,10 +19,19 @@ from torchvision.transforms import InterpolationMode, v2
 
 from batchformer.data.augment.batched import batched_augmentation
 from batchformer.data.augment.crop_erase import cutout
-from batchformer.data.augment.options import ERASE, RANDAUGMENT, SMALLEST_AREA, Statistics, evaluation_size
+from batchformer.data.augment.options import (
+    DOMAINS_AREA,
+    DOMAINS_GREY,
+    DOMAINS_JITTER,
+    ERASE,
+    RANDAUGMENT,
+    SMALLEST_AREA,
+    Statistics,
+    evaluation_size,
+)
 from batchformer.errors import UserError
 
-FILE_AUGMENTATIONS = ("none", "imagenet", "imagenet-lt", "inaturalist", *SMALLEST_AREA)
+FILE_AUGMENTATIONS = ("none", "imagenet", "imagenet-lt", "inaturalist", "domains", *SMALLEST_AREA)
 
 
 class Cutout(torch.nn.Module):
@@ -80,6 +92,12 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
     return ImageOps.posterize(image, bits) if bits else Image.new(image.mode, image.size)
 
 
+def _domains(size: int) -> list[Callable]:
+    jitter = v2.ColorJitter(*(DOMAINS_JITTER,) * 4)
+    crop = v2.RandomResizedCrop(size, scale=(DOMAINS_AREA, 1.0))
+    return [crop, v2.RandomHorizontalFlip(), jitter, v2.RandomGrayscale(DOMAINS_GREY)]
+
+
 def array_transform(
     name: str, native: int, size: int, mean: Statistics, std: Statistics, erase_prob: float = 0.0
 ) -> Callable[[Tensor], Tensor]:
@@ -94,6 +112,7 @@ def array_transform(
         "shift": [v2.RandomCrop(native, padding=1)],
         "crop-flip": crop_flip,
         "autoaugment-cutout": [*crop_flip, v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10, fill=128), Cutout(16)],
+        "domains": _domains(size),
     }
     resize = [] if size == native else [v2.Resize((size, size), InterpolationMode.BICUBIC)]
     return v2.Compose([*steps[name], *resize, *_finish(mean, std, erase_prob)])
@@ -127,6 +146,8 @@ def file_transform(
         return _deit(name, size, mean, std, erase_prob)
     if name == "none":
         steps: list[Callable] = _centre(size, InterpolationMode.BILINEAR)
+    elif name == "domains":
+        steps = _domains(size)
     else:
         jitter = [v2.ColorJitter(0.4, 0.4, 0.4, 0)] if name == "imagenet-lt" else []
         steps = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), *jitter]
@@ -134,7 +155,9 @@ def file_transform(
 
 
 def evaluation_transform(name: str, size: int, mean: Statistics, std: Statistics) -> Callable[[Image.Image], Tensor]:
-    """The centre of the image: short side to 256 / 224 of `size`, then a crop of `size`."""
+    """The centre of the image: short side to 256 / 224 of `size`, then a crop of `size`; for "domains" all of it."""
+    if name == "domains":
+        return v2.Compose([_to_rgb, v2.Resize((size, size)), v2.PILToTensor(), *_finish(mean, std)])
     interpolation = InterpolationMode.BICUBIC if name in SMALLEST_AREA else InterpolationMode.BILINEAR
     return v2.Compose([_to_rgb, *_centre(size, interpolation), v2.PILToTensor(), *_finish(mean, std)])
 

@@ -1,4 +1,4 @@
-"""The operations of AutoAugment and RandAugment on batches of bytes, every sample with its own strength.
+"""The operations of AutoAugment, RandAugment and ColorJitter on batches of bytes, every sample with its own strength.
 
 Each colour operation is torchvision's of the same name on uint8 images: results are cut (not rounded) to whole numbers
 as there. PIL's differ from them by one grey level where it rounds the grey image first. No operation asks the device
@@ -50,6 +50,30 @@ def saturation(images: Images, factor: Strength) -> Images:
 
 def contrast(images: Images, factor: Strength) -> Images:
     return _blend(images, _grey(images).mean((1, 2, 3), keepdim=True), _per_sample(factor))
+
+
+def hue(images: Images, turn: Strength) -> Images:
+    """Turn the hue by this part of a circle, -1/2 to 1/2; torchvision's, up to one grey level.
+
+    Channel c is max - range * clamp(min(k, 4 - k), 0, 1) with k = (n + 6 hue) mod 6, n = 5, 3, 1: HSV to RGB without a
+    case for each sixth of the circle, which would be a gather.
+    """
+    values = images.float()
+    red, green, blue = values.unbind(1)
+    low, high = values.aminmax(dim=1)
+    spread = high - low
+    divisor = spread.clamp(min=1.0)  # a grey pixel has no hue, and none is seen
+    of_green_or_blue = torch.where(high == green, (blue - red) / divisor + 2.0, (red - green) / divisor + 4.0)
+    place = torch.where(high == red, (green - blue) / divisor, of_green_or_blue) + 6.0 * turn.view(-1, 1, 1)
+    channels = []
+    for offset in (5.0, 3.0, 1.0):
+        k = (place + offset).remainder(6.0)
+        channels.append(high - spread * torch.minimum(k, 4.0 - k).clamp(0.0, 1.0))
+    return _to_bytes(torch.stack(channels, 1) * (255.999 / 255.0))  # as torchvision makes bytes of floats
+
+
+def grey(images: Images, _: Strength | None = None) -> Images:
+    return _grey(images).to(torch.uint8).expand_as(images)
 
 
 def sharpness(images: Images, factor: Strength) -> Images:
@@ -128,6 +152,8 @@ COLOUR_OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Invert": invert,
     "AutoContrast": autocontrast,
     "Equalize": equalize,
+    "Hue": hue,
+    "Grey": grey,
 }
 
 

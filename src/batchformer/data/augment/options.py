@@ -8,7 +8,7 @@ from typing import Literal
 from batchformer.errors import UserError
 
 ArrayAugmentation = Literal["none", "crop-flip", "autoaugment-cutout", "resized-crop", "randaugment"]
-FileAugmentation = Literal["none", "imagenet", "imagenet-lt", "inaturalist", "resized-crop", "randaugment"]
+FileAugmentation = Literal["none", "imagenet", "imagenet-lt", "inaturalist", "resized-crop", "randaugment", "domains"]
 Statistics = tuple[float, float, float]
 
 IMAGENET_MEAN: Statistics = (0.485, 0.456, 0.406)
@@ -18,6 +18,8 @@ RANDAUGMENT = "rand-m9-mstd0.5-inc1"
 ERASE = "pixel"
 # augmentations that train on resized regions of an image, and the smallest part of its area they take
 SMALLEST_AREA = {"randaugment": 0.08, "resized-crop": 0.05}
+# of "domains": the smallest part, the strength of the four changes of colour, how often an image becomes grey
+DOMAINS_AREA, DOMAINS_JITTER, DOMAINS_GREY = 0.7, 0.3, 0.1
 
 
 def evaluation_size(name: str, size: int) -> int:

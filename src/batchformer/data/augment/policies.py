@@ -1,4 +1,4 @@
-"""AutoAugment and RandAugment for a whole chunk of images.
+"""AutoAugment, RandAugment and ColorJitter for a whole chunk of images.
 
 AutoAugment (Cubuk et al., 2019), the policy for CIFAR-10: the paper searched 25 sub-policies, each two operations with
 a probability and a magnitude from 0 to 9. The operations and their ranges are those of
@@ -10,16 +10,27 @@ replacement, each done with probability 1/2, at a magnitude from a normal distri
 to 0 .. 10. "inc1" chooses the scales on which a larger magnitude always changes the image more. The paper has 14
 operations (identity among them, no SolarizeAdd, no Invert) and one fixed magnitude. Geometric operations interpolate
 bicubically and fill with the mean colour, as timm's transform does when it is made for bicubic training.
+
+ColorJitter and RandomGrayscale as torchvision has them: brightness, contrast, saturation and hue, each by its own
+strength, in an order drawn for every image; then some images become grey.
 """
 
 from functools import lru_cache
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from batchformer.data.augment.draws import AugmentDraw, RandAugmentDraw, apply_groups, split_by_group, uniform_integers
+from batchformer.data.augment.draws import (
+    AugmentDraw,
+    JitterDraw,
+    RandAugmentDraw,
+    apply_groups,
+    split_by_group,
+    uniform_integers,
+)
 from batchformer.data.augment.operations import COLOUR_OPS, affine, affine_bicubic, inverse_matrices
 
 GEOMETRIC = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
@@ -209,3 +220,27 @@ def randaugment(
         return COLOUR_OPS[group](chosen, value)
 
     return apply_groups(images, plan, "randaugment", operate)
+
+
+_JITTERED = ("Brightness", "Contrast", "Color", "Hue")  # in the order of JitterDraw
+_ORDERS = np.array(list(permutations(range(len(_JITTERED)))))
+
+
+def plan_jitter(draws: Float[np.ndarray, "n draws"], jitter: float, grey: float) -> dict[str, np.ndarray]:
+    """Factors uniform in 1 - `jitter` .. 1 + `jitter`, turns of the hue in -`jitter` .. `jitter`; `grey`: how often."""
+    plan: dict[str, np.ndarray] = {}
+    orders = _ORDERS[uniform_integers(draws[:, JitterDraw.ORDER], len(_ORDERS))]
+    strengths = jitter * (2 * draws[:, JitterDraw.BRIGHTNESS : JitterDraw.HUE + 1] - 1) + [1.0, 1.0, 1.0, 0.0]
+    for step in range(len(_JITTERED)):
+        for name, members in split_by_group(orders[:, step], _JITTERED):
+            plan[f"jitter/{step}/{name}/index"] = members
+            plan[f"jitter/{step}/{name}/value"] = strengths[members, _JITTERED.index(name)].astype(np.float32)
+    if len(members := np.flatnonzero(draws[:, JitterDraw.GREY] < grey)):
+        plan["jitter/grey/Grey/index"] = members
+        plan["jitter/grey/Grey/value"] = np.ones(len(members), np.float32)
+    return plan
+
+
+def jitter(images: UInt8[Tensor, "n 3 height width"], plan: dict[str, Tensor]) -> UInt8[Tensor, "n 3 height width"]:
+    """Apply the plan. Changes `images` in place and returns it."""
+    return apply_groups(images, plan, "jitter", lambda name, chosen, value: COLOUR_OPS[name](chosen, value))

@@ -15,7 +15,7 @@ from batchformer.data.augment.options import check_at_least
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.loading.order import Sampler, derived_key
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 from batchformer.metrics.shots import count_shots
 
 _MOST_WORKERS = 256  # more only where there are as many cores
@@ -110,7 +110,10 @@ class DataModule(L.LightningDataModule):
     def choose_target(self, target: str) -> None:
         """For subclasses whose `targets` are several: keep the one given, if there is one of this name."""
         if target not in self.targets:
-            raise UserError(f"data.target: there is no {target!r}; choose one of {', '.join(self.targets)}.")
+            raise UserError(
+                f"data.target: there is no {target!r}; choose one of {', '.join(self.targets)}."
+                + did_you_mean(target, self.targets)
+            )
         self.target = target
 
     @property

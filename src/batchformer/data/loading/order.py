@@ -9,9 +9,10 @@ without repeated augmentation a slot is simply the index.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -54,6 +55,41 @@ def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarr
         return order
     position = np.arange(count)
     return order[position // repeats] + count * (position % repeats)
+
+
+def balanced_order(
+    epoch: int, *, counts: Sequence[int], each: int, steps: int, seed: int, draw: Literal["replacement", "shortest"]
+) -> np.ndarray:
+    """`steps` batches of all processes together, each with `each` samples of every domain, domain by domain.
+
+    The samples lie domain by domain, `counts` of them. "replacement": each domain is drawn from with replacement, as
+    in DomainBed. "shortest": each domain in a permutation of its own, and all begin a new one as soon as the smallest
+    domain cannot fill another batch, as in the Transfer-Learning-Library; an epoch goes on where the one before ended.
+    A sample that comes again in an epoch is its next repeat.
+    """
+    begins = np.cumsum([0, *counts])
+    order = np.empty((steps, len(counts), each), np.int64)
+    if draw == "replacement":
+        for domain, count in enumerate(counts):
+            order[:, domain] = generator(seed, epoch, domain, "replacement").integers(count, size=(steps, each))
+    else:
+        turn = min(counts) // each  # steps before all begin anew
+        number, place = np.divmod(epoch * steps + np.arange(steps), turn)
+        for domain, count in enumerate(counts):
+            for one in np.unique(number):
+                permutation = generator(seed, int(one), domain, "shortest").permutation(count)[: turn * each]
+                order[number == one, domain] = permutation.reshape(turn, each)[place[number == one]]
+    slots = (order + begins[:-1, None]).reshape(-1)
+    return slots + _occurrence(slots) * begins[-1]
+
+
+def _occurrence(values: np.ndarray) -> np.ndarray:
+    """Of each value how many equal ones stand before it."""
+    order = np.argsort(values, kind="stable")
+    ascending = values[order]
+    before = np.empty_like(values)
+    before[order] = np.arange(len(values)) - np.searchsorted(ascending, ascending)
+    return before
 
 
 def training_share(order: np.ndarray, rank: int, world: int, drop_last: bool) -> np.ndarray:

@@ -12,7 +12,6 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
-from batchformer.data.augment.batched import batched_augmentation
 from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, check_images
 from batchformer.data.loading.device_loader import DeviceLoader
 from batchformer.data.loading.epoch_loader import EpochLoader
@@ -78,16 +77,8 @@ class ArrayData(_SplitData):
     def make_loader(self, name: str, training: bool) -> EpochLoader:
         if self.on_device is False:
             return self._make_host_loader(name, training)
-        split, sizes = self._splits[name], (self.native_size, self.image_size)
-        return DeviceLoader(
-            torch.from_numpy(split.images),
-            mean=self.mean,
-            std=self.std,
-            device=self._device(),
-            augmentation=batched_augmentation(self.augment, *sizes, self.erase_prob, self.mean),
-            **self._labelled(split, training),
-            **self._loader_options(name, training),
-        )
+        split = self._splits[name]
+        return self._device_loader(torch.from_numpy(split.images), split, name, training)
 
     def _make_host_loader(self, name: str, training: bool) -> EpochLoader:
         from batchformer.data.augment.host import array_evaluation, array_transform

@@ -6,7 +6,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from batchformer.data.augment.batched import batched_augmentation
 from batchformer.data.loading.data_module import DataModule
+from batchformer.data.loading.device_loader import DeviceLoader
 from batchformer.errors import UserError
 
 
@@ -20,6 +22,8 @@ class ClassificationData(DataModule):
     `on_device`: whether the data lie on the device of the training and are augmented there ("auto": where they can).
     """
 
+    augment: str
+    erase_prob: float
     #: whether classes may be without a training image, as in zero-shot recognition
     allow_empty_classes = False
 
@@ -32,6 +36,19 @@ class ClassificationData(DataModule):
         fields = {name: torch.from_numpy(values) for name, values in split.fields.items()}
         views = self.views if training else 1
         return {"labels": torch.from_numpy(split.labels), "fields": fields, "views": views, "index": self.index}
+
+    def _device_loader(self, images: torch.Tensor, split: Any, name: str, training: bool) -> DeviceLoader:
+        """Images held as bytes, on the device of the training, and augmented there."""
+        sizes = (images.shape[2], self.image_size)
+        return DeviceLoader(
+            images,
+            mean=self.mean,
+            std=self.std,
+            device=self._device(),
+            augmentation=batched_augmentation(self.augment, *sizes, self.erase_prob, self.mean),
+            **self._labelled(split, training),
+            **self._loader_options(name, training),
+        )
 
     def _count(self, sets: Mapping[str, Any], digest: Any) -> None:
         """Check the labels of the sets and fill in what is known after `setup`.

@@ -35,6 +35,8 @@ class FileData(ClassificationData):
 
     #: whether photos are turned as their cameras noted; published data sets are read as stored, as everybody does
     upright = False
+    #: whether the images of all files may be held on the device (`on_device: true`)
+    may_be_held = False
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class FileData(ClassificationData):
         **options: Any,
     ) -> None:
         super().__init__(root, workers=workers, eval_batch_size=eval_batch_size, **options)
-        if self.on_device is True:
+        if self.on_device is True and not self.may_be_held:
             raise UserError(
                 "data.on_device is for data sets held in memory; image files are read on the host: leave it out."
             )
@@ -141,6 +143,10 @@ def find_file(name: str, root: str, keyword: str) -> Path:
     raise UserError(f"data.{keyword}: there is no file {looked}.")
 
 
+def visible_folders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
 def class_folders(root: str, part: str) -> list[str]:
     folder = Path(root) / part
     if not folder.is_dir():
@@ -150,7 +156,7 @@ def class_folders(root: str, part: str) -> list[str]:
         raise UserError(
             f"there is no folder {folder}: images are expected in {root}/train/<class>/ and {root}/val/<class>/."
         )
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    names = visible_folders(folder)
     if not names:
         raise UserError(f"{folder} has no class folders: images are expected in {folder}/<class>/.")
     return names
