@@ -260,6 +260,7 @@ class Classification(ClassifierTask):
         return parts
 
     def after_step(self) -> None:
+        super().after_step()
         if self.ema_decay is not None:
             self.ema.update(self.net)
 
