@@ -15,10 +15,11 @@ import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.report.runs import _sections
 from batchformer.runs.recorder import RunRecorder
-from batchformer.tasks import LongTailed, OptimizerOptions
+from batchformer.tasks import Classification, LongTailed, OptimizerOptions
 from batchformer.training.averaging import SWAD, LossValley, SwadOptions
 
 from ..tasks.conftest import COUNTS, TinyData, info, make_trainer
+from ..tasks.tiny_vit import vit_task
 from ..tasks.whole_step import whole_step
 
 OPTIONS = SwadOptions()
@@ -239,7 +240,7 @@ class TwoSets(TinyData):
     """Tested on one set; the other one decides what is averaged."""
 
     def declare(self) -> dict:
-        return dict(classes=list("abcd"), class_counts=COUNTS, evaluation_sets=["target", "source"])
+        return {"classes": list("abcd"), "class_counts": COUNTS, "evaluation_sets": ["target", "source"]}
 
     def val_dataloader(self) -> list[DataLoader]:
         sets = [TensorDataset(self.images[:10] + 0.5, self.labels[:10]), TensorDataset(self.images, self.labels)]
@@ -305,10 +306,26 @@ def test_a_run_gives_the_results_with_and_without_it(kind, method):
     for prefix, loader in zip(("", "source/"), TwoSets().val_dataloader(), strict=True):
         assert metrics[f"{prefix}accuracy"] == pytest.approx(accuracy(task.net.eval(), loader))
         assert metrics[f"{prefix}accuracy_swad"] == pytest.approx(accuracy(average, loader))
+    right = torch.cat([task.net(images).argmax(1) == labels for images, labels in TwoSets().val_dataloader()[0]])
+    of_classes = [100 * right[torch.arange(10) % 4 == label].double().mean().item() for label in range(4)]
+    assert recorder.per_class == pytest.approx(of_classes)
     assert "accuracy_swad" in [measure["key"] for measure in recorder.measures]
     assert "accuracy_swad" not in recorder.history[0]  # one more pass, at the end only
     plain = average if method == "baseline" else bf.detach(average)
     task.plain_network().load_state_dict(plain.state_dict())  # as an export does
+
+
+def test_beside_a_moving_average():
+    class WithBoth(Classification):
+        valley_set = "source"
+
+    task = vit_task(WithBoth, ema=0.5, swad={"n_converge": 1, "n_tolerance": 2})
+    trainer = train(task, max_epochs=2)
+    with task.swad.applied_to(task.net):
+        averaged = accuracy(task.net.eval(), TwoSets().val_dataloader()[0])
+    assert trainer.callback_metrics["val/top1_swad"].item() == pytest.approx(averaged)
+    assert "val/source/top1_ema" in trainer.callback_metrics
+    assert len(task.analyses) == 2
 
 
 def test_the_loss_of_a_segment_is_that_of_the_set_that_is_named():
@@ -372,6 +389,16 @@ def test_result_and_page_tell_of_the_valley(tmp_path):
     assert section["series"]["x"] == told[0]["steps"]
     marked = [loss for loss in section["series"]["lines"]["averaged"] if loss is not None]
     assert len(marked) == sum(told[0]["weights"])
+
+
+def test_statistics_of_batch_norm_that_move_are_warned_of(recwarn):
+    class Moving(LongTailed):
+        valley_set = "source"
+
+    for kind, warned in ((Averaged, False), (Moving, True)):
+        recwarn.clear()
+        train(make_task(kind), max_epochs=1)
+        assert any("Freeze BatchNorm" in str(warning.message) for warning in recwarn) == warned
 
 
 def test_a_task_that_names_no_set_and_data_without_it_are_refused():

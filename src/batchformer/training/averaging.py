@@ -146,7 +146,7 @@ def _released_weights(
 
 @contextmanager
 def _plain_tensors() -> Iterator[None]:
-    """For what is called inside Lightning's validation: tensors of inference mode could not be changed outside of it."""
+    """For calls inside Lightning's validation: tensors made in inference mode could not be changed outside of it."""
     with torch.inference_mode(False), torch.no_grad():
         yield
 

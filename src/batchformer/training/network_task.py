@@ -1,12 +1,14 @@
 """Tasks with one network that BatchFormer may be attached to."""
 
 import copy
+import warnings
 from abc import abstractmethod
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import as_batch
@@ -108,8 +110,8 @@ class NetworkTask(Task):
         sets = data.get("evaluation_sets") or ("val",)
         if self.swad is not None and self.valley_set not in sets:
             raise UserError(
-                f"model.swad needs the evaluation set {self.valley_set!r}, and these data have: {', '.join(sets)}; leave "
-                "model.swad out."
+                f"model.swad needs the evaluation set {self.valley_set!r}, and these data have: {', '.join(sets)}; "
+                "leave model.swad out."
             )
         self.net = self.plain_net(data)
         self.before_attach(self.net)
@@ -149,8 +151,16 @@ class NetworkTask(Task):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        if self.swad is not None:
-            self.swad.begin(self.net)
+        if self.swad is None:
+            return
+        self.swad.begin(self.net)
+        if any(isinstance(module, _BatchNorm) and module.training for module in self.net.modules()):
+            warnings.warn(
+                "SWAD averages parameters, and the statistics of BatchNorm, which are not frozen here, stay those of "
+                "the last step: the averaged network may be far worse than its parts. Freeze BatchNorm.",
+                UserWarning,
+                stacklevel=1,
+            )
 
     def after_step(self) -> None:
         if self.swad is not None:  # captured with the step: it changes tensors in place and nothing else
