@@ -144,13 +144,6 @@ def _released_weights(
     return weights, dead
 
 
-@contextmanager
-def _plain_tensors() -> Iterator[None]:
-    """For calls inside Lightning's validation: tensors made in inference mode could not be changed outside of it."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
-
-
 class SWAD:
     """The average itself: `update` after every step, `close_segment` at every evaluation, `put_into` at the end.
 
@@ -195,7 +188,7 @@ class SWAD:
         torch._foreach_add_(self._sums, self._parameters)
         self._updates.add_(1)
 
-    @_plain_tensors()
+    @torch.no_grad()
     def close_segment(self, loss: float) -> None:
         """An evaluation gave this loss: the steps since the last one are a segment. Without a step nothing happens."""
         count = int(self._updates)
@@ -217,7 +210,7 @@ class SWAD:
             weight = valley.weights[len(self.losses) - len(self._queue)]
             self._closed = _added(self._closed, self._queue.pop(0), weight)
 
-    @_plain_tensors()
+    @torch.no_grad()
     def put_into(self, network: nn.Module) -> None:
         """Replace the parameters of the network by the average, as it is if the training ends now."""
         if not self.losses:
@@ -234,13 +227,13 @@ class SWAD:
     @contextmanager
     def applied_to(self, network: nn.Module) -> Iterator[None]:
         """The network with the averaged parameters; afterwards it has its own again, to the bit."""
-        with _plain_tensors():
+        with torch.no_grad():
             own = [parameter.detach().clone() for parameter in network.parameters()]
         self.put_into(network)
         try:
             yield
         finally:
-            with _plain_tensors():
+            with torch.no_grad():
                 for parameter, value in zip(network.parameters(), own, strict=True):
                     parameter.copy_(value)
 
