@@ -1,14 +1,22 @@
 """Tasks with one network that BatchFormer may be attached to."""
 
+import copy
+import warnings
 from abc import abstractmethod
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchformer.data.info import DataInfo
+from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.errors import UserError
+from batchformer.metrics.measures import primary_of
+from batchformer.training.averaging import SWAD, SwadOptions
 from batchformer.training.compiling import compile_in_place, convolve_again, cut_into_patches
+from batchformer.training.options import as_options
 from batchformer.training.reseed import reseed
 from batchformer.training.task import Task
 from batchformer.training.weights import load_weights
@@ -30,7 +38,12 @@ class NetworkTask(Task):
             elsewhere no difference.
         cuda_graph: on a CUDA device, run each training step as one CUDA graph; elsewhere no difference. Not for
             detectors, whose boxes are matched on the host.
+        swad: average the weights over the valley of the loss on `valley_set`, in tasks that name one, and evaluate the
+            average after the last step: `accuracy_swad` beside `accuracy`. null: no average.
     """
+
+    #: the evaluation set whose loss tells SWAD what to average; not one that the run is judged by
+    valley_set: ClassVar[str] = ""
 
     net: nn.Module
     attachment: Any
@@ -45,6 +58,7 @@ class NetworkTask(Task):
         channels_last: bool = False,
         compile: bool = False,
         cuda_graph: bool = False,
+        swad: SwadOptions | None = None,
     ) -> None:
         super().__init__(seed, cuda_graph)
         if method not in ("batchformer", "baseline"):
@@ -54,9 +68,28 @@ class NetworkTask(Task):
         self.channels_last, self.compile_net = channels_last, compile
         self.attachment = None
         self._patch_layers: list[nn.Conv2d] = []
-        self.save_hyperparameters(
-            {"seed": seed, "channels_last": channels_last, "compile": compile, "cuda_graph": cuda_graph}
+        self.swad = None if swad is None else self._make_swad(as_options(SwadOptions, swad))
+        settings = {"seed": seed, "channels_last": channels_last, "compile": compile, "cuda_graph": cuda_graph}
+        self.save_hyperparameters({**settings, "swad": None if self.swad is None else asdict(self.swad.options)})
+
+    def _make_swad(self, options: SwadOptions) -> SWAD:
+        if not self.valley_set:
+            raise UserError(
+                f"model.swad needs an evaluation set that decides what is averaged, and {type(self).__name__} names "
+                "none (valley_set): leave model.swad out."
+            )
+        primary = primary_of(self.measures)
+        averaged = replace(
+            primary,
+            key=f"{primary.key}_swad",
+            label=f"{primary.label}, SWAD",
+            name=f"{primary.words} of the averaged weights",
+            primary=False,
+            in_progress=False,
         )
+        self.measures = [*self.measures, averaged]
+        self.analyses = [*self.analyses, _valley_of]
+        return SWAD(options)
 
     # ---- what a subclass gives
 
@@ -74,6 +107,12 @@ class NetworkTask(Task):
     # ---- building
 
     def build(self, data: DataInfo) -> None:
+        sets = data.get("evaluation_sets") or ("val",)
+        if self.swad is not None and self.valley_set not in sets:
+            raise UserError(
+                f"model.swad needs the evaluation set {self.valley_set!r}, and these data have: {', '.join(sets)}; "
+                "leave model.swad out."
+            )
         self.net = self.plain_net(data)
         self.before_attach(self.net)
         if self.method == "batchformer":
@@ -110,6 +149,23 @@ class NetworkTask(Task):
 
     # ---- training
 
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self.swad is None:
+            return
+        self.swad.begin(self.net)
+        if any(isinstance(module, _BatchNorm) and module.training for module in self.net.modules()):
+            warnings.warn(
+                "SWAD averages parameters, and the statistics of BatchNorm, which are not frozen here, stay those of "
+                "the last step: the averaged network may be far worse than its parts. Freeze BatchNorm.",
+                UserWarning,
+                stacklevel=1,
+            )
+
+    def after_step(self) -> None:
+        if self.swad is not None:  # captured with the step: it changes tensors in place and nothing else
+            self.swad.update()
+
     def on_fit_start(self) -> None:
         if self.compile_net and self.device.type == "cuda":
             self._patch_layers = cut_into_patches(self.net)
@@ -127,15 +183,87 @@ class NetworkTask(Task):
     def module_parameters(self) -> list[nn.Parameter]:
         return [] if self.attachment is None else list(self.attachment.parameters())
 
+    # ---- evaluation
+
+    def valley_loss(self) -> float:
+        """The loss on `valley_set` of the validation that is ending, the same in all processes.
+
+        The mean over the samples, as `evaluate` returned it; a task may give another one. Called before `results`.
+        """
+        return float(self.trainer.callback_metrics[f"val/{self._prefix(self.valley_set)}loss"])
+
+    def on_validation_epoch_end(self) -> None:
+        if self.swad is None or self.trainer.sanity_checking:
+            super().on_validation_epoch_end()
+            return
+        loss = self.valley_loss()
+        super().on_validation_epoch_end()
+        self.swad.close_segment(loss)
+        if self.swad.losses and self._training_is_over:
+            self._evaluate_average(self.swad)
+
+    @property
+    def _training_is_over(self) -> bool:
+        """Whether this validation is the last one of a run, or stands for itself."""
+        trainer = self.trainer
+        if trainer.state.fn != "fit" or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step:
+            return True
+        last_epoch = trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1
+        return last_epoch and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+
+    def _evaluate_average(self, swad: SWAD) -> None:
+        """Another pass over the evaluation sets, with the averaged weights: the primary measure of each."""
+        trainer, per_class, key = self.trainer, self.per_class, primary_of(self.measures).key
+        loaders = trainer.val_dataloaders
+        loaders = loaders if isinstance(loaders, list | tuple) else [loaders]
+        precision = trainer.precision_plugin
+        with swad.applied_to(self.net):
+            for k, (name, loader) in enumerate(zip(self.evaluation_sets, loaders, strict=True)):
+                for number, batch in enumerate(loader):
+                    if number >= trainer.num_val_batches[k]:
+                        break
+                    batch = trainer.strategy.batch_to_device(precision.convert_input(batch), dataloader_idx=k)
+                    with precision.val_step_context():
+                        self.evaluate(as_batch(batch), name)
+                value = torch.as_tensor(self.results(name)[key], device=self.device).float()
+                self.log(f"val/{self._prefix(name)}{key}_swad", value, sync_dist=trainer.world_size > 1)
+        self.per_class = per_class
+
+    def sections(self) -> list[dict[str, Any]]:
+        if self.swad is None or not self.swad.losses:
+            return super().sections()
+        return [*super().sections(), self.swad.section(self.valley_set)]
+
+    # ---- checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        if self.swad is not None:
+            checkpoint["task"]["swad"] = self.swad.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        if self.swad is not None and "swad" in checkpoint["task"]:
+            self.swad.load_state_dict(checkpoint["task"]["swad"])
+
     # ---- export
 
     def plain_network(self) -> nn.Module:
         return self.plain_net(self.data_info)
 
     def trained_network(self, averaged: bool = False) -> nn.Module:
-        if averaged:
+        if not averaged:
+            return self.net
+        if self.swad is None:
             raise UserError(
-                "this run kept no moving average of its weights: only image classification (the vit-* and deit-* "
-                "recipes) can keep one, with --model.ema 0.9999."
+                "this run kept no average of its weights: image classification (the vit-* and deit-* recipes) can keep "
+                "one, with --model.ema 0.9999, and tasks with a validation set of their own, with model.swad."
             )
-        return self.net
+        net = copy.deepcopy(self.net)
+        self.swad.put_into(net)
+        return net
+
+
+def _valley_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """An analysis: the entry of result.json."""
+    return {"swad": task.swad.summary()}

@@ -81,6 +81,8 @@ class Classification(ClassifierTask):
         if ema is not None and not 0 <= ema < 1:
             raise UserError(f"model.ema={ema} must be 0 or more and less than 1; null switches it off.")
         self.label_smoothing, self.ema_decay = label_smoothing, ema
+        # the paper's gradient influence is defined where the module stands before the classifier
+        self.analyses = ["stream_health" if batchformer.inside else "gradient_influence", *self.analyses]
         self.save_hyperparameters(plain_values(locals()))
         self._rules: dict[str, Rule] = {}
         self._mixing: Mixing | None = None
@@ -89,11 +91,6 @@ class Classification(ClassifierTask):
         self._teacher: list[nn.Module] = []  # in a list: no part of the task's own weights and checkpoints
 
     # ---- building
-
-    @property
-    def analyses(self) -> Sequence[str]:  # type: ignore[override]
-        """The paper's gradient influence is defined where the module stands before the classifier."""
-        return ("stream_health",) if self.module_options.inside else ("gradient_influence",)
 
     @property
     def distils(self) -> bool:
@@ -260,6 +257,7 @@ class Classification(ClassifierTask):
         return parts
 
     def after_step(self) -> None:
+        super().after_step()
         if self.ema_decay is not None:
             self.ema.update(self.net)
 
@@ -298,11 +296,7 @@ class Classification(ClassifierTask):
         return {**found, **{f"{key}_ema": averaged[key] for key in ("top1", "top5")}}
 
     def trained_network(self, averaged: bool = False) -> nn.Module:
-        if not averaged:
-            return self.net
-        if self.ema_decay is None:
-            raise UserError("this run kept no moving average of its weights: train with --model.ema 0.9999.")
-        return self.ema.module
+        return self.ema.module if averaged and self.ema_decay is not None else super().trained_network(averaged)
 
     # ---- checkpoints
 
