@@ -1,4 +1,4 @@
-"""Domain generalization and adaptation: which rows belong to which domain, what is learnt at which rate, what is chosen."""
+"""Domain generalization and adaptation: rows and their domains, what learns at which rate, what is chosen."""
 
 from __future__ import annotations
 
@@ -173,4 +173,6 @@ def test_data_without_domains_and_a_single_source_are_refused():
 
 def test_the_measure_that_decides_is_chosen_and_the_oracle_never_does():
     for judge, key in (("last", "accuracy"), ("source", "accuracy_selected"), ("swad", "accuracy_swad")):
-        assert [m.key for m in built(judge_by=judge).measures if m.primary] == [key]
+        assert [m.key for m in built(judge_by=judge, swad={}).measures if m.primary] == [key]
+    with pytest.raises(UserError, match="set model.swad"):
+        built(judge_by="swad")

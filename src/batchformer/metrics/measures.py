@@ -108,7 +108,6 @@ DOMAINS = (
     Measure("accuracy", "Accuracy", primary=True),
     Measure("accuracy_classes", "Mean of classes", name="mean accuracy of the classes"),
     Measure("accuracy_selected", "Best on source", name="accuracy at the step best on source validation"),
-    Measure("accuracy_swad", "SWAD", name="accuracy of the weights averaged by SWAD"),
     Measure("accuracy_oracle", "Oracle", note="chosen on the target", name="accuracy at the step best on the target"),
 )
 DETECTION = (

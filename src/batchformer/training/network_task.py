@@ -79,6 +79,7 @@ class NetworkTask(Task):
                 "none (valley_set): leave model.swad out."
             )
         primary = primary_of(self.measures)
+        self._averaged_measure = primary.key
         averaged = replace(
             primary,
             key=f"{primary.key}_swad",
@@ -213,7 +214,7 @@ class NetworkTask(Task):
 
     def _evaluate_average(self, swad: SWAD) -> None:
         """Another pass over the evaluation sets, with the averaged weights: the primary measure of each."""
-        trainer, per_class, key = self.trainer, self.per_class, primary_of(self.measures).key
+        trainer, per_class, key = self.trainer, self.per_class, self._averaged_measure
         loaders = trainer.val_dataloaders
         loaders = loaders if isinstance(loaders, list | tuple) else [loaders]
         precision = trainer.precision_plugin

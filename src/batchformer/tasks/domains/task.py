@@ -1,7 +1,7 @@
 """What generalization and adaptation share: optimizer, schedule, frozen BatchNorm, scores, selection on source data."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -14,8 +14,9 @@ import batchformer as bf
 from batchformer.data.info import DataInfo
 from batchformer.errors import UserError
 from batchformer.metrics import DomainScores
-from batchformer.metrics.measures import DOMAINS, Measure
+from batchformer.metrics.measures import DOMAINS
 from batchformer.tasks.domains.options import DomainOptimizerOptions
+from batchformer.training.averaging import SWAD
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.options import BatchFormerOptions, as_options
 from batchformer.training.schedules import check_has_end, place_in_run, steps_per_epoch
@@ -31,7 +32,8 @@ class DomainTask(ClassifierTask):
     The target is never used to choose: `oracle=True` adds the best accuracy on it, under a name that says so.
     """
 
-    analyses = ()
+    measures = DOMAINS
+    valley_set = SOURCE
 
     def __init__(
         self,
@@ -50,12 +52,12 @@ class DomainTask(ClassifierTask):
         self.optimizer_options = as_options(DomainOptimizerOptions, optimizer)
         self.optimizer_options.check()
         self.freeze_batch_norm, self.judge_by, self.oracle = freeze_batch_norm, judge_by, oracle
+        decides = {"last": "accuracy", "source": "accuracy_selected", "swad": "accuracy_swad"}[judge_by]
+        if decides not in (measure.key for measure in self.measures):
+            raise UserError("model.judge_by swad needs the average it judges by: set model.swad, {} for the defaults.")
+        self.measures = [replace(measure, primary=measure.key == decides) for measure in self.measures]
+        self._source: dict[str, float] = {}
         self._best: dict[str, float] = {}
-
-    @property
-    def measures(self) -> Sequence[Measure]:  # type: ignore[override]
-        decides = {"last": "accuracy", "source": "accuracy_selected", "swad": "accuracy_swad"}[self.judge_by]
-        return [replace(measure, primary=measure.key == decides) for measure in DOMAINS]
 
     # ---- building
 
@@ -167,8 +169,13 @@ class DomainTask(ClassifierTask):
             self._best["accuracy_oracle"] = max(accuracy, self._best.get("accuracy_oracle", -1.0))
 
     def valley_loss(self) -> float:
-        """Mean over the source domains of their validation losses, for SWAD."""
-        return self._source["loss"]
+        """The mean over the source domains of their validation losses."""
+        return float(self.source_scores.compute()["loss"])
+
+    def _evaluate_average(self, swad: SWAD) -> None:
+        source, best = self._source, dict(self._best)
+        super()._evaluate_average(swad)
+        self._source, self._best = source, best  # nothing is selected by the averaged weights
 
     # ---- checkpoints
 
