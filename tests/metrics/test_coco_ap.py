@@ -125,6 +125,13 @@ def test_classes_are_told_apart_and_reset_forgets():
     assert values["per_class"].isnan().tolist() == [True, False, True]
 
 
+def test_labels_that_only_objects_or_only_detections_have_do_not_run_into_the_next_image():
+    missed = [image([SMALL, LARGE], [0, 1]), image([], [])]
+    assert numbers(2, [image([], [], []), image([LARGE], [0], [0.9])], missed)[0] == 0
+    one = [image([], []), image([LARGE], [0])]
+    assert numbers(2, [image([LARGE], [1], [0.9]), image([LARGE], [0], [0.8])], one)[0] == pytest.approx(1.0)
+
+
 def test_an_image_given_twice_counts_once():
     truth, other = image([LARGE], [0], image_id=7), image([MEDIUM], [0], image_id=8)
     right, wrong = image([LARGE], [0], [0.9]), image([SMALL], [0], [0.9])
