@@ -4,7 +4,9 @@ import lightning as L
 import pytest
 import torch
 
+from batchformer.data import DigitsLT
 from batchformer.errors import UserError
+from batchformer.runs.checkpoints import AtomicCheckpointIO, LastCheckpoint
 from batchformer.tasks import LongTailed, LossOptions, OptimizerOptions
 
 from ..tasks.conftest import COUNTS, TinyData, info, make_trainer
@@ -39,6 +41,39 @@ def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(tmp_path, first,
     assert trainer.global_step == unbroken.global_step == 6
     for name, value in whole.net.state_dict().items():
         assert torch.equal(resumed.net.state_dict()[name], value), name
+
+
+class Stop(L.Callback):
+    """An error inside an epoch, before a batch."""
+
+    def on_train_batch_start(self, trainer, task, batch, batch_idx) -> None:
+        if batch_idx == 5:
+            raise RuntimeError("stopped")
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_checkpoints_of_steps_do_not_fall_between_the_batches_of_an_accumulated_step(tmp_path):
+    """Gradients are in no checkpoint: one after the fifth batch would lack those of that batch."""
+
+    def fit(*callbacks, resume=None):
+        last = LastCheckpoint(tmp_path / "last.ckpt", every_steps=1)
+        trainer = make_trainer(
+            max_epochs=1, accumulate_grad_batches=2, limit_train_batches=8, limit_val_batches=0,
+            enable_checkpointing=True, callbacks=[last, *callbacks], plugins=[AtomicCheckpointIO()],
+        )  # fmt: skip
+        task = LongTailed("resnet20", backbone_args={"widths": [4, 8]}, method="baseline")
+        trainer.fit(task, datamodule=DigitsLT(batch_size=16), ckpt_path=resume)
+        assert trainer.global_step == 4
+        return task.net.state_dict()
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        fit(Stop())
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert saved["global_step"] == 2
+    assert saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["processed"] == 4
+    resumed = fit(resume=tmp_path / "last.ckpt")
+    for name, value in fit().items():
+        assert torch.equal(resumed[name], value), name
 
 
 @pytest.mark.parametrize("kind", [LongTailed, WholeStep])
