@@ -133,7 +133,7 @@ class SeededMix(Mixing):
 
     def expect(self, images: Images, late: LateTargets) -> TransMixed:
         assert self.transmix is not None
-        mixed = TransMixed(self.transmix, images, *late)
+        mixed = TransMixed(images, *late, mix=self.transmix)
         self.transmix.expect(mixed)
         return mixed
 
