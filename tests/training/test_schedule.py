@@ -53,6 +53,17 @@ def test_network_and_module_follow_the_schedule_at_their_own_rates(limit):
         assert module == pytest.approx(0.25 * network)
 
 
+def test_the_last_batches_of_an_epoch_are_a_step_too_where_they_are_fewer_than_accumulated():
+    """Three batches at two a step are two steps: six steps are three epochs, and the cosine ends with them."""
+    watch = Watch()
+    task = LongTailed("resnet20", optimizer=OptimizerOptions(lr=0.2), schedule=ScheduleOptions(), method="baseline")
+    trainer = make_trainer(max_steps=6, accumulate_grad_batches=2, callbacks=[watch], limit_val_batches=0)
+    trainer.fit(task, datamodule=TinyData(batch_size=6))
+    assert (trainer.current_epoch, len(watch.seen)) == (3, 9)
+    expected = [0.2 * lr_factor(ScheduleOptions(), batch // 3, 3) for batch in range(9)]
+    assert [rates[0] for rates in watch.seen] == pytest.approx(expected)
+
+
 def test_the_module_has_its_own_group_and_every_parameter_is_in_one():
     task = LongTailed("resnet20")
     trainer = make_trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=0)
