@@ -65,14 +65,14 @@ def test_the_last_batches_of_an_epoch_are_a_step_too_where_they_are_fewer_than_a
 
 
 def test_the_module_has_its_own_group_and_every_parameter_is_in_one():
-    task = LongTailed("resnet20")
+    task = LongTailed("resnet20", optimizer=OptimizerOptions(momentum=0.8, nesterov=True))
     trainer = make_trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=0)
     trainer.fit(task, datamodule=TinyData())
     network, module = ([id(p) for p in group["params"]] for group in trainer.optimizers[0].param_groups)
     assert sorted(module) == sorted(id(p) for p in task.attachment.parameters())
     assert sorted(network + module) == sorted(id(p) for p in task.net.parameters())
-    decays = {group["weight_decay"] for group in trainer.optimizers[0].param_groups}
-    assert decays == {5e-4}
+    for group in trainer.optimizers[0].param_groups:
+        assert (group["weight_decay"], group["momentum"], group["nesterov"]) == (5e-4, 0.8, True)
 
 
 def test_cosine_without_an_end_is_refused():

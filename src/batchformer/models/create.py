@@ -14,11 +14,7 @@ from batchformer.mix import Renormalize
 from batchformer.models.resnets import resnet10, resnet20, resnet32, resnet44, resnet56
 
 OWN: dict[str, Callable[..., nn.Module]] = {
-    "resnet10": resnet10,
-    "resnet20": resnet20,
-    "resnet32": resnet32,
-    "resnet44": resnet44,
-    "resnet56": resnet56,
+    make.__name__: make for make in (resnet10, resnet20, resnet32, resnet44, resnet56)
 }
 
 
