@@ -11,6 +11,7 @@ import torch.multiprocessing as mp
 
 from batchformer.errors import UserError
 from batchformer.metrics.coco_ap import AP_NAMES, CocoAP
+from batchformer.metrics.measures import DETECTION
 
 from .coco_scenes import as_tensors, detections, generated_annotations, judged, needs_real_data, real_annotations
 
@@ -37,6 +38,12 @@ def test_the_twelve_numbers_are_those_of_pycocotools(seed, whole_pixels):
     truth = generated_annotations(rng, whole_pixels=whole_pixels)
     found = detections(truth, rng, 60, whole_pixels)
     np.testing.assert_allclose(numbers(5, *as_tensors(truth, found)), judged(truth, found), atol=1e-12, rtol=0)
+
+
+def test_every_number_is_a_measure_with_and_without_the_module():
+    measures = {measure.key: measure.label for measure in DETECTION}
+    assert list(measures) == [*AP_NAMES, *(f"{name}_batch" for name in AP_NAMES)]
+    assert all(label.startswith(key[:2].upper()) for key, label in measures.items())
 
 
 def test_more_detections_than_count_are_cut_off_by_score():

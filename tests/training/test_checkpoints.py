@@ -6,8 +6,10 @@ import torch
 
 from batchformer.data import DigitsLT
 from batchformer.errors import UserError
+from batchformer.models import resnet20
 from batchformer.runs.checkpoints import AtomicCheckpointIO, LastCheckpoint
 from batchformer.tasks import LongTailed, LossOptions, OptimizerOptions
+from batchformer.training.weights import load_weights
 
 from ..tasks.conftest import COUNTS, TinyData, info, make_trainer
 from ..tasks.whole_step import WholeStep
@@ -108,6 +110,19 @@ def test_testing_a_checkpoint_splits_by_the_counts_it_was_trained_with(tmp_path)
     assert tested.class_counts == COUNTS
     assert tested.metrics["val"].shots == ["many", "medium", "medium", "few"]
     assert tested.per_class == task.per_class
+
+
+@pytest.mark.parametrize(("shape", "told"), [(None, "it has no conv1.weight"), ((4, 3, 1, 1), r"shape \(4, 3, 1, 1\)")])
+def test_weights_that_lack_one_tensor_or_have_one_of_another_shape_are_refused(tmp_path, shape, told):
+    net, file = resnet20(widths=(4, 8)), tmp_path / "weights.pth"
+    weights = {key: value + 1 for key, value in net.state_dict().items()}
+    torch.save(weights | {"more": torch.zeros(1)}, file)
+    load_weights(net, "network", str(file), attached=False)
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in weights.items())
+    del weights["conv1.weight"]
+    torch.save(weights if shape is None else weights | {"conv1.weight": torch.zeros(shape)}, file)
+    with pytest.raises(UserError, match=f"does not fit the network: .*{told}.*1 of"):
+        load_weights(net, "network", str(file), attached=False)
 
 
 def test_a_foreign_checkpoint_is_refused():
