@@ -14,11 +14,7 @@ from batchformer.mix import Renormalize
 from batchformer.models.resnets import resnet10, resnet20, resnet32, resnet44, resnet56
 
 OWN: dict[str, Callable[..., nn.Module]] = {
-    "resnet10": resnet10,
-    "resnet20": resnet20,
-    "resnet32": resnet32,
-    "resnet44": resnet44,
-    "resnet56": resnet56,
+    make.__name__: make for make in (resnet10, resnet20, resnet32, resnet44, resnet56)
 }
 
 
@@ -99,7 +95,7 @@ def load_teacher(
         teacher = _shown(teacher, mean, std)
     else:
         teacher = create_backbone(name, num_classes, **arguments)
-        _load(teacher, name, Path(checkpoint))
+        load_file(teacher, f"{name} for these classes", checkpoint, "model.distillation.checkpoint")
     return teacher.eval().requires_grad_(False)
 
 
@@ -111,16 +107,17 @@ def _shown(teacher: nn.Module, mean: Sequence[float] | None, std: Sequence[float
     return Renormalized(teacher, Renormalize(mean, std, *wanted))  # type: ignore[arg-type]
 
 
-def _load(teacher: nn.Module, name: str, file: Path) -> None:
+def load_file(model: nn.Module, name: str, file: str, option: str, use_ema: bool = True) -> None:
+    """All weights from a file that timm reads, which the option names."""
     from timm.models import load_checkpoint
 
-    if not file.is_file():
-        raise UserError(f"model.distillation.checkpoint: there is no file {file}.")
+    if not Path(file).is_file():
+        raise UserError(f"{option}: there is no file {file}.")
     try:
-        load_checkpoint(teacher, str(file), strict=True)
+        load_checkpoint(model, file, use_ema, strict=True)
     except Exception as problem:  # a damaged file, keys or shapes of another network
         reason = " ".join(str(problem).split())[:200]
-        raise UserError(f"{file} does not hold the weights of a {name} for these classes: {reason}.") from problem
+        raise UserError(f"{file} does not hold the weights of a {name}: {reason}.") from problem
 
 
 class Renormalized(nn.Module):

@@ -1,7 +1,5 @@
 """Tasks whose network classifies images: one image, one label, a criterion of outputs and labels."""
 
-import csv
-import io
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -19,7 +17,7 @@ from batchformer.data.images import open_image
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.errors import UserError
-from batchformer.files import refuse_unwritable, write_text
+from batchformer.files import csv_text, refuse_unwritable, write_text
 from batchformer.metrics import ShotAccuracy
 from batchformer.models.create import OWN
 from batchformer.training.network_task import NetworkTask
@@ -132,11 +130,8 @@ class ClassifierTask(NetworkTask):
                 line.update(done / len(images), path.name)
             rows.append([str(path), *(cell for label, score in classes for cell in (names[label], f"{score:.6f}"))])
         line.clear()
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["path", *(f"{kind}_{k + 1}" for k in range(top) for kind in ("class", "score"))])
-        writer.writerows(rows)
-        write_text(out, text.getvalue())
+        columns = ["path", *(f"{kind}_{k + 1}" for k in range(top) for kind in ("class", "score"))]
+        write_text(out, csv_text(columns, rows))
         told = [f"{row[0]}: {row[1]} ({float(row[2]):.1%})" for row in rows[:5]]
         if len(rows) > 5:
             told.append(f"... and {len(rows) - 5} more")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +11,7 @@ import torch
 
 from batchformer.data.images import check_image, open_image
 from batchformer.errors import UserError
-from batchformer.files import write_text
+from batchformer.files import csv_text, write_text
 
 MOST_BOXES = 100  # of an image in the files, as COCO's evaluation counts them
 DRAWN_FROM = 0.5
@@ -154,7 +152,7 @@ class BoxWriter:
 
     def write(self) -> None:
         write_text(self.out / JSON, _json_lines(self.entries))
-        write_text(self.out / CSV, _csv(self.columns, self.rows))
+        write_text(self.out / CSV, csv_text(self.columns, self.rows))
 
 
 class SegmentWriter:
@@ -208,17 +206,9 @@ class SegmentWriter:
         ]
         content = {"images": self.images, "annotations": self.entries, "categories": categories}
         write_text(self.out / JSON, json.dumps(content, indent=1) + "\n")
-        write_text(self.out / CSV, _csv(self.columns, self.rows))
+        write_text(self.out / CSV, csv_text(self.columns, self.rows))
 
 
 def _json_lines(entries: Sequence[dict[str, Any]]) -> str:
     """A list with one entry a line: readable, and hundreds of boxes stay a small file."""
     return "[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n"
-
-
-def _csv(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()

@@ -91,7 +91,6 @@ class Detection(NetworkTask):
         self.module_options = batchformer = as_options(DetectorModuleOptions, batchformer)
         self.evaluate_with_batch = evaluate_with_batch and method == "batchformer"
         self.optimizer_options = optimizer = as_options(DetectorOptimizerOptions, optimizer)
-        self.optimizer_options.check()
         self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
         self.metrics: dict[str, Any] = {}
         self.batch_metrics: dict[str, Any] = {}
@@ -167,7 +166,7 @@ class Detection(NetworkTask):
         load_weights(self.net, part, source, self.attachment is not None, weights)
 
     def check_trainer(self) -> None:
-        self.schedule_options.check(self.trainer)
+        self.schedule_options.check_end(self.trainer)
 
     def setup(self, stage: str) -> None:
         if str(self.trainer.precision) in ("bf16-true", "16-true"):
