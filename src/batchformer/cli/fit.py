@@ -69,7 +69,8 @@ def run(args: list[str]) -> int:
 
     cli, resume = RecipeCLI(), given.flag("resume")
     line = ProgressLine()
-    again = f"batchformer fit {words_again(given, 'name', 'method', 'variant', 'seed', 'init-from', 'no-analysis')}"
+    kept = ("name", "method", "variant", SEED_OF_LIGHTNING, "seed", "init-from", "no-analysis")
+    again = f"batchformer fit {words_again(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
     overrides = [*_variant(cli, file, given), *overrides]
     first = cli.load(file, overrides)

@@ -91,18 +91,20 @@ def _lede(runs: Sequence[Run], recipes: int) -> str:
 def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) -> str:
     """The primary measure of every recipe and variant, beside that of what it is held to."""
     tables = {recipe: compare_runs([run.raw for run in runs]) for recipe, runs in recipes.items()}
+    alone = all(len(table.shown) == 1 for table in tables.values())  # nothing is compared
     pairs = all(table.is_default_pair for table in tables.values())
     judged = dict.fromkeys(with_unit(table.primary.words, table.primary.unit) for table in tables.values())
     caption = "; ".join(judged)
-    heads = ["Recipe", *(["baseline", "BatchFormer"] if pairs else ["held to", "variant"]), "difference"]
+    compared = [*(["baseline", "BatchFormer"] if pairs else ["held to", "variant"]), "difference"]
+    heads = ["Recipe", *(["result"] if alone else compared)]
     lines = []
     for recipe, table in tables.items():
-        for variant in table.others or (table.reference,):
+        for variant in table.shown if alone else table.others or (table.reference,):
             link = f'<a href="#{names[recipe]}">{escape(recipe)}</a>'
             if len(judged) > 1:
                 measure = with_unit(measure_word(table.primary), table.primary.unit)
                 link += f'<span class="interval">{escape(measure)}</span>'
-            lines.append(f'<tr><th scope="row">{link}</th>{_overview_cells(table, variant, not pairs)}</tr>')
+            lines.append(f'<tr><th scope="row">{link}</th>{_overview_cells(table, variant, alone, not pairs)}</tr>')
     header = "".join(f'<th scope="col">{head}</th>' for head in heads)
     return (
         f'<div class="card overview"><table><caption>{escape(caption[:1].upper() + caption[1:])}</caption><thead><tr>'
@@ -110,11 +112,11 @@ def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) ->
     )
 
 
-def _overview_cells(table: Comparison, variant: str, name_variants: bool) -> str:
+def _overview_cells(table: Comparison, variant: str, alone: bool, name_variants: bool) -> str:
     measure, digits = table.primary, table.digits(table.primary)
     cells = []
-    for each in (table.reference, variant):
+    for each in (variant,) if alone else (table.reference, variant):
         cell = html_cell(table.cell(measure, each), digits)
-        small = f'<span class="interval">{escape(shown_name(each))}</span>' if name_variants else ""
+        small = f'<span class="interval">{escape(shown_name(each))}</span>' if name_variants or alone else ""
         cells.append(cell.removesuffix("</td>") + f"{small}</td>")
-    return "".join([*cells, html_cell(table.difference(measure, variant) or "–", digits)])
+    return "".join([*cells, "" if alone else html_cell(table.difference(measure, variant) or "–", digits)])
