@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from batchformer.attach.contexts import temporary_attributes
 from batchformer.attach.dry_run import Example
-from batchformer.attach.hooks import InputHook, register_hooks, remove_hooks
+from batchformer.attach.hooks import InputHook, TrainingCheck, register_hooks, remove_hooks
 from batchformer.attach.insertion import InstanceForward, ModuleHolder, relates_in_eval
 from batchformer.attach.locate import Channels, block_paths, encoder_layer_paths, find_classifiers
 from batchformer.attach.per_stream import BatchNormMode, MeanOfStreams, SeparateNorm
@@ -152,6 +152,7 @@ class _Attached:
 
     def __init__(self, points: list[Point], pieces: list[InstanceForward], modules: ModuleHolder, prefix: str) -> None:
         self.points, self.pieces, self.modules, self.prefix = points, pieces, modules, prefix
+        self.training_check = TrainingCheck(modules)
         self.handle: weakref.ref[Attachment] | None = None
 
     def handle_of(self, model: nn.Module) -> Attachment:
@@ -195,6 +196,7 @@ class Attachment:
         owner.add_module(PREFIX, modules)
         for piece in pieces:
             piece.put()
+        input_hook.training_check = self._held.training_check
         input_hook.norms = [piece for piece in pieces if isinstance(piece, SeparateNorm)]
         register_hooks(model, input_hook, [point.site for point in points])
         model.__dict__[_HANDLE] = self._held
@@ -258,7 +260,13 @@ class Attachment:
         half the rows of the first one (an auxiliary head that branches off before the module) are plain already.
         """
         module = self.points[0].module
-        return plain_rows(outputs, module.streams) if self.attached and module.active else outputs
+        return plain_rows(outputs, module.streams) if self._relates() else outputs
+
+    def _relates(self) -> bool:
+        """Whether the module relates rows in the mode the model is in. Forwards of compiled models are counted here."""
+        if self.attached:
+            self._held.training_check.count(self.model, self.points[0].module)
+        return self.attached and self.points[0].module.active
 
     def related(self, outputs: T) -> T | None:
         """The rows of the related stream, as `plain` gives the others; None where there are none (eval, disabled).
@@ -266,7 +274,7 @@ class Attachment:
         With `streams="single"`, and inside `infer_with_batch`, all rows are related.
         """
         module = self.points[0].module
-        if self.attached and module.active:
+        if self._relates():
             rows = count_rows(outputs)
             none_left = rows is not None and plain_count(rows, module.streams) == rows  # one image, split
             return None if none_left else related_rows(outputs, module.streams)
