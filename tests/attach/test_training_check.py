@@ -117,7 +117,8 @@ def test_attacks_in_eval_mode_between_training_steps_hide_nothing_and_raise_noth
     def train_on_attacks(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for _ in range(STEPS):
             images = TOKENS.clone().requires_grad_()
-            torch.autograd.grad(CRITERION(model.eval()(images), LABELS), images)
+            for _ in range(3):
+                torch.autograd.grad(CRITERION(model.eval()(images), LABELS), images)
             train(model.train(), optimizer, steps=1)
 
     model, _ = attached()
@@ -187,10 +188,9 @@ def gradients_in_eval_mode(model: Net, attachment: bf.Attachment) -> None:
 
 
 def files_loaded_between(model: Net, attachment: bf.Attachment) -> None:
-    for _ in range(2):
-        model(TOKENS)
-        model.load_state_dict(Net().state_dict(), strict=False)
-    train(model, sgd(model.parameters()))
+    model(TOKENS)
+    model.load_state_dict(Net().state_dict(), strict=False)
+    warmed_up_at_zero(model, attachment)
 
 
 def teacher_in_eval_mode(model: Net, attachment: bf.Attachment) -> None:
@@ -204,7 +204,7 @@ def teacher_in_eval_mode(model: Net, attachment: bf.Attachment) -> None:
 
 def first_without_the_module(model: Net, attachment: bf.Attachment) -> None:
     optimizer = sgd(model.parameters())
-    train(model, optimizer, steps=3)
+    model(TOKENS)
     with attachment.disabled():
         train(model, optimizer)
     train(model, optimizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ from batchformer.nn.streams import count_rows, plain_count, plain_rows, related_
 
 PREFIX = "batchformer"
 _HANDLE = "_batchformer_attachment"
+_OWN_KEY = re.compile(rf"(^|\.){PREFIX}\.\d+\.layers\.\d+\.")
+# What holds a model as its only child calls it so: torch.compile; FSDP; DDP, AveragedModel and timm's ModelEmaV3.
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "module")
 T = TypeVar("T")
 
 
@@ -84,7 +88,7 @@ def attach(
     does not have them.
     """
     refuse_what_is_no_model(model, "attach")
-    model = _unwrap(model)
+    model = getattr(model, "_orig_mod", model)  # compiled
     refuse_spread_over_processes(model)
     if (existing := attachment_of(model)) is not None:
         raise UserError(
@@ -122,25 +126,77 @@ def attach(
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Take out what `attach` put into the model; the same object comes back, with the keys it had."""
+    """Take out what `attach` put into the model; the same object comes back, with the keys it had.
+
+    Of a wrapped model (DDP, FSDP, `AveragedModel`, timm's `ModelEmaV3`, `torch.compile`) the wrapper comes back; one
+    that has counted the parameters is to be made anew before training goes on.
+    """
     refuse_what_is_no_model(model, "detach")
-    plain = _unwrap(model)
-    if isinstance(plain, nn.parallel.DistributedDataParallel):
-        plain = _unwrap(plain.module)
-    attachment = attachment_of(plain)
+    attachment = attachment_of(model)
     if attachment is None:
         raise UserError(
-            f"nothing is attached to this {type(plain).__name__}: call detach on the model given to attach."
+            f"nothing is attached to this {type(_unwrap(model)).__name__}: call detach on the model given to attach."
         )
     attachment.detach()
     return model
 
 
 def attachment_of(model: nn.Module) -> Attachment | None:
-    """The handle of an attached model (a copy of an attached model has its own), else None."""
+    """The handle of an attached model, wrapped or not (a copy of an attached model has its own), else None."""
     model = _unwrap(model)
     held = model.__dict__.get(_HANDLE)
     return None if held is None else held.handle_of(model)
+
+
+def plain_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict that was written while attached, without the module: it loads strictly into the stock model.
+
+    What wrappers add to the keys is taken away as well: `_orig_mod.` and `_fsdp_wrapped_module.` anywhere, `module.`
+    where all keys begin so (DDP and copies with averaged weights, whose counter `n_averaged` goes too). In a checkpoint
+    that holds state dicts among other things each of them is converted and the rest stays. That includes the state of
+    an optimizer, which still counts the module's parameters: make a new optimizer.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise UserError(
+            f"plain_state_dict takes a state dict and got {type(state_dict).__name__}: give it model.state_dict(), or "
+            f"what torch.load returns for a file."
+        )
+    if any(map(_is_state_dict, state_dict.values())):
+        return {key: plain_state_dict(part) if _is_state_dict(part) else part for key, part in state_dict.items()}
+    if not _is_state_dict(state_dict):
+        raise UserError("plain_state_dict found no weights: give it a state dict, or a checkpoint that holds one.")
+    plain = {key: value for key, value in state_dict.items() if not _OWN_KEY.search(key)}
+    for inner in _WRAPPED[:2]:
+        plain = {key.replace(f"{inner}.", ""): value for key, value in plain.items()}
+    while all(key.startswith("module.") for key in plain if key != "n_averaged"):
+        plain = {key.removeprefix("module."): value for key, value in plain.items() if key != "n_averaged"}
+    return plain
+
+
+def _is_state_dict(part: Any) -> bool:
+    return (
+        isinstance(part, Mapping)
+        and all(isinstance(key, str) for key in part)
+        and any(isinstance(value, Tensor) for value in part.values())
+    )
+
+
+class _MissingKey(str):
+    """The name of a missing key; in the message of a strict load, which formats it, with what to do about it."""
+
+    def __format__(self, _: str) -> str:
+        return (
+            f"{self!s} (the file was written without the module: load it before attach, or with strict=False, which "
+            f"leaves the module as it is)"
+        )
+
+
+def _explain_missing(modules: nn.Module, incompatible: Any) -> None:
+    """A hook after loading: where a file has none of the module's weights, the error says what to do."""
+    missing = incompatible.missing_keys
+    own = [number for number, key in enumerate(missing) if _OWN_KEY.search(key)]
+    if own and len(own) == len(modules.state_dict()):
+        missing[own[-1]] = _MissingKey(missing[own[-1]])
 
 
 class _Attached:
@@ -186,6 +242,7 @@ class Attachment:
         pieces = [*supports, *(piece for point in points for piece in point.insertions)]
         modules = ModuleHolder(dict.fromkeys(point.module for point in points))  # a shared one is held once
         modules.train(model.training)
+        modules.register_load_state_dict_post_hook(_explain_missing)
         owner = _owner(model, points)
         if hasattr(owner, PREFIX):
             raise UserError(
@@ -312,8 +369,12 @@ class Attachment:
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile(model)`."""
-    return getattr(model, "_orig_mod", model)
+    """The attached model inside wrappers; where none is attached, what is innermost."""
+    while (
+        _HANDLE not in model.__dict__ and len(model._modules) == 1 and (name := next(iter(model._modules))) in _WRAPPED
+    ):
+        model = model.get_submodule(name)
+    return model
 
 
 def _owner(model: nn.Module, points: list[Point]) -> Any:
