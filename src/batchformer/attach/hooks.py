@@ -32,13 +32,15 @@ _IN_EVAL_MODE = "it is in eval mode, where it does nothing. Call model.train() b
 
 
 class _Hook:
-    """torch.jit.script asks every hook for its name: the chance to tell the user why it cannot work."""
+    """Explains why torch.jit.script, which reads the name of every hook, cannot work."""
 
     @property
     def __name__(self) -> str:
         raise AttributeError(
             "an attached model cannot go through torch.jit.script: detach it first, bf.detach(model), or use "
-            "torch.export (or torch.jit.trace) in eval mode, which see the plain model."
+            "torch.export (or torch.jit.trace) in eval mode, which see the plain model.",
+            name="torch.jit.script",  # else Python ends the message with "Did you mean: '__ne__'?"
+            obj=None,
         )
 
 
