@@ -1,4 +1,4 @@
-"""Put a module into somebody's model with one line, take it out with one line, leave no trace."""
+"""Insert a batch-attention module into an existing model, and remove it again."""
 
 from batchformer.attach.attachment import Attachment, attach, attachment_of, detach, plain_state_dict
 from batchformer.attach.locate import find_classifiers

@@ -128,8 +128,8 @@ def attach(
 def detach(model: nn.Module) -> nn.Module:
     """Take out what `attach` put into the model; the same object comes back, with the keys it had.
 
-    Of a wrapped model (DDP, FSDP, `AveragedModel`, timm's `ModelEmaV3`, `torch.compile`) the wrapper comes back; one
-    that has counted the parameters is to be made anew before training goes on.
+    Of a wrapped model (DDP, FSDP, `AveragedModel`, timm's `ModelEmaV3`, `torch.compile`) the wrapper comes back. Before
+    training goes on, wrap the model anew in DDP or FSDP, which still expect gradients of the module.
     """
     refuse_what_is_no_model(model, "detach")
     attachment = attachment_of(model)
@@ -202,8 +202,8 @@ def _explain_missing(modules: nn.Module, incompatible: Any) -> None:
 class _Attached:
     """What an attached model itself holds of its attachment: all but the model.
 
-    Were it the handle, which holds the model, a model that is forgotten while attached would stay in memory, with all
-    its weights, until Python's garbage collector happens to look for cycles.
+    Were it the handle, which holds the model, there would be a reference cycle: an attached model that goes out of
+    scope would keep its memory until Python's garbage collector runs.
     """
 
     def __init__(self, points: list[Point], pieces: list[InstanceForward], modules: ModuleHolder, prefix: str) -> None:
@@ -226,8 +226,8 @@ class _Attached:
 class Attachment:
     """The handle of an attached model, as `attach` returns it.
 
-    The released code builds the module into each network and passes it by at test time; here `detach` takes it out and
-    gives back the very model. Meanwhile `plain`, `related` and `stream_losses` tell the streams apart, `disabled`
+    The released code builds the module into each network and skips it at test time; here `detach` removes it and
+    returns the same model. Meanwhile `plain`, `related` and `stream_losses` tell the streams apart, `disabled`
     trains a while without it, and `infer_with_batch` keeps it at test time, which the papers only do to measure it.
     """
 
@@ -304,7 +304,7 @@ class Attachment:
             yield self.model
 
     def backend_used(self) -> dict[str, Choice]:
-        """Which path the batch attention takes at each place, here and now (autocast counts), and why.
+        """The backend of the batch attention at each place under the current autocast, and why.
 
         `attachment.backend_used()["blocks.8"].backend` is "triton", "sdpa" or "reference"; see docs/kernels.md.
         """
@@ -313,8 +313,8 @@ class Attachment:
     def plain(self, outputs: T) -> T:
         """The rows of the plain stream, for metrics in training; outputs of eval mode pass as they are.
 
-        To be asked in the mode the outputs were made in: what tells is whether the module is active now. Outputs with
-        half the rows of the first one (an auxiliary head that branches off before the module) are plain already.
+        Call it in the mode the outputs were made in: it tests whether the module is active now. Outputs with half the
+        rows of the first one (an auxiliary head that branches off before the module) are plain already.
         """
         module = self.points[0].module
         return plain_rows(outputs, module.streams) if self._relates() else outputs
@@ -352,7 +352,7 @@ class Attachment:
         return {key: value for key, value in self.model.state_dict().items() if not key.startswith(self.prefix)}
 
     def detach(self) -> nn.Module:
-        """The very same model, without a trace: keys, hooks and forwards as they were before attach."""
+        """Remove the module and return the same model, with the keys, hooks and forwards it had before attach."""
         if not self.attached:
             raise UserError("this attachment was detached before: attach again to get a new one.")
         for piece in reversed(self._pieces):

@@ -232,7 +232,7 @@ class ForbidPartialForward(InstanceForward):
 class RowCheck(_Hook):
     """A forward hook of the whole model: the rows that left the module must be the rows that leave the model.
 
-    After a forward that failed it is called without outputs, and only forgets what was noted so far.
+    After a forward that failed it is called without outputs, and only clears what the sites have recorded.
     """
 
     def __init__(self, sites: list[SharedFeature | After], input_hook: InputHook) -> None:
@@ -259,7 +259,7 @@ class RowCheck(_Hook):
             )
         if left is not None and left != expected[0]:
             if left == 2 * expected[0] or len(set(expected)) > 1:
-                cure = "the streams were opened twice on one way: name one place of it"
+                cure = "the streams were opened twice in one forward: name one of the places"
             else:
                 cure = "the model does not pass the second stream on from there: attach at another layer"
             raise UserError(

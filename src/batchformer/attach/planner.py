@@ -110,7 +110,7 @@ def norms_behind_heads(
     model: nn.Module, points: list[Point], batch_norm: BatchNormMode, example: Example | None
 ) -> list[SeparateNorm]:
     """What keeps the streams apart in each BatchNorm behind the places: those in the heads; and where some are
-    registered after the heads, those a dry run shows both streams to reach (none, of a model that cannot be run dry).
+    registered after the heads, those a dry run shows both streams to reach (none where the dry run fails).
     """
     module, heads = points[0].module, [piece.layer for point in points for piece in point.insertions]
     names = {part: name for name, part in model.named_modules()}
