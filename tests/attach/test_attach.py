@@ -147,7 +147,7 @@ def test_a_model_that_never_calls_the_layer_is_told(by_name: bool) -> None:
 def test_two_places_on_one_way_are_told() -> None:
     model = small().train()
     bf.attach(model, before=["0", "2"], heads=2)
-    with pytest.raises(UserError, match="opened twice on one way"):
+    with pytest.raises(UserError, match="opened twice in one forward"):
         model(torch.randn(4, 6))
 
 

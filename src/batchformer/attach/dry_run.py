@@ -54,7 +54,7 @@ def call_blank(
     noise: bool = False,
 ) -> tuple[Any, Exception | None]:
     """What the model returns for blank images of the first size it takes, or for the example given; else None and the
-    first complaint. Nothing of it stays: no gradient, no statistics, no random number drawn.
+    first error. It leaves no state: no gradient, no statistics, no random number drawn.
 
     Args:
         before_each: called before each size that is tried.
@@ -69,7 +69,7 @@ def call_blank(
                 before_each()
             try:
                 return model(*args, **kwargs), None
-            except Exception as error:  # whatever a stranger's forward raises for a wrong size
+            except Exception as error:  # any model's forward may raise anything for a wrong size
                 problem = problem or error.with_traceback(None)  # whose frames hold the model, and it in this one
     return None, problem
 

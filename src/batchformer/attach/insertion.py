@@ -1,8 +1,8 @@
 """The objects that attach puts in the place of the `forward` of single layers, before or after what the layer does.
 
-Why an instance `forward` and neither a hook nor a wrapper: keys stay, `deepcopy` and pickling give a copy that drives
-itself, and `torch.compile` guards on it, whereas it skips guards on hooks (an attached model compiled after a plain
-twin would silently run plain).
+Why an instance `forward` and neither a hook nor a wrapper: keys stay, `deepcopy` and pickling give a copy that uses
+its own modules, and `torch.compile` guards on it, whereas it skips guards on hooks (an attached model compiled after a
+plain twin would silently run plain).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def weak_reference(module: nn.Module | None) -> weakref.ref[nn.Module] | None:
 class InstanceForward:
     """An object that stands in for the `forward` (or another method) of one module, and can be taken away again.
 
-    The module holds this object, which in turn holds the module weakly: else a forgotten model would stay in memory,
-    with all its weights, until Python's garbage collector happens to look for cycles.
+    The module holds this object, which holds the module by a weak reference: with a reference cycle a model that goes
+    out of scope would keep its memory until Python's garbage collector runs.
     """
 
     def __init__(self, layer: nn.Module, name: str = "forward") -> None:

@@ -31,7 +31,7 @@ def find_classifiers(model: nn.Module) -> list[str]:
     """
     ways = (_named_by_timm, _found_by_getter, _named_by_transformers, _usually_named, _last_of_sequential)
     named = next((found for found in (way(model) for way in ways) if found), [])
-    named = [_last_of_container(model, path) for path in named]
+    named = [last_of_container(model, path) for path in named]
     paths = [path for path in named if _has_weights(model.get_submodule(path))]
     if paths:
         return paths
@@ -97,7 +97,7 @@ def _usually_named(model: nn.Module) -> list[str]:
     return found
 
 
-def _last_of_container(model: nn.Module, path: str) -> str:
+def last_of_container(model: nn.Module, path: str) -> str:
     """A head of several layers ends in the one that scores: the features are what enters that one."""
     module = model.get_submodule(path)
     # PEFT's adapters: what they add stands beside the `base_layer`, and both read what enters the adapter
@@ -182,13 +182,17 @@ def feature_from_layer(layer: nn.Module) -> Feature | None:
     return None
 
 
-def feature_from_tensor(x: Tensor, path: str) -> Feature:
-    """The feature a tensor is, where its shape alone tells."""
+def feature_from_tensor(x: Tensor, path: str, scoring: str) -> Feature:
+    """The feature a tensor is, where its shape alone tells; `scoring` is the layer in `path` that turns it into scores.
+
+    transformers' ResNet has a `classifier` that flattens a map of one pixel first: before its Linear there is one row.
+    """
     if x.ndim in (2, 3):
         return Feature(x.shape[-1], "last")
+    inside = "" if scoring == path else f"name the layer inside, before={scoring!r}, or "
     raise UserError(
         f"the input of {path!r} has the shape {tuple(x.shape)}, which is not clearly one feature or a row of tokens: "
-        f'say dim= and channels="first" or "last".'
+        f'{inside}say dim= and channels="first" or "last".'
     )
 
 

@@ -57,10 +57,10 @@ class StreamGuard:
     """Compares the training losses of plain and related rows, and warns once when the related stream learns nothing.
 
     Behind many stacked modules as published (post-LN, dropout 0.5) little of an image is left in its related row, so
-    the loss of these rows stays at that of a constant prediction for long, or for good: some runs climb out and end
-    with both losses side by side, some do not (docs/stability.md). Meanwhile the shared blocks learn nothing from them.
-    The papers do not mention it and their code does not check. The sum of both losses falls as usual, and a run that
-    stays there is only a more expensive baseline.
+    the loss of these rows stays at that of a constant prediction for long, or for good: some runs recover and end
+    with equal losses of both streams, some do not (docs/stability.md). Meanwhile the shared blocks learn nothing
+    from them. The papers do not mention it and their code does not check. The sum of both losses falls as usual, and a
+    run that stays there is only a more expensive baseline.
 
         guard = bf.StreamGuard(num_classes)
         for images, labels in loader:
@@ -79,7 +79,7 @@ class StreamGuard:
         looks: number of checks in a row that must find the same.
         at_chance: the related stream is at chance when its loss is at least this part of the constant prediction's.
         has_learnt: the plain stream has learnt when its loss is at most this part of it. Once is enough while the
-            related one sits at chance: what the related rows teach the shared blocks may spoil the plain ones again.
+            related one is at chance: what the related rows teach the shared blocks may spoil the plain ones again.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class StreamGuard:
         self.at_chance, self.has_learnt = at_chance, has_learnt
         self.warned = False
         self._steps = self._steps_in_sums = self._dead_checks = 0
-        self._plain_best = math.inf  # of the looks since the related stream has been at chance
+        self._plain_best = math.inf  # of the checks since the related stream has been at chance
         self._sums: Tensor | None = None  # plain, related
 
     def update(self, plain_loss: Float[Tensor, ""] | float, related_loss: Float[Tensor, ""] | float) -> None:
