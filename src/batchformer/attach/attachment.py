@@ -311,31 +311,45 @@ class Attachment:
         return {path: point.module.backend_used() for point in self.points for path in point.paths}
 
     def plain(self, outputs: T) -> T:
-        """The rows of the plain stream, for metrics in training; outputs of eval mode pass as they are.
+        """The rows of the plain stream, for metrics in training; outputs of one stream pass as they are.
 
-        Call it in the mode the outputs were made in: it tests whether the module is active now. Outputs with half the
-        rows of the first one (an auxiliary head that branches off before the module) are plain already.
+        Those are all outputs in eval mode, with the module disabled and after detach; and in training those with as
+        many rows as the plain stream has (of eval mode, plain already, of a head that branches off before the module).
+        Rows that fit no forward in training (gathered from several processes) are refused: which are plain is lost.
         """
-        module = self.points[0].module
-        return plain_rows(outputs, module.streams) if self._relates() else outputs
-
-    def _relates(self) -> bool:
-        """Whether the module relates rows in the mode the model is in. Forwards of compiled models are counted here."""
-        if self.attached:
-            self._held.training_check.count(self.model, self.points[0].module)
-        return self.attached and self.points[0].module.active
+        return plain_rows(outputs, self.points[0].module.streams) if self._has_both_streams(outputs) else outputs
 
     def related(self, outputs: T) -> T | None:
         """The rows of the related stream, as `plain` gives the others; None where there are none (eval, disabled).
 
         With `streams="single"`, and inside `infer_with_batch`, all rows are related.
         """
-        module = self.points[0].module
-        if self._relates():
+        streams = self.points[0].module.streams
+        if self._has_both_streams(outputs):
             rows = count_rows(outputs)
-            none_left = rows is not None and plain_count(rows, module.streams) == rows  # one image, split
-            return None if none_left else related_rows(outputs, module.streams)
+            none_left = rows is not None and plain_count(rows, streams) == rows  # one image, split
+            return None if none_left else related_rows(outputs, streams)
         return outputs if self.attached and relates_in_eval(self.points[0].site) else None
+
+    def _has_both_streams(self, outputs: Any) -> bool:
+        """Whether outputs hold what went through the module; by their rows where the module is active now.
+
+        Forwards of compiled models are counted here for the check of whether the module trains.
+        """
+        if self.attached:
+            self._held.training_check.count(self.model, self.points[0].module)
+        site, module, rows = self.points[0].site, self.points[0].module, count_rows(outputs)
+        if not (self.attached and module.active):
+            return False
+        if rows in (None, *site.made) or not site.made or site.compiled or module.streams == "single":
+            return True
+        if any(plain_count(made, module.streams) == rows for made in site.made):
+            return False
+        raise UserError(
+            f"these outputs have {rows} rows, and no forward in training gave as many (but "
+            f"{' or '.join(map(str, sorted(site.made)))}), so plain and related rows cannot be told apart: ask for "
+            f"them right after the forward, before outputs are gathered or joined, and in eval mode for its outputs."
+        )
 
     def stream_losses(self) -> tuple[Tensor, Tensor] | None:
         """The loss of the plain and of the related rows in the last training forward, of detectors that were given

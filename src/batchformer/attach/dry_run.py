@@ -75,11 +75,25 @@ def call_blank(
 
 
 def _blanks(model: nn.Module, images: int, noise: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    if takes_text(model):
+        dummies: Any = model.dummy_inputs
+        args, kwargs = Example(kwargs=dummies).rows(images)
+        yield args, {name: value.to(next(model.parameters()).device) for name, value in kwargs.items()}
+        return
     for shape in _input_shapes(model):
         blank = _blank(model, shape, images)
         generator = torch.Generator().manual_seed(0)
         given = torch.randn(blank.shape, generator=generator).to(blank) if noise else blank
         yield (given,), blank_mask(model, blank)
+
+
+def takes_text(model: nn.Module) -> bool:
+    """Whether a model of transformers takes token ids, of which it has a batch as `dummy_inputs`.
+
+    Models of sound and video have the same `dummy_inputs`, which they do not take.
+    """
+    name = getattr(model, "main_input_name", None)
+    return isinstance(name, str) and name in (getattr(model, "dummy_inputs", None) or {})
 
 
 def _input_shapes(model: nn.Module) -> list[tuple[int, ...]]:

@@ -71,6 +71,8 @@ def plan_in_place(model: nn.Module, plan: InsertionPlan, **settings: Any) -> Ite
     finally:
         hook.remove()
         plan.input_hook.inside = False
+        for insertion in plan.insertions:
+            insertion.forget()
 
 
 def rows_double(model: nn.Module, plan: InsertionPlan, training: bool = False) -> tuple[bool, Exception | None]:

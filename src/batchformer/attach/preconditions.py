@@ -72,8 +72,9 @@ def check_before(model: nn.Module, **only_after: bool) -> None:
     for name, given in only_after.items():
         if given:
             raise UserError(f"{name}=True goes with after=, blocks= or encoder_layers=: leave it out.")
-    if takes_padded_images(model):
+    if takes_padded_images(model) or isinstance(model._modules.get("bbox_predictor"), nn.Module):
+        where = "encoder_layers=[0], as the paper does," if takes_padded_images(model) else "blocks=[0]"  # YOLOS
         raise UserError(
-            f"{type(model).__name__} is a detector, which the second stream enters inside the encoder: say "
-            f"encoder_layers=[0], as the paper does, or after=[paths]."
+            f"{type(model).__name__} is a detector, which the second stream enters inside the encoder: say {where} or "
+            f"after=[paths]."
         )
