@@ -8,6 +8,9 @@ import pytest
 from PIL import Image
 
 from batchformer.cli import main
+from batchformer.errors import UserError
+from batchformer.models.detector_backbone import load_backbone_weights
+from batchformer.tasks.classification.mixing import load_extractor
 
 SMALL = ["--model.backbone", "resnet20", "--data.image_size", "16", "--data.batch_size", "4", "--data.workers", "0",
          "--trainer.precision", "32-true", "--trainer.max_epochs", "1", "--no-analysis"]  # fmt: skip
@@ -158,3 +161,67 @@ class TestParts:
         assert f"{copied / 'test'} is not used: results are those on val" in say(
             "data", "folder-lt", "--data-root", copied
         )[1]  # fmt: skip
+
+
+class TestTrying:
+    def test_a_fast_dev_run_goes_through_and_keeps_nothing(self, say, photos, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        words = ["folder-lt", "--data-root", photos, *SMALL, "--trainer.fast_dev_run", "true"]
+        code, out, err = say("fit", *words)
+        assert code == 0, err
+        assert "nothing was kept" in out
+        assert not list(tmp_path.iterdir())
+        assert "try one out with batchformer fit" in say("compare", *words)[2]
+        assert not list(tmp_path.glob("runs/*/*"))
+
+    @pytest.mark.parametrize(
+        ("option", "told"),
+        [
+            ("--dry-run", "--trainer.fast_dev_run true"),
+            ("--dry_run", "keeps nothing"),
+            ("--print_config", "recipes NAME"),
+        ],
+    )
+    def test_options_known_from_elsewhere_name_ours(self, say, option, told):
+        code, _, err = say("fit", "digits-lt", option)
+        assert code == 2
+        assert f"There is no {option}: " in err
+        assert told in err
+
+
+class TestNoNetwork:
+    @pytest.fixture
+    def waits(self, monkeypatch, tmp_path):
+        """The Hub is at a port where nobody listens; what is returned are the waits of its client."""
+        import huggingface_hub.utils._http as http
+        from huggingface_hub import constants
+
+        seen = []
+        for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        nowhere = "http://127.0.0.1:9"
+        monkeypatch.setattr(constants, "ENDPOINT", nowhere)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", nowhere + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(http.time, "sleep", seen.append)
+        return seen
+
+    def test_pretrained_weights_are_told_to_be_out_of_reach_without_a_wait(self, say, photos, tmp_path, waits):
+        given = [*SMALL, "--model.backbone", "resnet18", "--model.backbone_args.pretrained", "true"]
+        code, _, err = say("fit", "folder-lt", "--data-root", photos, *given, "--out", tmp_path / "run")
+        assert code == 2
+        assert "model.backbone_args.pretrained_cfg_overlay.file" in err
+        assert not (tmp_path / "run").exists()
+        assert waits == []
+
+    def test_so_are_those_of_detectors_and_extractors(self, waits):
+        for fetch, way_out in (
+            (lambda: load_backbone_weights(None, "resnet18", "pretrained"), "--init-from backbone=FILE"),
+            (lambda: load_extractor("resnet18"), "--model.mix.extractor_checkpoint FILE"),
+        ):
+            with pytest.raises(UserError, match=way_out):
+                fetch()
+        assert waits == []
