@@ -161,7 +161,7 @@ def test_predict_reads_images_and_folders(say, tiny_run, tmp_path, monkeypatch):
     with open("predictions.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["path"] for row in rows] == ["one.png", "folder/three.png", "folder/two.jpg"]
-    assert list(rows[0]) == ["path", "class_1", "score_1", "class_2", "score_2", "class_3", "score_3"]
+    assert list(rows[0]) == ["path", "class_1", "score_1", "class_2", "score_2", "class_3", "score_3", "error"]
     for row in rows:
         scores = [float(row[f"score_{k}"]) for k in (1, 2, 3)]
         assert scores == sorted(scores, reverse=True)
@@ -200,6 +200,8 @@ def test_data_describes_a_recipe(say):
     assert code == 0
     assert "10 classes" in out
     assert "imbalance 10" in out
+    assert "many (> 100)" in out
+    assert "many (> 100)" not in say("data", "vit-digits")[1]  # no tail
 
 
 @pytest.mark.parametrize("command", ["fit", "compare", "test", "predict", "export", "report", "recipes", "data"])

@@ -154,6 +154,25 @@ def test_boxes_are_drawn_and_listed_in_terms_of_coco(say, stages, data, tmp_path
         assert not np.array_equal(np.asarray(drawn), np.asarray(plain.resize(drawn.size, Image.Resampling.BICUBIC)))
 
 
+@pytest.mark.parametrize("kind", ["boxes", "segments"])
+def test_nothing_drawn_says_why_and_an_unreadable_image_costs_no_other(say, stages, data, tmp_path, kind):
+    run, out = stages(STAGES[1], "batchformer")[kind == "segments"], tmp_path / "seen"
+    photo = shutil.copy(sorted((data / "val2017").iterdir())[0], tmp_path / "b.jpg")
+    (broken := tmp_path / "a.jpg").write_bytes(b"no image")
+    code, said, err = say("predict", run, broken, photo, "--out", out, "--threshold", 1)
+    assert code == 1
+    assert "1 of 2 images could not be read" in err
+    assert "0 objects drawn on 1 image" in said
+    assert "lower --threshold to see more" in said
+    rows = list(csv.DictReader((out / "predictions.csv").open()))
+    assert (rows[0]["path"], "cannot be read" in rows[0]["error"]) == (str(broken), True)
+    assert {(row["path"], row["error"]) for row in rows[1:]} <= {(str(photo), "")}
+    assert [path.name for path in out.glob("*.png")] == ["b.png"]
+    if kind == "boxes":
+        best = max(rows[1:], key=lambda row: float(row["score"]))
+        assert f"the best score is {float(best['score']):.2g} ({best['class']} in {photo})" in said
+
+
 def test_segments_are_drawn_and_listed_in_the_panoptic_format(say, stages, data, tmp_path):
     out, photo = tmp_path / "seen", sorted((data / "val2017").iterdir())[0]
     code, _, err = say("predict", stages(STAGES[1], "batchformer")[1], photo, "--out", out, "--threshold", 0.1)
@@ -202,7 +221,7 @@ def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):
         ((boxes, photo, "--topk", 3), "which takes: --threshold"),
         ((boxes, photo, "--threshold", 1.5), "from 0 to 1"),
         ((boxes, tmp_path / "nothing.jpg"), "There is no image"),
-        ((boxes, photo, page, "--out", tmp_path / "new"), "page.jpg cannot be read"),
+        ((boxes, photo, page, "--strict", "--out", tmp_path / "new"), "page.jpg cannot be read"),
         ((tiny_run, photo, "--threshold", 0.5), "which takes: --topk"),
     ]:
         code, _, err = say("predict", *arguments)

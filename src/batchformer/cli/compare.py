@@ -113,6 +113,11 @@ def run(args: list[str]) -> int:
                 raise UserError(
                     "compare compares evaluations, and trainer.limit_val_batches 0 leaves none: leave it out."
                 )
+            if config["trainer"].get("fast_dev_run"):
+                raise UserError(
+                    "compare compares whole runs: try one out with batchformer fit and trainer.fast_dev_run, or "
+                    "compare short ones (--trainer.max_epochs 1)."
+                )
             if resume and each.folder.finished:
                 results.append(_kept(each.folder, config, line))
                 continue

@@ -1,6 +1,7 @@
 """``batchformer fit RECIPE``: train one run of a recipe."""
 
 import shlex
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ Train one recipe: a shipped name (batchformer recipes) or a YAML file of your ow
   --overwrite                     start anew in a run folder that exists
   --no-analysis                   leave out the analyses at the end
 
+To try a recipe out: --trainer.fast_dev_run true trains and evaluates one batch and keeps nothing.
 Any field of the recipe: --trainer.max_epochs 3 --trainer.precision bf16-mixed --trainer.devices 2
   --model.batchformer.heads 8 --model.loss.name cross_entropy --data.imbalance 50 --run.checkpoint_every_steps 100
   --model.batchformer.blocks [8] --model.batchformer.variant stable --model.ema 0.9999   (vit-*, deit-*)
@@ -79,6 +81,12 @@ def run(args: list[str]) -> int:
     run_name = "-".join(part for part in (variant, target, f"seed{seed}") if part)
     folder = RunFolder(Path(given.value("out") or f"runs/{name}/{run_name}"))
     config = maker.config(folder, overrides)
+    if config["trainer"].get("fast_dev_run"):
+        with tempfile.TemporaryDirectory() as place:
+            maker.train(RunFolder(Path(place) / "run"), overrides, False)
+        if is_main_process():
+            print("Training and evaluation went through for a batch or so (trainer.fast_dev_run); nothing was kept.")
+        return 0
     if resume and folder.finished:
         if folder.config.is_file():
             refuse_other_settings(folder, config)

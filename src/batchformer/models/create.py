@@ -1,9 +1,14 @@
 """A backbone by name, to be trained; files of weights; and the trained teacher of a distillation."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from jaxtyping import Float
@@ -13,6 +18,7 @@ from batchformer.errors import UserError, did_you_mean
 from batchformer.mix import Renormalize
 from batchformer.models.resnets import resnet10, resnet20, resnet32, resnet44, resnet56
 
+_PATIENCE = 5.0  # seconds for a connection to the Hugging Face Hub
 OWN: dict[str, Callable[..., nn.Module]] = {
     make.__name__: make for make in (resnet10, resnet20, resnet32, resnet44, resnet56)
 }
@@ -28,7 +34,8 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
     try:
         if name in OWN:
             return OWN[name](num_classes=num_classes, **arguments)
-        return timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **arguments})
+        with fetching() if arguments.get("pretrained") else nullcontext():
+            return timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **arguments})
     except TypeError as problem:
         if (unknown := re.search(r"unexpected keyword argument '(\w+)'", str(problem))) is None:
             raise
@@ -46,6 +53,37 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
             "without one, name a file of timm's weights with model.backbone_args.pretrained_cfg_overlay.file, or leave "
             "model.backbone_args.pretrained out."
         ) from problem
+
+
+@contextmanager
+def fetching() -> Iterator[None]:
+    """Without a way to the Hugging Face Hub its local cache alone is asked: it would be tried again for a minute."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not _reachable(constants.ENDPOINT)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _reachable(address: str) -> bool:
+    """Whether the host, or the proxy on the way to it, takes a connection within a few seconds."""
+    proxies = getproxies()
+    place = urlsplit(proxies.get(urlsplit(address).scheme) or proxies.get("all") or address)
+    taken = Event()
+
+    def connect() -> None:
+        with suppress(OSError):
+            port = place.port or (443 if place.scheme == "https" else 80)
+            socket.create_connection((place.hostname or "", port), timeout=_PATIENCE).close()
+            taken.set()
+
+    asking = Thread(target=connect, daemon=True)  # a name server that does not answer knows no timeout
+    asking.start()
+    asking.join(_PATIENCE)
+    return taken.is_set()
 
 
 def read_tensors(file: Path, way_out: str = "give a .pth, .pt or .safetensors file") -> dict[str, Tensor]:

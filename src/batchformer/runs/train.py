@@ -1,6 +1,7 @@
 """One run from start to result.json, or from its last checkpoint to result.json."""
 
 import signal
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,9 @@ def prepare(
     task, data, trainer_keywords, options = parts
     with line.meanwhile("reading the data") if is_main_process() else nullcontext():
         data.setup("fit")
+    if is_main_process():
+        for remark in getattr(data, "remarks", list)():
+            warnings.warn(remark, UserWarning, stacklevel=1)  # shown once for all runs of a comparison
     goes_on = resume and folder.checkpoint.is_file()
     task.restored = goes_on
     task.construct(data)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,21 +14,24 @@ from PIL import Image
 from torch import Tensor
 
 from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics, check_images
-from batchformer.data.images import EXTENSIONS, images_in
+from batchformer.data.images import EXTENSIONS, images_in, passed_over
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.sets.classification import ClassificationData
 from batchformer.errors import UserError
 
+_OTHER_NAMES_OF_VAL = ("valid", "validation", "test", "eval")
+
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files relative to the data set's root, their labels, where they were listed (for messages), and what else
-    is known of every image (domains, pairs ...)."""
+    """Image files relative to the data set's root, their labels, where they were listed (for messages), what else is
+    known of every image (domains, pairs ...), and the endings of other files that lay beside them."""
 
     paths: list[str]
     labels: np.ndarray
     source: str
     fields: dict[str, np.ndarray] = field(default_factory=dict)
+    others: Counter[str] = field(default_factory=Counter)
 
 
 class FileData(ClassificationData):
@@ -74,6 +78,10 @@ class FileData(ClassificationData):
             if not os.path.isfile(first):
                 raise UserError(f"image {first}, the first in {listing.source}, does not exist: check data.root.")
         self._folder = os.path.join(root, "")
+
+    def remarks(self) -> list[str]:
+        others = sum((listing.others for listing in self._listings.values()), Counter[str]())
+        return [*super().remarks(), *([f"{self.root}: {passed_over(others)}"] if others else [])]
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
         from batchformer.data.augment.host import file_transform
@@ -147,8 +155,16 @@ def class_folders(root: str, part: str) -> list[str]:
         above = Path(root).parent
         if Path(root).name in ("train", "val") and (above / part).is_dir():
             raise UserError(f"{root} holds one part of the images only: name the folder above it, {above}.")
+        way_out = ""
+        if part == "val":
+            beside = [name for name in _OTHER_NAMES_OF_VAL if (Path(root) / name).is_dir()]
+            way_out = (
+                f"; rename {Path(root) / beside[0]} to val" if beside else "; move some images of each class there"
+            )
+            way_out += ", since results are measured on images that are not trained on"
         raise UserError(
-            f"there is no folder {folder}: images are expected in {root}/train/<class>/ and {root}/val/<class>/."
+            f"there is no folder {folder}: images are expected in {root}/train/<class>/ and {root}/val/<class>/"
+            f"{way_out}."
         )
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not names:
@@ -163,15 +179,17 @@ def list_images(root: str, part: str, names: list[str], allow_empty: bool = Fals
     """
     paths: list[str] = []
     labels: list[int] = []
+    others: Counter[str] = Counter()
     for label, name in enumerate(names):
         folder = Path(root) / part / name
         above = len(str(folder)) - len(os.path.join(part, name))
-        found = [path[above:] for path in images_in(folder)]  # os.path.relpath of a million files takes a while
+        found = [path[above:] for path in images_in(folder, others)]  # os.path.relpath takes a while
         if not found and part == "train" and not allow_empty:
+            there = f"; {passed_over(others)}" if others else ""
             raise UserError(
-                f"class {name} has no training image in {folder} (looked for {' '.join(EXTENSIONS)}): "
+                f"class {name} has no training image in {folder} (looked for {' '.join(EXTENSIONS)}{there}): "
                 f"add some, or remove the folder."
             )
         paths += found
         labels += [label] * len(found)
-    return Listing(paths, np.array(labels, dtype=np.int64), str(Path(root) / part))
+    return Listing(paths, np.array(labels, dtype=np.int64), str(Path(root) / part), others=others)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from batchformer import mix as bfmix
 from batchformer.errors import UserError, did_you_mean
 from batchformer.mix.base import Images, SoftLabels
 from batchformer.mix.transmix import TransMixed
-from batchformer.models.create import load_file
+from batchformer.models.create import fetching, load_file
 from batchformer.tasks.classification.options import MixOptions
 from batchformer.training.compiling import compile_in_place
 from batchformer.training.reseed import seed_from
@@ -206,7 +207,8 @@ def load_extractor(name: str, checkpoint: str | None = None) -> nn.Module:
     may have to fetch them.
     """
     try:
-        model = _create(name, pretrained=checkpoint is None)
+        with fetching() if checkpoint is None else nullcontext():
+            model = _create(name, pretrained=checkpoint is None)
     except (OSError, RuntimeError) as problem:  # huggingface_hub's and urllib's are OSErrors
         if checkpoint is not None:
             raise

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from batchformer.data.images import check_image, open_image
+from batchformer.data.images import check_image
 from batchformer.errors import UserError
 from batchformer.files import csv_text, write_text
 
@@ -19,7 +19,13 @@ JSON, CSV, SEGMENTS = "predictions.json", "predictions.csv", "segments"
 
 
 def predict_objects(
-    task: Any, images: list[Path], data: Any, out: Path, line: Any, threshold: str | None = None
+    task: Any,
+    images: list[Path],
+    data: Any,
+    out: Path,
+    line: Any,
+    threshold: str | None = None,
+    strict: str | None = None,
 ) -> str:
     """Predict image by image, nothing padded; returns what to tell."""
     sure = _probability(threshold)
@@ -29,24 +35,30 @@ def predict_objects(
     for path, name in zip(images, names, strict=True):
         if path.resolve() == (out / f"{name}.png").resolve():
             raise UserError(f"--out {out} is where {path} is, which would be overwritten: name another folder.")
-        check_image(path)  # before anything is written
-    out.mkdir(parents=True, exist_ok=True)
+        if strict is not None:
+            check_image(path)  # before anything is written
     writer = _writer_of(task, out, sure)
-    drawn = 0
+    drawn = read = 0
     try:
         for done, (path, name, number) in enumerate(zip(images, names, image_ids(images), strict=True)):
             line.update(done / len(images), path.name)
-            picture = open_image(path, upright=True)
+            if (picture := task.read_image(path, strict is not None)) is None:
+                writer.rows.append([str(path), *[""] * (len(writer.columns) - 2), task.unreadable[path]])
+                continue
+            read += 1
+            out.mkdir(parents=True, exist_ok=True)
             drawn += writer.add(number, path, name, picture, predict_one(task, data, picture, sure))
         line.update(1.0, "done", force=True)
     finally:
         line.clear()
+    if not read:
+        raise UserError(next(iter(task.unreadable.values())))
     writer.write()
-    many = f"{len(images)} {'image' if len(images) == 1 else 'images'}"
-    return (
-        f"{drawn} {'object' if drawn == 1 else 'objects'} drawn on {many}: {out}/\n"
-        f"  what was found: {out / JSON} (COCO's format), {out / CSV}"
-    )
+    many = f"{read} {'image' if read == 1 else 'images'}"
+    told = f"{drawn} {'object' if drawn == 1 else 'objects'} drawn on {many}: {out}/"
+    if not drawn:
+        told += f"\n  {writer.why_nothing()}"
+    return f"{told}\n  what was found: {out / JSON} (COCO's format), {out / CSV}"
 
 
 def predict_one(task: Any, data: Any, picture: Any, threshold: float | None = None) -> dict[str, Any]:
@@ -120,7 +132,7 @@ def _writer_of(task: Any, out: Path, threshold: float | None) -> BoxWriter | Seg
 class BoxWriter:
     """Boxes: COCO's list of results (pycocotools' `loadRes` reads it), with the file and class spelled out."""
 
-    columns = ("path", "class", "score", "x", "y", "width", "height")
+    columns = ("path", "class", "score", "x", "y", "width", "height", "error")
 
     def __init__(self, out: Path, names: Sequence[str], identities: Sequence[int], threshold: float) -> None:
         self.out, self.names, self.identities, self.threshold = out, names, identities, threshold
@@ -144,11 +156,20 @@ class BoxWriter:
                     "score": round(score, 6),
                 }
             )
-            self.rows.append([str(path), self.names[label], f"{score:.6f}", *map(str, box)])
+            self.rows.append([str(path), self.names[label], f"{score:.6f}", *map(str, box), ""])
         sure = scores >= self.threshold
         drawing = draw_boxes(picture, boxes[sure], labels[sure].tolist(), self.names, scores[sure].tolist())
         drawing.save(self.out / f"{name}.png")
         return int(sure.sum())
+
+    def why_nothing(self) -> str:
+        best = max(self.entries, key=lambda entry: entry["score"], default=None)
+        if best is None:
+            return "no box was found"
+        return (
+            f"the best score is {best['score']:.2g} ({best['category_name']} in {best['file_name']}), boxes are drawn "
+            f"from {self.threshold:g} on: lower --threshold to see more"
+        )
 
     def write(self) -> None:
         write_text(self.out / JSON, _json_lines(self.entries))
@@ -158,7 +179,7 @@ class BoxWriter:
 class SegmentWriter:
     """Segments: COCO's panoptic format, a JSON file and a PNG of ids for each image."""
 
-    columns = ("path", "segment", "class", "kind", "score", "area")
+    columns = ("path", "segment", "class", "kind", "score", "area", "error")
 
     def __init__(self, out: Path, names: Sequence[str], identities: Sequence[int], is_thing: Sequence[bool]) -> None:
         self.out, self.names, self.identities, self.is_thing = out, names, identities, is_thing
@@ -192,11 +213,14 @@ class SegmentWriter:
                 }
             )
             kind = "thing" if self.is_thing[label] else "stuff"
-            self.rows.append([str(path), str(info["id"]), self.names[label], kind, f"{score:.6f}", str(area)])
+            self.rows.append([str(path), str(info["id"]), self.names[label], kind, f"{score:.6f}", str(area), ""])
         self.images.append({"id": number, "file_name": str(path), "height": ids.shape[0], "width": ids.shape[1]})
         self.entries.append({"image_id": number, "file_name": f"{name}.png", "segments_info": segments})
         draw_segments(picture, ids, infos, self.names).save(self.out / f"{name}.png")
         return len(infos)
+
+    def why_nothing(self) -> str:
+        return "no query is sure enough of a segment: lower --threshold to see more"
 
     def write(self) -> None:
         categories = [

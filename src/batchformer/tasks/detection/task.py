@@ -65,7 +65,10 @@ class Detection(NetworkTask):
     measures = DETECTION
     checkpoint_key_of_0_1 = "detection"
     data_class: ClassVar[type] = DetectionData
-    predict_options: ClassVar[Mapping[str, str]] = {"threshold": "from which score on a box is drawn (0.5)"}
+    predict_options: ClassVar[Mapping[str, str]] = {
+        "threshold": "from which score on a box is drawn (0.5)",
+        "strict": "stop at the first image that cannot be read",
+    }
 
     def __init__(
         self,
@@ -266,7 +269,7 @@ class Detection(NetworkTask):
 
     def predict(self, images: list[Path], data: Any, out: Path | None, line: Any, **options: str) -> str:
         """A folder with one picture per image, and files that say what was found in COCO's format: see `predict`."""
-        return predict_objects(self, images, data, out or Path("predictions"), line, options.get("threshold"))
+        return predict_objects(self, images, data, out or Path("predictions"), line, **options)
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:
         metadata = {
