@@ -79,10 +79,12 @@ def test_a_model_whose_only_part_is_called_module_is_itself_when_attached_to() -
 @pytest.mark.parametrize("place", PLACES, ids=["before", "after"])
 def test_state_dicts_become_plain_wherever_the_module_is_kept(place: dict) -> None:
     model = Net()
+    keys = list(model.state_dict())
     attachment = bf.attach(model, variant="stable", layers=2, **place)
     file = bf.plain_state_dict(model.state_dict())
     assert list(file) == list(attachment.plain_state_dict())
     assert file == bf.plain_state_dict(file)
+    assert bf.plain_state_dict({key: value for key, value in model.state_dict().items() if key not in keys}) == {}
 
 
 def test_a_module_inside_a_sequential_inside_a_task_is_taken_out() -> None:

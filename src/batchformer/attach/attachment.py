@@ -168,7 +168,7 @@ def plain_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     plain = {key: value for key, value in state_dict.items() if not _OWN_KEY.search(key)}
     for inner in _WRAPPED[:2]:
         plain = {key.replace(f"{inner}.", ""): value for key, value in plain.items()}
-    while all(key.startswith("module.") for key in plain if key != "n_averaged"):
+    while plain and all(key.startswith("module.") for key in plain if key != "n_averaged"):
         plain = {key.removeprefix("module."): value for key, value in plain.items() if key != "n_averaged"}
     return plain
 
