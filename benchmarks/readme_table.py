@@ -11,7 +11,7 @@ from batchformer.report.comparison import DEFAULT_PAIR, compare_runs, format_dif
 from batchformer.report.provenance import caveats
 from batchformer.report.runs import by_recipe, load_runs
 from batchformer.report.tables import verdict
-from benchmarks._markdown import one_digit
+from benchmarks._markdown import between_markers, one_digit
 from benchmarks.paper import MAIN, STUDIES
 from benchmarks.studies import WANTED_SEEDS, Study, Variant, find_studies, held_to, missing_from
 from benchmarks.study_section import CAPTION, picture_name
@@ -86,11 +86,7 @@ def _table(*rows: Sequence[str]) -> str:
 
 
 def with_table(text: str, table: str, name: str = "README.md") -> str:
-    """The text with the table between the markers; everything outside stays."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise UserError(f"{name} must have {BEGIN} and, after it, {END}, each once: the table goes between them.")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+    return between_markers(text, table, BEGIN, END, name)
 
 
 def main(arguments: Sequence[str]) -> int:
