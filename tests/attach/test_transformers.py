@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import batchformer as bf
 from batchformer.errors import UserError
 
+from ..behaviour.cases import BEYOND_CASES, Case, without_randomness
 from . import small_detectors
 
 transformers = pytest.importorskip("transformers")
@@ -133,6 +134,41 @@ def test_a_model_of_ones_own_with_labels_in_its_forward_is_served_as_well() -> N
 )
 def test_blocks_have_their_place(kind: str, paths: tuple[str, ...]) -> None:
     assert bf.attach(build(kind), blocks="all", heads=2).paths == paths
+
+
+def beyond(name: str) -> Case:
+    return next(case for case in BEYOND_CASES if name in case.name)
+
+
+@pytest.mark.parametrize("name", ["DistilBert", "DistilBertForSequenceClassification-after", "VideoMAE", "Segformer"])
+def test_labels_of_texts_videos_and_pixels_follow_the_streams(name: str) -> None:
+    case = beyond(name)
+    model = without_randomness(case.model()).train()
+    attachment = case.attach(model, dropout=0.0)
+    labels = torch.arange(3) if name != "Segformer" else torch.randint(7, (3, 64, 64))
+    outputs = model(case.images(), labels=labels)
+    assert len(outputs.logits) == 2 * len(labels)
+    logits = [attachment.plain(outputs).logits, attachment.related(outputs).logits]
+    if name == "Segformer":
+        logits = [F.interpolate(one, labels.shape[-2:], mode="bilinear", align_corners=False) for one in logits]
+    torch.testing.assert_close(outputs.loss, sum(F.cross_entropy(one, labels) for one in logits) / 2)
+
+
+def test_a_text_model_that_does_not_take_its_dummy_inputs_is_asked_for_an_example() -> None:
+    model = beyond("Bert").model()
+    model.bert.embeddings.word_embeddings = nn.Embedding(3, 16)  # their token ids go up to 7
+    with pytest.raises(UserError, match=r"did not take its own dummy_inputs.*example_inputs="):
+        bf.attach(model, after="bert.encoder.layer.0")
+    bf.attach(model, after="bert.encoder.layer.0", example_inputs={"input_ids": torch.tensor([[0, 1], [2, 1]])})
+
+
+def test_a_layer_that_is_left_out_by_chance_is_told() -> None:
+    case = beyond("Wav2Vec2ForSequenceClassification-after")
+    model = case.model().train()
+    case.attach(model)
+    model.config.layerdrop = 1.0
+    with pytest.raises(UserError, match="without calling the layer"):
+        model(case.images())
 
 
 def test_a_timm_model_inside_transformers_is_found() -> None:
