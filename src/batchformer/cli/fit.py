@@ -74,7 +74,7 @@ def run(args: list[str]) -> int:
     kept = ("name", "method", "variant", SEED_OF_LIGHTNING, "seed", "init-from", "no-analysis")
     again = f"batchformer fit {words_again(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
-    overrides = [*_variant(cli, file, given), *overrides]
+    overrides = [*_variant(cli, file, given, overrides), *overrides]
     first = cli.load(file, overrides)
     variant, seed = variant_of(first), first["model"]["seed"]
     target = first["data"].get("init_args", {}).get("target")
@@ -105,16 +105,27 @@ def run(args: list[str]) -> int:
     return 0
 
 
-def _variant(cli: Any, file: Path, given: Arguments) -> list[tuple[str, str]]:
-    """The keys of the variant that was asked for, the last one if it was named twice; none without it."""
-    if not given.flag("variant"):
-        return []
-    cli.load(file)
-    known, (name, changed) = cli.variants, list(variants_on_the_line(given.values["variant"]).items())[-1]
-    if not changed and name not in known:
-        hint = did_you_mean(name, known) or f" There are: {', '.join(known)}."
-        raise UserError(f"{file.stem} has no variant {name}.{hint}")
-    return [*known.get(name, []), *changed, ("run.variant", name), ("run.reference", next(iter(known)))]
+def _variant(cli: Any, file: Path, given: Arguments, overrides: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The keys of the variant that was asked for, the last one if it was named twice.
+
+    Without `--variant` the recipe is trained as it is, under the name of the variant that it then is, if it is one.
+    """
+    as_it_is = cli.load(file, [] if given.flag("variant") else overrides)
+    known = cli.variants
+    if given.flag("variant"):
+        name, changed = list(variants_on_the_line(given.values["variant"]).items())[-1]
+        if not changed and name not in known:
+            hint = did_you_mean(name, known) or f" There are: {', '.join(known)}."
+            raise UserError(f"{file.stem} has no variant {name}.{hint}")
+        changed = [*known.get(name, []), *changed]
+    elif given.flag("method") or all(keys == [("model.method", each)] for each, keys in known.items()):
+        return []  # the method is its name
+    else:
+        same = [each for each, keys in known.items() if cli.load(file, [*overrides, *keys]) == as_it_is]
+        if len(same) != 1 or as_it_is["run"].get("variant"):
+            return []
+        name, changed = same[0], []
+    return [*changed, ("run.variant", name), ("run.reference", next(iter(known)))]
 
 
 def _show(folder: RunFolder) -> None:

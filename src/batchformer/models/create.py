@@ -18,7 +18,7 @@ from batchformer.errors import UserError, did_you_mean
 from batchformer.mix import Renormalize
 from batchformer.models.resnets import resnet10, resnet20, resnet32, resnet44, resnet56
 
-_PATIENCE = 5.0  # seconds for a connection to the Hugging Face Hub
+_PATIENCE = 3.0  # seconds for a connection to the Hugging Face Hub
 OWN: dict[str, Callable[..., nn.Module]] = {
     make.__name__: make for make in (resnet10, resnet20, resnet32, resnet44, resnet56)
 }

@@ -133,9 +133,8 @@ class Task(L.LightningModule):
         return (torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(0)),)
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:
-        """(metadata of the file, expression that makes the plain network, imports it needs)."""
-        kind = type(self)
-        return {}, f"{kind.__name__}(...).plain_network()", f"from {kind.__module__} import {kind.__name__}"
+        """(metadata of the file, expression that makes the plain network, imports it needs); from the run if empty."""
+        return {}, "", ""
 
     def predict(self, images: list[Path], data: Any, out: Path | None, line: Any, **options: str) -> str:
         """Predict on a user's images and write files; returns what to tell. `line` shows progress."""

@@ -131,7 +131,7 @@ def read_instances(
     image_ids = values(entries, "image_id", "annotation", path)
     owner = positions(image_ids, [image[0] for image in images], "image", names, path)
     per_box = read_per_box(entries, "annotation", names, own, categories, path)
-    return make_scenes(str(path), str(Path(root) / folder), images, owner, names, **per_box), categories
+    return make_scenes(str(path), str(Path(root) / folder), images, owner, names, False, **per_box), categories
 
 
 def read_per_box(

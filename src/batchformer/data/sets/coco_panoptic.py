@@ -104,7 +104,7 @@ def read_panoptic(
     coco.values(segments, "area", "segment", path)  # one without it is refused: a segment is no box
     per_box = coco.read_per_box(segments, "segment", names, own, categories, path)
     chosen = [all_images[of_image[k]] for k in order]
-    scenes = make_scenes(str(path), str(Path(root) / images), chosen, owner, names, keep_negative=True, **per_box)
+    scenes = make_scenes(str(path), str(Path(root) / images), chosen, owner, names, True, **per_box)
     return PanopticScenes(
         **{field.name: getattr(scenes, field.name) for field in fields(scenes)},
         segment_ids=coco.numbers(coco.values(segments, "id", "segment", path), "id", names, path).astype(np.int64),
