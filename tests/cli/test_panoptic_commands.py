@@ -217,6 +217,7 @@ def test_the_example_draws_two_runs_for_the_report(say, stages, data, monkeypatc
     file = Path(__file__).parents[2] / "examples" / "detection_pictures.py"
     spec = importlib.util.spec_from_file_location("detection_pictures_example", file)
     example = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, example)  # where its dataclass looks for its own module
     spec.loader.exec_module(example)
 
     def draw(*arguments):
