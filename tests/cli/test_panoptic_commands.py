@@ -236,6 +236,7 @@ def test_the_example_draws_two_runs_for_the_report(say, stages, data, monkeypatc
     file = Path(__file__).parents[2] / "examples" / "detection_pictures.py"
     spec = importlib.util.spec_from_file_location("detection_pictures_example", file)
     example = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, example)  # where its dataclass looks for its own module
     spec.loader.exec_module(example)
 
     def draw(*arguments):
@@ -246,10 +247,10 @@ def test_the_example_draws_two_runs_for_the_report(say, stages, data, monkeypatc
     draw(*both, "--images", 2)
     assert "Mean on objects" in capsys.readouterr().out
     index = json.loads((both[1] / "detection" / "pictures.json").read_text())
-    assert [entry["file"] for entry in index] == ["masks.png", "batch-attention.png"]
+    assert [entry["file"] for entry in index] == ["masks.png", "batch-attention.png", "features.png"]
     code, _, err = say("report", both[1], "--out", tmp_path / "page.html")
     assert code == 0, err
-    assert (tmp_path / "page.html").read_text().count("data:image/png;base64,") == 2
+    assert (tmp_path / "page.html").read_text().count("data:image/png;base64,") == 3
     draw(*both, "--photos", data / "val2017", "--images", 1, "--out", tmp_path / "own")
     assert [path.name for path in (tmp_path / "own").glob("*.png")] == [
         "masks.png"
