@@ -125,6 +125,18 @@ def test_weights_that_lack_one_tensor_or_have_one_of_another_shape_are_refused(t
         load_weights(net, "network", str(file), attached=False)
 
 
+def test_a_task_that_expects_a_checkpoint_asks_for_no_other_weights(tmp_path):
+    """They may be gone by the time a run is tested."""
+    tasks = [LongTailed("resnet20", backbone_args={"widths": [4, 8]}, method="baseline") for _ in range(2)]
+    for task in tasks:
+        task.init_from = {"network": str(tmp_path / "gone.pth")}
+    with pytest.raises(UserError, match=r"there is no file .*gone\.pth"):
+        tasks[0].construct(info(COUNTS))
+    tasks[1].expect_checkpoint()
+    tasks[1].construct(info(COUNTS))
+    assert tasks[1].built
+
+
 def test_a_foreign_checkpoint_is_refused():
     with pytest.raises(UserError, match="LongTailed"):
         LongTailed().on_load_checkpoint({"state_dict": {}})

@@ -4,9 +4,11 @@ from itertools import pairwise
 
 import lightning as L
 import pytest
+import torch
 
 from batchformer.errors import UserError
 from batchformer.tasks import LongTailed, OptimizerOptions, ScheduleOptions
+from batchformer.training.optimizers import set_lr
 from batchformer.training.schedules import lr_factor
 
 from ..tasks.conftest import TinyData, make_trainer
@@ -73,6 +75,13 @@ def test_the_module_has_its_own_group_and_every_parameter_is_in_one():
     assert sorted(network + module) == sorted(id(p) for p in task.net.parameters())
     for group in trainer.optimizers[0].param_groups:
         assert (group["weight_decay"], group["momentum"], group["nesterov"]) == (5e-4, 0.8, True)
+
+
+def test_groups_without_a_factor_of_their_own_get_the_learning_rate_itself():
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], **factor} for factor in ({}, {"lr_factor": 0.5})]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    set_lr(optimizer, 0.2, fused=False)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.1]
 
 
 def test_cosine_without_an_end_is_refused():
