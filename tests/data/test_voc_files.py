@@ -109,3 +109,10 @@ def test_a_damaged_annotation_is_named(root):
 def test_an_empty_list_is_named(root):
     (root / "ImageSets" / "Main" / "trainval.txt").write_text("\n")
     assert "trainval.txt lists no image" in sentence(root)
+
+
+@pytest.mark.parametrize("stem", ["../../secret", "/secret"])
+def test_an_image_outside_the_root_is_refused_and_its_line_named(root, stem):
+    listing = root / "ImageSets/Main/trainval.txt"
+    listing.write_text(f"{listing.read_text()}\n{stem}\n")
+    assert f"{listing}, line 26, names {stem}, which is outside of {root}" in sentence(root)
