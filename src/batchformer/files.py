@@ -61,6 +61,14 @@ def refuse_unwritable(path: Path) -> None:
         raise UserError(f"{path} could not be written: {reason}; choose another place.")
 
 
+def refuse_to_replace(path: Path, is_ours: Callable[[bytes], bool]) -> None:
+    """Refuse a file that is there, unless its content says that an earlier command of the same kind wrote it."""
+    if path.is_file() and path.stat().st_size and not is_ours(path.read_bytes()):
+        raise UserError(
+            f"{path} was not written by this command and is not replaced: remove it, or give another --out."
+        )
+
+
 def write_text(path: Path, text: str) -> None:
     """As UTF-8; names of files that are not, which Python reads all the same, are written as they are on the disk."""
     write_atomically(path, lambda file: file.write(text.encode(errors="surrogateescape")))

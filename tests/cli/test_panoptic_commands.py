@@ -140,7 +140,9 @@ def test_a_run_goes_on_after_the_detector_it_began_with_is_gone(say, stages, dat
 
 def test_boxes_are_drawn_and_listed_in_terms_of_coco(say, stages, data, tmp_path):
     out, photos = tmp_path / "seen", sorted((data / "val2017").iterdir())[:2]
-    code, said, err = say("predict", stages(STAGES[1], "batchformer")[0], *photos, "--out", out, "--threshold", 0.1)
+    command = ("predict", stages(STAGES[1], "batchformer")[0], *photos, "--out", out, "--threshold", 0.1)
+    assert say(*command)[0] == 0
+    code, said, err = say(*command)  # its own files it replaces
     assert code == 0, err
     assert "on 2 images" in said
     entries = json.loads((out / "predictions.json").read_text())
@@ -175,7 +177,9 @@ def test_nothing_drawn_says_why_and_an_unreadable_image_costs_no_other(say, stag
 
 def test_segments_are_drawn_and_listed_in_the_panoptic_format(say, stages, data, tmp_path):
     out, photo = tmp_path / "seen", sorted((data / "val2017").iterdir())[0]
-    code, _, err = say("predict", stages(STAGES[1], "batchformer")[1], photo, "--out", out, "--threshold", 0.1)
+    command = ("predict", stages(STAGES[1], "batchformer")[1], photo, "--out", out, "--threshold", 0.1)
+    assert say(*command)[0] == 0
+    code, _, err = say(*command)  # its own files it replaces
     assert code == 0, err
     content = json.loads((out / "predictions.json").read_text())
     (entry,) = content["annotations"]
@@ -215,7 +219,10 @@ def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):
     Image.new("RGB", (40, 30), 77).save(photo)
     (page := tmp_path / "page.jpg").write_text("<html>not found</html>")
     before = photo.read_bytes()
+    (tmp_path / "album").mkdir()
+    drawn = Path(shutil.copy(photo, tmp_path / "album"))
     for arguments, words in [
+        ((boxes, photo, "--out", drawn.parent), f"{drawn} was not written by this command"),
         ((boxes, photo, "--out", tmp_path), "would be overwritten"),
         ((boxes, photo, "--out", photo), "is a file"),
         ((boxes, photo, "--topk", 3), "which takes: --threshold"),
@@ -227,7 +234,7 @@ def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):
         code, _, err = say("predict", *arguments)
         assert code == 2
         assert words in err
-    assert photo.read_bytes() == before
+    assert photo.read_bytes() == drawn.read_bytes() == before
     assert not (tmp_path / "new").exists()
 
 

@@ -27,6 +27,7 @@ from batchformer.files import write_json
 from batchformer.metrics.measures import measures_of, with_current_names
 from batchformer.recipes import find_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
+from batchformer.runs.lock import locked
 
 _GIVEN_BY_COMPARE = ("model.method", "model.seed", "data.seed", "data.init_args.seed")
 HELP = """
@@ -107,23 +108,24 @@ def run(args: list[str]) -> int:
             _clear(out, folders)
 
     try:
-        for index, each in enumerate(planned):
-            line.begin_run(index, each.label)
-            config = maker.config(each.folder, each.overrides)
-            if config["trainer"].get("limit_val_batches") == 0:
-                raise UserError(
-                    "compare compares evaluations, and trainer.limit_val_batches 0 leaves none: leave it out."
-                )
-            if config["trainer"].get("fast_dev_run"):
-                raise UserError(
-                    "compare compares whole runs: try one out with batchformer fit and trainer.fast_dev_run, or "
-                    "compare short ones (--trainer.max_epochs 1)."
-                )
-            if resume and each.folder.finished:
-                results.append(_kept(each.folder, config, line))
-                continue
-            results.append(maker.train(each.folder, each.overrides, False, clear if index == 0 else None))
-            _free_memory()
+        with locked(each.folder for each in planned if not (resume and each.folder.finished)):
+            for index, each in enumerate(planned):
+                line.begin_run(index, each.label)
+                config = maker.config(each.folder, each.overrides)
+                if config["trainer"].get("limit_val_batches") == 0:
+                    raise UserError(
+                        "compare compares evaluations, and trainer.limit_val_batches 0 leaves none: leave it out."
+                    )
+                if config["trainer"].get("fast_dev_run"):
+                    raise UserError(
+                        "compare compares whole runs: try one out with batchformer fit and trainer.fast_dev_run, or "
+                        "compare short ones (--trainer.max_epochs 1)."
+                    )
+                if resume and each.folder.finished:
+                    results.append(_kept(each.folder, config, line))
+                    continue
+                results.append(maker.train(each.folder, each.overrides, False, clear if index == 0 else None))
+                _free_memory()
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
         raise KeyboardInterrupt(f"stopped; go on with: {program()} compare {shlex.join(words)} --resume") from None

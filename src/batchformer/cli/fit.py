@@ -24,6 +24,7 @@ from batchformer.cli.training import (
 from batchformer.errors import UserError, did_you_mean
 from batchformer.recipes import find_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
+from batchformer.runs.lock import locked
 
 HELP = """
 batchformer fit RECIPE [options] [--key value ...]
@@ -96,7 +97,8 @@ def run(args: list[str]) -> int:
         return 0
     line.begin_run(0, " ".join(part for part in (variant, target, f"seed {seed}") if part))
     try:
-        maker.train(folder, overrides, given.flag("overwrite"))
+        with locked([folder]):
+            maker.train(folder, overrides, given.flag("overwrite"))
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
         raise KeyboardInterrupt(f"stopped; go on with: {program()} fit {shlex.join(words)} --resume") from None

@@ -11,6 +11,7 @@ from batchformer.report.comparison import DEFAULT_PAIR, Comparison, compare_runs
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.sections import html_cell, recipe_section
 
+MADE_BY = "Made by <code>batchformer report</code>"
 _PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -29,7 +30,7 @@ $style</style>
 <p class="lede">$lede</p>
 $navigation</header>
 $overview$sections
-<footer>Made by <code>batchformer report</code> from result files; nothing on this page was typed in by hand.</footer>
+<footer>$made_by from result files; nothing on this page was typed in by hand.</footer>
 </main>
 </body>
 </html>
@@ -52,6 +53,7 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
     names = {recipe: f"recipe-{number}" for number, recipe in enumerate(recipes, 1)}
     links = "".join(f'<li><a href="#{name}">{escape(words)}</a></li>' for words, name in names.items())
     return _PAGE.substitute(
+        made_by=MADE_BY,
         title=escape(title or _title(runs, list(recipes))),
         style=files("batchformer.report").joinpath("page.css").read_text(encoding="utf-8"),
         lede=escape(_lede(runs, len(recipes))),

@@ -16,7 +16,7 @@ from batchformer.data import ClassificationData
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.errors import UserError
-from batchformer.files import csv_text, refuse_unwritable, write_text
+from batchformer.files import csv_text, refuse_to_replace, refuse_unwritable, write_text
 from batchformer.metrics import ShotAccuracy
 from batchformer.models.create import OWN
 from batchformer.training.network_task import NetworkTask
@@ -127,6 +127,7 @@ class ClassifierTask(NetworkTask):
         """
         out = out or Path("predictions.csv")
         refuse_unwritable(out)  # thousands of images may lie between here and the writing
+        refuse_to_replace(out, lambda content: content.startswith(b"path,class_1,score_1"))
         names = [str(name) for name in self.data_info.classes]
         top = min(_whole_number("topk", options.get("topk", "5")), len(names))
         rows = []

@@ -18,6 +18,7 @@ from batchformer.data.images import open_image
 from batchformer.data.sets import coco
 from batchformer.data.sets.boxes import Categories, DetectionSamples, Sample, Scenes, Transform, box_target, make_scenes
 from batchformer.data.sets.detection import DetectionData
+from batchformer.data.sets.files import refuse_outside
 from batchformer.data.sets.miniature import THINGS, TRAIN_SCENES, VAL_SCENES, GeneratedScene, draw_scene
 from batchformer.errors import UserError
 
@@ -86,10 +87,11 @@ def read_panoptic(
     files, listed, image_ids = (
         coco.values(entries, key, "annotation", path) for key in ("file_name", "segments_info", "image_id")
     )
-    for file, segments in zip(files, listed, strict=True):
+    for file, segments, identity in zip(files, listed, image_ids, strict=True):
         if not isinstance(segments, list) or not all(isinstance(segment, dict) for segment in segments):
             raise UserError(f"{path}: 'segments_info' of {file} is not a list of segments.")
-    all_images = coco.read_images(content, path)
+        refuse_outside(str(file), root, f"{path}, the annotation of image {identity},", segmentations)
+    all_images = coco.read_images(content, path, root, images)
     of_image = coco.positions(image_ids, [image[0] for image in all_images], "image", files, path)
     order = np.argsort(of_image, kind="stable")
     if len(np.unique(of_image)) != len(of_image):

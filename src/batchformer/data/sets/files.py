@@ -125,13 +125,32 @@ def read_lines(path: Path) -> list[str]:
         raise UserError(f"{path} cannot be read as text ({error}).") from error
 
 
-def read_pairs(path: Path, pair: Callable[[str], tuple[str, int] | None], expected: str) -> Listing:
+def refuse_outside(file: str, root: str | Path, source: str, folder: str = "") -> None:
+    """Refuse an image outside the data root: a list of somebody else's could name any file of this machine.
+
+    `file` is relative to `folder` in `root`, which is a setting and may be anywhere; `source` says who names it.
+    """
+    if ".." not in file and not os.path.isabs(file):  # nearly all, of a million
+        return
+    place = os.path.abspath(os.path.join(root, folder, file))
+    allowed = {
+        look(os.path.join(root, inside)) for look in (os.path.abspath, os.path.realpath) for inside in ("", folder)
+    }
+    if not any(place.startswith(os.path.join(base, "")) for base in allowed):
+        raise UserError(
+            f"{source} names {file[:200]}, which is outside of {root}: put the images there, or set data.root to a "
+            f"folder that holds them all."
+        )
+
+
+def read_pairs(path: Path, pair: Callable[[str], tuple[str, int] | None], expected: str, root: str | Path) -> Listing:
     """An image on each line, which `pair` makes (path, label) of; one it makes nothing of is named, empty ones not."""
     pairs = []
     for number, line in enumerate(read_lines(path), 1):
         if line.strip():
             if (found := pair(line)) is None:
                 raise UserError(f"{path}, line {number}: expected {expected}, found {line.strip()[:80]!r}.")
+            refuse_outside(found[0], root, f"{path}, line {number},")
             pairs.append(found)
     if not pairs:
         raise UserError(f"{path} lists no image.")

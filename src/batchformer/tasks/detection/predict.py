@@ -11,11 +11,12 @@ import torch
 
 from batchformer.data.images import check_image
 from batchformer.errors import UserError
-from batchformer.files import csv_text, write_text
+from batchformer.files import csv_text, refuse_to_replace, write_text
 
 MOST_BOXES = 100  # of an image in the files, as COCO's evaluation counts them
 DRAWN_FROM = 0.5
 JSON, CSV, SEGMENTS = "predictions.json", "predictions.csv", "segments"
+_MARK = "batchformer predict"  # in the pictures, by which those of an earlier prediction are known
 
 
 def predict_objects(
@@ -37,6 +38,7 @@ def predict_objects(
             raise UserError(f"--out {out} is where {path} is, which would be overwritten: name another folder.")
         if strict is not None:
             check_image(path)  # before anything is written
+    _refuse_what_is_not_ours(out, names)
     writer = _writer_of(task, out, sure)
     drawn = read = 0
     try:
@@ -59,6 +61,25 @@ def predict_objects(
     if not drawn:
         told += f"\n  {writer.why_nothing()}"
     return f"{told}\n  what was found: {out / JSON} (COCO's format), {out / CSV}"
+
+
+def _refuse_what_is_not_ours(out: Path, names: Sequence[str]) -> None:
+    columns = tuple(",".join(kind.columns).encode() for kind in (BoxWriter, SegmentWriter))
+    refuse_to_replace(out / CSV, lambda content: content.startswith(columns))
+    refuse_to_replace(
+        out / JSON, lambda content: content.startswith((b'[\n{"image_id"', b"[\n\n]", b'{\n "images": ['))
+    )
+    for name in names:
+        for folder in (out, out / SEGMENTS):
+            refuse_to_replace(folder / f"{name}.png", lambda content: _MARK.encode() in content)
+
+
+def _save(picture: Any, path: Path) -> None:
+    from PIL.PngImagePlugin import PngInfo
+
+    note = PngInfo()
+    note.add_text("Software", _MARK)
+    picture.save(path, pnginfo=note)
 
 
 def predict_one(task: Any, data: Any, picture: Any, threshold: float | None = None) -> dict[str, Any]:
@@ -159,7 +180,7 @@ class BoxWriter:
             self.rows.append([str(path), self.names[label], f"{score:.6f}", *map(str, box), ""])
         sure = scores >= self.threshold
         drawing = draw_boxes(picture, boxes[sure], labels[sure].tolist(), self.names, scores[sure].tolist())
-        drawing.save(self.out / f"{name}.png")
+        _save(drawing, self.out / f"{name}.png")
         return int(sure.sum())
 
     def why_nothing(self) -> str:
@@ -189,13 +210,15 @@ class SegmentWriter:
 
     def add(self, number: int, path: Path, name: str, picture: Any, objects: dict[str, Any]) -> int:
         import numpy as np
+        from PIL import Image
 
         from batchformer.data.drawing import draw_segments
-        from batchformer.data.sets.coco_panoptic import write_segment_ids
+        from batchformer.data.sets.coco_panoptic import colours_of_ids
 
         ids, infos = objects["segmentation"], objects["segments_info"]
         (self.out / SEGMENTS).mkdir(exist_ok=True)
-        write_segment_ids(self.out / SEGMENTS / f"{name}.png", ids.astype(np.int64))
+        colours = Image.fromarray(colours_of_ids(ids.astype(np.int64)))
+        _save(colours, self.out / SEGMENTS / f"{name}.png")
         segments = []
         for info in infos:
             rows, columns = np.nonzero(ids == info["id"])
@@ -216,7 +239,7 @@ class SegmentWriter:
             self.rows.append([str(path), str(info["id"]), self.names[label], kind, f"{score:.6f}", str(area), ""])
         self.images.append({"id": number, "file_name": str(path), "height": ids.shape[0], "width": ids.shape[1]})
         self.entries.append({"image_id": number, "file_name": f"{name}.png", "segments_info": segments})
-        draw_segments(picture, ids, infos, self.names).save(self.out / f"{name}.png")
+        _save(draw_segments(picture, ids, infos, self.names), self.out / f"{name}.png")
         return len(infos)
 
     def why_nothing(self) -> str:
