@@ -50,13 +50,14 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# What is written from results/*.json and the recipes: the numbers in the docs, the page, the table of the README.
+# What is written from results/*.json, the recipes and the behaviour suite: numbers in the docs, the page, the tables.
 results: install
 	$(BIN)/python -m benchmarks.results_page results docs/results.md
 	$(BIN)/batchformer report results/cifar100-lt-100 results/cifar100-lt-200 --out docs/report.html
 	$(BIN)/python -m benchmarks.readme_table results README.md
 	$(BIN)/python -m benchmarks.stability_page .
 	$(BIN)/python -m benchmarks.recipes_page docs/recipes.md
+	$(BIN)/python -m benchmarks.models_table README.md docs/attach.md
 
 # The lock names versions only: no index addresses.
 lock: install

@@ -11,7 +11,7 @@ from batchformer.errors import UserError
 from batchformer.report.comparison import format_difference, signed
 from batchformer.report.runs import by_recipe, load_runs
 from batchformer.report.statistics import PairedDifference
-from benchmarks._markdown import markdown
+from benchmarks._markdown import between_markers, markdown
 from benchmarks.paper import MAIN
 from benchmarks.studies import Study, Variant
 
@@ -93,11 +93,7 @@ def _read(difference: PairedDifference | None) -> str:
 
 
 def with_table(text: str, table: str, name: str = "README.md") -> str:
-    """The text with the table between the markers; everything outside stays."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise UserError(f"{name} must have {BEGIN} and, after it, {END}, each once: the table goes between them.")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+    return between_markers(text, table, BEGIN, END, name)
 
 
 def main(arguments: Sequence[str]) -> int:

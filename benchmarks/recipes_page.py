@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from batchformer.errors import UserError
 from batchformer.metrics import measures
 from batchformer.recipes import About, PaperRow, about, find_recipe, read_recipe, recipe_groups, recipe_names
+from benchmarks._markdown import between_markers
 
 BEGIN = "<!-- recipes: written by python -m benchmarks.recipes_page docs/recipes.md -->"
 END = "<!-- end of recipes -->"
@@ -112,10 +112,7 @@ def _cell(text: str) -> str:
 
 def with_tables(text: str) -> str:
     """The page with the tables between the markers; everything outside stays."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise UserError(f"The page must have {BEGIN} and, after it, {END}, each once: the tables go between them.")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{recipes_tables()}\n\n{END}{rest.split(END)[1]}"
+    return between_markers(text, f"\n{recipes_tables()}\n", BEGIN, END, "recipes.md")
 
 
 def main(arguments: Sequence[str]) -> int:

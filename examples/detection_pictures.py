@@ -1,4 +1,4 @@
-"""Boxes or masks with and without BatchFormerV2 side by side, and where the images of a batch look (V2's Figs. 5, 6).
+"""Detectors with and without BatchFormerV2: boxes or masks, where images look, features (V2's Figs. 6, 5 and 8).
 
     python examples/detection_pictures.py                        rectangles of stripes, detectors trained for seconds
     python examples/detection_pictures.py BASELINE_RUN BATCHFORMER_RUN --data-root DIR [--part train]
@@ -45,6 +45,8 @@ from batchformer.analysis.drawing import (
     to_pictures,
     write_index,
 )
+from batchformer.analysis.features import features_over_scenes, relative_change
+from batchformer.analysis.pictures import FEATURES_CAPTION, draw_features
 from batchformer.data import CocoDetection
 from batchformer.data.drawing import draw_boxes, draw_segments
 from batchformer.data.images import images_in, open_image
@@ -240,7 +242,7 @@ def batch_attention_picture(
     """
     pixels, mask = batch["pixel_values"], batch["pixel_mask"]
     attention = attention_over_scenes(model, pixels, mask, place=place, level=level)
-    sizes = [(int(one.any(1).sum()), int(one.any(0).sum())) for one in mask]
+    pictures, sizes = without_padding(batch, mean, std), _sizes(mask)
     maps, canvas = attention.mass_map(), pixels.shape[-2:]
     grid = (maps.shape[1], maps.shape[2])
     inside = inside_images(grid, canvas, sizes)
@@ -248,8 +250,6 @@ def batch_attention_picture(
         _corners(_of_things(label, is_thing), size)
         for label, size in zip(batch.get("labels") or [{}] * len(sizes), sizes, strict=True)
     ]
-    whole = to_pictures(pixels.cpu(), mean, std)
-    pictures = [picture.crop((0, 0, w, h)) for picture, (h, w) in zip(whole, sizes, strict=True)]
     cut = [each[: int(one.any(1).sum()), : int(one.any(0).sum())] for each, one in zip(maps, inside, strict=True)]
     caption = ATTENTION_CAPTION.format(path=attention.path, n=len(pixels))
     numbers = None
@@ -258,6 +258,28 @@ def batch_attention_picture(
         numbers = objects_and_background(maps, objects, inside)
         caption += ATTENTION_NUMBERS.format(objects=numbers.objects, background=numbers.background)
     return draw_batch_attention(pictures, cut, boxes), caption, numbers
+
+
+def features_picture(
+    model: nn.Module, batch: Mapping[str, Any], mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> tuple[Image.Image, str]:
+    """Fig. 8: a batch, and the largest feature map at the first insertion without and with the module; a caption."""
+    features = features_over_scenes(model, batch["pixel_values"], batch["pixel_mask"])
+    change = relative_change(features.related, features.without)
+    told = f"{FEATURES_CAPTION} After {features.path!r}; the module changes the tokens by {change:.0%} of their norm."
+    return draw_features(features, without_padding(batch, mean, std)), told
+
+
+def without_padding(
+    batch: Mapping[str, Any], mean: Sequence[float] | None, std: Sequence[float] | None
+) -> list[Image.Image]:
+    """The images of a batch as pictures, cut to what is image."""
+    whole = to_pictures(batch["pixel_values"].cpu(), mean, std)
+    return [picture.crop((0, 0, w, h)) for picture, (h, w) in zip(whole, _sizes(batch["pixel_mask"]), strict=True)]
+
+
+def _sizes(mask: Tensor) -> list[tuple[int, int]]:
+    return [(int(one.any(1).sum()), int(one.any(0).sum())) for one in mask]
 
 
 def _of_things(label: Mapping[str, Any], is_thing: Sequence[bool] | None) -> Tensor | None:
@@ -360,7 +382,7 @@ def write_comparison(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> tuple[list[Path], str | None]:
-    """What is annotated and what each task (by the heading of its column) finds, and the batch attention of the last.
+    """What is annotated and what each task (by the heading of its column) finds; batch attention, features of the last.
 
     Tasks are `Detection` or `Panoptic` with their weights. Writes PNG files and the index `batchformer report` reads;
     returns their paths and the caption of the attention, which says how much is on objects (None: no module attached,
@@ -386,6 +408,8 @@ def write_comparison(
         kinds = getattr(task, "is_thing", None) or None
         picture, told, _ = batch_attention_picture(task.net, batch, mean=mean, std=std, is_thing=kinds)
         made.append(("batch-attention.png", picture, "Where the images of a batch look", told))
+        picture, caption = features_picture(task.net, batch, mean, std)
+        made.append(("features.png", picture, "Features without and with the module", caption))
     return write_index(folder, made), told
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchformer import mix, parallel
-    from batchformer.attach import Attachment, attach, attachment_of, detach, find_classifiers
+    from batchformer.attach import Attachment, attach, attachment_of, detach, find_classifiers, plain_state_dict
     from batchformer.nn import BatchFormer, BatchFormerV2, StreamGuard, TwoStreamLoss, repeat_targets
 
 __version__ = "0.1.0"
 
 __all__ = ["Attachment", "BatchFormer", "BatchFormerV2", "StreamGuard", "TwoStreamLoss", "attach", "attachment_of",
-           "detach", "find_classifiers", "mix", "parallel", "repeat_targets"]  # fmt: skip
+           "detach", "find_classifiers", "mix", "parallel", "plain_state_dict", "repeat_targets"]  # fmt: skip
 _HOME = dict.fromkeys(__all__, "batchformer.attach") | dict.fromkeys(
     ("BatchFormer", "BatchFormerV2", "StreamGuard", "TwoStreamLoss", "repeat_targets"), "batchformer.nn"
 )

@@ -18,6 +18,21 @@ class BadSample(UserError):
     """A sample cannot be read; raised in the middle of an epoch, since images are opened when they are needed."""
 
 
+def interruption(problem: BaseException | None) -> KeyboardInterrupt | None:
+    """The KeyboardInterrupt that an error came out of: what fails while a command is being stopped is no news.
+
+    Workers of torch's DataLoader that a signal to the whole process group has ended count as one too: it may reach
+    them first.
+    """
+    while problem is not None:
+        if isinstance(problem, KeyboardInterrupt):
+            return problem
+        if isinstance(problem, RuntimeError) and "killed by signal: Terminated" in str(problem):
+            return KeyboardInterrupt()
+        problem = problem.__cause__ or problem.__context__
+    return None
+
+
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "", count: int = 1) -> str:
     """`` Did you mean a?``, with several `` Did you mean a or b?``, to end a message with; or nothing."""
     found = nearest(name, known, count)

@@ -4,10 +4,12 @@ Lightning writes checkpoints through the system's temporary folder and moves the
 systems. Here the temporary file lives in the folder of its target, is flushed to the disk, and is then renamed.
 """
 
+import csv
 import errno
+import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -59,9 +61,25 @@ def refuse_unwritable(path: Path) -> None:
         raise UserError(f"{path} could not be written: {reason}; choose another place.")
 
 
+def refuse_to_replace(path: Path, is_ours: Callable[[bytes], bool]) -> None:
+    """Refuse a file that is there, unless its content says that an earlier command of the same kind wrote it."""
+    if path.is_file() and path.stat().st_size and not is_ours(path.read_bytes()):
+        raise UserError(
+            f"{path} was not written by this command and is not replaced: remove it, or give another --out."
+        )
+
+
 def write_text(path: Path, text: str) -> None:
     """As UTF-8; names of files that are not, which Python reads all the same, are written as they are on the disk."""
     write_atomically(path, lambda file: file.write(text.encode(errors="surrogateescape")))
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def write_json(path: Path, content: Any) -> None:

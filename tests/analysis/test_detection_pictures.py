@@ -20,6 +20,8 @@ from batchformer.analysis.batch_attention import (
     on_objects,
 )
 from batchformer.analysis.drawing import PAPER, write_index
+from batchformer.analysis.features import features_over_scenes
+from batchformer.analysis.pictures import draw_features
 from batchformer.errors import UserError
 from tests.attach.small_detectors import BUILD, HEIGHT, WIDTH, batch
 
@@ -54,6 +56,57 @@ def test_attention_is_that_of_the_module_on_the_cells_of_the_largest_map(attache
     expected = attention_weights(module.layers[0].self_attn, x, valid)[:cells].mean(1)
     torch.testing.assert_close(attention.weights, expected)
     assert not model.training
+
+
+def test_features_are_those_of_the_encoder_layer_in_a_plain_pass_and_behind_the_module(attached):
+    kind, model = attached
+    given = batch(kind, count=3)
+    images = given["pixel_values"], given["pixel_mask"]
+    found = features_over_scenes(model, *images)
+    attachment, seen = bf.attachment_of(model), []
+    related = model.batchformer[0].layers[-1]
+    layer = model.get_submodule(attachment.paths[0])
+    hooks = [each.register_forward_hook(lambda _, args, out: seen.append(out)) for each in (layer, related)]
+    with torch.no_grad(), attachment.disabled():
+        model(*images)
+    with torch.no_grad(), attachment.infer_with_batch():
+        model(*images)
+    for hook in hooks:
+        hook.remove()
+    plain, with_module = (out[0] if isinstance(out, tuple) else out for out in seen[:2])
+    cells = found.layout.positions
+    torch.testing.assert_close(found.without, plain[:, :cells])
+    torch.testing.assert_close(found.related, with_module[:, :cells])
+    assert not torch.allclose(found.related, found.without)
+    if kind == "deformable":
+        assert features_over_scenes(model, *images, level=1).layout.grid == (4, 6)
+    assert not model.training
+
+
+def test_padding_has_no_part_in_the_colours_of_features(attached):
+    kind, model = attached
+    given = batch(kind, count=2)
+    found = features_over_scenes(model, given["pixel_values"], given["pixel_mask"])
+    assert not found.inside.all()
+    before, pictures = found.colours(), example.without_padding(given, None, None)
+    drawn = np.asarray(draw_features(found, pictures))
+    padding = ~found.inside.flatten(1)
+    found.without = found.without.masked_fill(padding[..., None], 1e4)
+    found.related = found.related.masked_fill(padding[..., None], -1e4)
+    for old, new in zip(before, found.colours(), strict=True):
+        torch.testing.assert_close(old[found.inside], new[found.inside])
+    assert np.array_equal(np.asarray(draw_features(found, pictures)), drawn)
+
+
+def test_features_of_a_detector_are_drawn_cut_to_the_images(attached):
+    kind, model = attached
+    picture, caption = example.features_picture(model, batch(kind, count=2))
+    assert bf.attachment_of(model).paths[0] in caption
+    second = np.asarray(picture)[:, 28 + 170 : 28 + 170 + 160]  # half as wide as the canvas: in the middle of its tile
+    for row in range(3):
+        tile = second[14 + 46 + row * 216 :][:160]
+        assert (tile[:, :5] == PAPER).all()
+        assert not (tile[:, 70:90] == PAPER).all()
 
 
 def test_levels_of_deformable_detr_and_errors(attached):

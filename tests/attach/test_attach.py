@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import batchformer as bf
 from batchformer.errors import UserError
 
-from .small_models import TOKENS, Net, TwoHeads, small
+from .small_models import PLACES, TOKENS, Net, TwoHeads, small
 
 
 class Mapped(nn.Module):
@@ -147,7 +147,7 @@ def test_a_model_that_never_calls_the_layer_is_told(by_name: bool) -> None:
 def test_two_places_on_one_way_are_told() -> None:
     model = small().train()
     bf.attach(model, before=["0", "2"], heads=2)
-    with pytest.raises(UserError, match="opened twice on one way"):
+    with pytest.raises(UserError, match="opened twice in one forward"):
         model(torch.randn(4, 6))
 
 
@@ -183,6 +183,25 @@ def test_after_detach_plain_changes_nothing() -> None:
     model = attachment.detach()
     outputs = model(torch.randn(4, 6))
     assert attachment.plain(outputs) is outputs
+
+
+@pytest.mark.parametrize("place", PLACES, ids=["before", "after"])
+@pytest.mark.parametrize("streams", ["duplicate", "split"])
+def test_outputs_of_one_stream_are_told_from_those_of_two_also_in_training_mode(place: dict, streams: str) -> None:
+    model = Net()
+    attachment = bf.attach(model, **place, streams=streams)
+    evaluated = model.eval()(TOKENS)
+    outputs = model.train()(TOKENS)
+    plain = attachment.plain(outputs)
+    assert len(plain) == (4 if streams == "duplicate" else 2)
+    assert attachment.plain(plain) is plain
+    assert attachment.related(plain) is None
+    model(TOKENS[:3])  # an epoch's last batch, or that of another view: earlier outputs are still understood
+    assert len(attachment.plain(outputs)) == len(plain)
+    if streams == "duplicate":
+        assert attachment.plain(evaluated) is evaluated
+    with pytest.raises(UserError, match=r"have 24 rows.*right after the forward"):
+        attachment.plain(outputs.repeat(24 // len(outputs), 1))  # of several processes, or of several batches
 
 
 def test_a_forward_wrapped_by_somebody_after_attach_runs_plain_after_detach() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import batchformer as bf
@@ -274,6 +275,21 @@ def test_the_model_inside_is_refused_by_itself_in_training(kind: str) -> None:
 def test_a_detector_without_a_place_in_its_encoder_is_refused(kind: str, place: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"is a detector.*encoder_layers=\[0\]"):
         bf.attach(BUILD[kind](), **place)
+
+
+@pytest.mark.parametrize("place", [{}, {"before": "class_labels_classifier"}])
+def test_yolos_is_refused_without_a_place_in_it_and_served_with_one(place: dict[str, str]) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.YolosConfig(image_size=[32, 32], patch_size=8, num_detection_tokens=5, **sizes)
+    model = transformers.YolosForObjectDetection(config).train()
+    with pytest.raises(UserError, match=r"is a detector.*blocks=\[0\]"):
+        bf.attach(model, **place)
+    attachment = bf.attach(model, blocks=[0], heads=2)
+    labels = [{"class_labels": torch.tensor([1]), "boxes": torch.tensor([[0.5, 0.5, 0.2, 0.4]])}] * 2
+    outputs = model(torch.randn(2, 3, 32, 32), labels=labels)
+    assert len(outputs.logits) == 4
+    assert outputs.loss.isfinite()
+    assert len(attachment.plain(outputs).pred_boxes) == 2
 
 
 @pytest.mark.parametrize("scope", ["local", "global"])

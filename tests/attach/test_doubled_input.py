@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.attach.doubled_input import PlainHalfOnly
+from batchformer.attach.plan import IMAGES
 from batchformer.errors import UserError
 
 from .small_models import Blocks, tokens
@@ -74,6 +75,27 @@ class Shares(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(torch.cat([token, x], 1).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounding", "difference"),
+    [(torch.float32, 0.005, 0.02), (torch.float64, 0.005, 0.02), (torch.bfloat16, 0.05, 0.2), (torch.half, 0.05, 0.2)],
+)
+def test_twice_the_rows_may_round_otherwise_but_not_differ(dtype, rounding, difference) -> None:
+    class Rounds(Shares):
+        """With more images than the other dry runs have, it gives a little more."""
+
+        more = 0.0
+
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images) * (1 + self.more * (len(images) == 4 * IMAGES))
+
+    model = Rounds().to(dtype)
+    model.more = rounding
+    bf.attach(model, blocks=[1], **QUIET).detach()
+    model.more = difference
+    with pytest.raises(UserError, match=r"Rounds mixes up the images of a batch .* at 'blocks.1'"):
+        bf.attach(model, blocks=[1], **QUIET)
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -80,6 +80,7 @@ def test_the_callback_attaches_for_fit_and_leaves_the_plain_model() -> None:
     )
     trainer.fit(task, data)
     assert task.rows == [8, 8]
+    assert "on_save_checkpoint" not in vars(task)
     assert list(task.state_dict()) == keys
     assert callback.attachment is not None
     trained = sum(p.grad is not None for p in callback.attachment.parameters())

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import batchformer as bf
-from batchformer.attach.lightning import BatchFormerCallback
+from batchformer.attach.lightning import BatchFormerCallback, StreamGuardHook
 from tests.training import quiet_trainer
 
 CLASSES = 3
@@ -85,3 +85,14 @@ def test_by_default_the_guard_learns_the_classes_from_the_logits_and_leaves_no_h
     assert watched.guard.chance == pytest.approx(torch.tensor(CLASSES).log().item())
     assert watched.guard.state_dict()["steps"] == 10  # of training; evaluation has one stream
     assert not trainer.lightning_module.criterion._forward_hooks
+
+
+def test_rows_of_another_model_are_passed_over() -> None:
+    model = nn.Sequential(nn.Linear(CLASSES, 8), nn.Linear(8, CLASSES)).train()
+    hook = StreamGuardHook(bf.attach(model, heads=2))
+    loss = bf.TwoStreamLoss(F.cross_entropy)
+    hook.register([loss])
+    loss(torch.cat([model(torch.randn(4, CLASSES))] * 3), torch.arange(12) % CLASSES)
+    assert hook.guard is None
+    loss(model(torch.randn(4, CLASSES)), torch.arange(4) % CLASSES)
+    assert hook.guard is not None

@@ -1,4 +1,7 @@
-"""Every model the promises are tested on: how to build it, and what it eats."""
+"""Every model the promises are tested on: how to build it, and what it takes.
+
+The tables of supported models in the docs are written from here (benchmarks/models_table.py).
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,15 @@ CLASSES = 7
 class Case:
     name: str
     build: Callable[[], nn.Module]
-    size: int = 224
-    channels: int = 3
+    shape: tuple[int, ...]  # of one input
+    kind: str  # what the table of models groups it by
     places: tuple[tuple[str, Any], ...] = ()  # what attach is told; nothing: before the classifier it finds
+    words: int = 0  # how many token ids there are, of a model that takes text
+    needs_example: bool = False  # of inputs that no dry run can guess
 
     def attach(self, model: nn.Module, **keywords: Any) -> bf.Attachment:
-        return bf.attach(model, **dict(self.places), **keywords)
+        example = {"example_inputs": self.images(2)} if self.needs_example else {}
+        return bf.attach(model, **dict(self.places), **example, **keywords)
 
     def model(self) -> nn.Module:
         """The same weights each time, so that a model and its twin agree."""
@@ -42,8 +48,14 @@ class Case:
             return model
 
     def images(self, count: int = 3) -> Tensor:
+        """A batch: mostly images; texts, sounds or videos of models that take these."""
         generator = torch.Generator().manual_seed(count)
-        return torch.randn(count, self.channels, self.size, self.size, generator=generator)
+        if self.words:
+            return torch.randint(2, self.words, (count, *self.shape), generator=generator)
+        return torch.randn(count, *self.shape, generator=generator)
+
+
+_CNNS = ("resnet", "convnext", "test_efficientnet", "mobilenet", "regnet", "densenet", "repvit")
 
 
 def _timm(name: str, size: int = 224, places: dict[str, Any] | None = None, **arguments: Any) -> Case:
@@ -52,7 +64,8 @@ def _timm(name: str, size: int = 224, places: dict[str, Any] | None = None, **ar
 
         return timm.create_model(name, num_classes=CLASSES, **arguments)
 
-    return Case(f"timm-{name}{_said(places)}", build, size, places=tuple((places or {}).items()))
+    kind = "timm CNNs" if name.startswith(_CNNS) else "timm ViTs and MLPs"
+    return Case(f"timm-{name}{_said(places)}", build, (3, size, size), kind, tuple((places or {}).items()))
 
 
 def _torchvision(name: str, size: int = 224, **arguments: Any) -> Case:
@@ -61,20 +74,30 @@ def _torchvision(name: str, size: int = 224, **arguments: Any) -> Case:
 
         return getattr(torchvision.models, name)(num_classes=CLASSES, **arguments)
 
-    return Case(f"torchvision-{name}", build, size)
+    return Case(f"torchvision-{name}", build, (3, size, size), "torchvision")
 
 
-def _transformers(kind: str, places: dict[str, Any] | None = None, **config: Any) -> Case:
-    """One of transformers' image classifiers, made from a small configuration: nothing is downloaded."""
+def _transformers(
+    name: str,
+    places: dict[str, Any] | None = None,
+    *,
+    kind: str = "image classifiers",
+    shape: tuple[int, ...] = (3, 32, 32),
+    words: int = 0,
+    needs_example: bool = False,
+    **config: Any,
+) -> Case:
+    """One of transformers' models, made from a small configuration: nothing is downloaded."""
 
     def build() -> nn.Module:
         import transformers
 
-        stem = kind.removesuffix("WithTeacher").removesuffix("ForImageClassification")
-        settings = getattr(transformers, f"{stem}Config")(num_labels=CLASSES, **config)
-        return getattr(transformers, kind)(settings)
+        vocabulary = {"vocab_size": words} if words else {}
+        settings = getattr(transformers, f"{name.split('For')[0]}Config")(num_labels=CLASSES, **vocabulary, **config)
+        return getattr(transformers, name)(settings)
 
-    return Case(f"transformers-{kind}{_said(places)}", build, 32, places=tuple((places or {}).items()))
+    said, given = f"transformers-{name}{_said(places)}", tuple((places or {}).items())
+    return Case(said, build, shape, f"transformers {kind}", given, words, needs_example)
 
 
 def _detector(kind: str, places: dict[str, Any], stages: tuple[int, ...] = (2, 3, 4), **config: Any) -> Case:
@@ -104,7 +127,8 @@ def _detector(kind: str, places: dict[str, Any], stages: tuple[int, ...] = (2, 3
         return model
 
     details = "".join(f"-{key}" for key in config if key in ("num_feature_levels", "two_stage"))
-    return Case(f"transformers-{kind}{details}{_said(places)}", build, 96, places=tuple(places.items()))
+    name = f"transformers-{kind}{details}{_said(places)}"
+    return Case(name, build, (3, 96, 96), "transformers detectors", tuple(places.items()))
 
 
 def _said(places: dict[str, Any] | None) -> str:
@@ -173,13 +197,13 @@ CASES = [
     _timm("levit_128s", 64, img_size=64, depth=(1, 1, 1)),
     _timm("efficientformer_l1", depths=(1, 1, 1, 2), embed_dims=(8, 8, 16, 16)),
     _timm("repvit_m1", 32, depth=(1, 1, 1, 1), embed_dim=(8, 16, 16, 32)),
-    Case("torchvision-ResNet", _torchvision_resnet, 32),
+    Case("torchvision-ResNet", _torchvision_resnet, (3, 32, 32), "torchvision"),
     _torchvision("MobileNetV2", 32, inverted_residual_setting=[[1, 8, 1, 1], [2, 8, 2, 2], [2, 16, 1, 2]]),
     _torchvision(
         "VisionTransformer", 32, image_size=32, patch_size=16, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=32
     ),
-    Case("resnet20-cifar", _resnet20, 32),
-    Case("sequential", _sequential, 16),
+    Case("resnet20-cifar", _resnet20, (3, 32, 32), "your own modules"),
+    Case("sequential", _sequential, (3, 16, 16), "your own modules"),
 ]
 
 # BatchFormerV2 at every token or pixel. XCiT and the inner blocks of PVT noted the batch size before: they run wide.
@@ -191,7 +215,13 @@ TOKEN_CASES = [
     _timm("xcit_nano_12_p16_224", 32, {"after": ["blocks.1", "blocks.2"]}, **_VIT),
     _timm("pvt_v2_b0", 32, {"after": ["stages.1.blocks.0"]}, **_PVT_V2),
     _timm("swin_tiny_patch4_window7_224", 56, {"after": ["layers.0"]}, **_SWIN),
-    Case("timm-mvitv2-after-stages.1.blocks.0", _mvit, 32, places=(("after", ["stages.1.blocks.0"]), ("heads", 2))),
+    Case(
+        "timm-mvitv2-after-stages.1.blocks.0",
+        _mvit,
+        (3, 32, 32),
+        "timm ViTs and MLPs",
+        (("after", ["stages.1.blocks.0"]), ("heads", 2)),
+    ),
     _timm("beit_base_patch16_224", 32, {"after": ["blocks.0"]}, **_TWO_BLOCKS),
     _timm("eva02_tiny_patch14_224", 28, {"after": ["blocks.0"]}, **_PATCH_14),
     _timm("vit_small_patch14_reg4_dinov2", 28, {"after": ["blocks.0"]}, **_PATCH_14),
@@ -229,6 +259,60 @@ TRANSFORMERS_CASES = [
         **_STAGES,
     ),
     _transformers("PvtV2ForImageClassification", {"after": ["pvt_v2.encoder.layers.0"]}, **_PVT),
+]
+
+# Beyond images, all of transformers. Wav2Vec2 leaves out whole layers by chance, and masks what it hears: both off.
+_LAYERS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+_TEXT = {"kind": "text classifiers", "shape": (12,), "words": 50, "max_position_embeddings": 32}
+_DISTILBERT = {**_TEXT, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 16}
+_SOUND = {"kind": "audio classifiers", "needs_example": True}
+_WAV2VEC2 = {
+    **_LAYERS,
+    **_SOUND,
+    "shape": (400,),
+    "conv_dim": (8, 8),
+    "conv_stride": (5, 2),
+    "conv_kernel": (10, 3),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "classifier_proj_size": 16,
+    "layerdrop": 0.0,
+    "apply_spec_augment": False,
+}
+_AST = {**_LAYERS, **_SOUND, "shape": (32, 24), "max_length": 32, "num_mel_bins": 24}
+_VIDEO = {
+    **_LAYERS,
+    "kind": "video classifiers",
+    "needs_example": True,
+    "shape": (4, 3, 16, 16),
+    "image_size": 16,
+    "patch_size": 8,
+    "num_frames": 4,
+}
+_SEGFORMER = {
+    "kind": "segmentation models",
+    "shape": (3, 64, 64),
+    "hidden_sizes": [8, 16, 16, 32],
+    "depths": [1, 1, 1, 1],
+    "num_attention_heads": [1, 1, 2, 2],
+    "decoder_hidden_size": 16,
+}
+BEYOND_CASES = [
+    _transformers("BertForSequenceClassification", **_TEXT, **_LAYERS),
+    _transformers("BertForSequenceClassification", {"after": ["bert.encoder.layer.0"]}, **_TEXT, **_LAYERS),
+    _transformers("RobertaForSequenceClassification", **_TEXT, **_LAYERS),
+    _transformers("RobertaForSequenceClassification", {"after": ["roberta.encoder.layer.0"]}, **_TEXT, **_LAYERS),
+    _transformers("DistilBertForSequenceClassification", **_DISTILBERT),
+    _transformers("DistilBertForSequenceClassification", {"after": ["distilbert.transformer.layer.0"]}, **_DISTILBERT),
+    _transformers("Wav2Vec2ForSequenceClassification", **_WAV2VEC2),
+    _transformers("Wav2Vec2ForSequenceClassification", {"after": ["wav2vec2.encoder.layers.0"]}, **_WAV2VEC2),
+    _transformers("ASTForAudioClassification", **_AST),
+    _transformers("ASTForAudioClassification", {"after": ["audio_spectrogram_transformer.layers.0"]}, **_AST),
+    _transformers("CLIPForImageClassification", vision_config=_TOKENS),
+    _transformers("CLIPForImageClassification", {"after": ["vision_model.encoder.layers.0"]}, vision_config=_TOKENS),
+    _transformers("VideoMAEForVideoClassification", **_VIDEO),
+    _transformers("VideoMAEForVideoClassification", {"after": ["videomae.encoder.layer.0"]}, **_VIDEO),
+    _transformers("SegformerForSemanticSegmentation", {"after": ["segformer.stages.1"]}, **_SEGFORMER),
 ]
 
 # transformers' detectors. Masks, positions and queries are made before the insertion: they run wide, the backbone once.
@@ -271,8 +355,10 @@ MECHANISMS = {
     "transformers-DetrForObjectDetection-encoder_layers-0": "a detector: doubled masks and queries",
     "transformers-DeformableDetrForObjectDetection-num_feature_levels-two_stage-encoder_layers-all": "two stages",
     "transformers-DetrForSegmentation-after-detr.model.encoder.layers.0": "a detector inside another model",
+    "transformers-BertForSequenceClassification-after-bert.encoder.layer.0": "token ids, the model's own dummy_inputs",
+    "transformers-Wav2Vec2ForSequenceClassification-after-wav2vec2.encoder.layers.0": "a signal, example_inputs",
 }
-ALL_CASES = [*CASES, *TOKEN_CASES, *TRANSFORMERS_CASES, *DETECTOR_CASES]
+ALL_CASES = [*CASES, *TOKEN_CASES, *TRANSFORMERS_CASES, *BEYOND_CASES, *DETECTOR_CASES]
 
 
 def parameters(cases: list[Case]) -> list[Any]:

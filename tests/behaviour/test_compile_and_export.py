@@ -75,6 +75,15 @@ def test_disabled_is_seen_by_compiled_code(case: Case) -> None:
     assert count_rows(fast(images)) == 2 * len(images)
 
 
+def test_plain_rows_of_compiled_code_are_told_by_the_mode_whatever_the_batch() -> None:
+    model, (images, more) = SMALL[-1].model().train(), (SMALL[-1].images(3), SMALL[-1].images(5))
+    attachment = SMALL[-1].attach(model)
+    model(more[:4])
+    fast = torch.compile(model, backend="eager", dynamic=True)
+    assert [len(attachment.plain(fast(batch))) for batch in (images, more)] == [3, 5]
+    assert len(attachment.plain(fast.eval()(more))) == 5
+
+
 @pytest.mark.parametrize("case", SMALL[-1:], ids=lambda c: c.name)
 def test_the_real_compiler_gives_the_eager_gradients(case: Case) -> None:
     model, images = case.model().train(), case.images()

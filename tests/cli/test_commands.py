@@ -12,6 +12,8 @@ from PIL import ExifTags, Image
 from safetensors.torch import load_file
 
 from batchformer.models import resnet20
+from batchformer.runs.folder import LOCK, RunFolder
+from batchformer.runs.lock import locked
 
 from .conftest import TINY
 
@@ -161,12 +163,38 @@ def test_predict_reads_images_and_folders(say, tiny_run, tmp_path, monkeypatch):
     with open("predictions.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["path"] for row in rows] == ["one.png", "folder/three.png", "folder/two.jpg"]
-    assert list(rows[0]) == ["path", "class_1", "score_1", "class_2", "score_2", "class_3", "score_3"]
+    assert list(rows[0]) == ["path", "class_1", "score_1", "class_2", "score_2", "class_3", "score_3", "error"]
     for row in rows:
         scores = [float(row[f"score_{k}"]) for k in (1, 2, 3)]
         assert scores == sorted(scores, reverse=True)
         assert 0 < sum(scores) <= 1.00001
         assert row["class_1"] in {str(digit) for digit in range(10)}
+
+
+@pytest.mark.parametrize(("command", "name"), [("predict", "table.csv"), ("report", "page.html")])
+def test_out_replaces_what_the_same_command_wrote_and_nothing_else(command, name, say, tiny_run, tmp_path):
+    Image.new("RGB", (20, 30), 77).save(tmp_path / "one.png")
+    out, images = tmp_path / name, [tmp_path / "one.png"] if command == "predict" else []
+    for mine in ("path,label\none.png,cat\n", "<!doctype html>\n<p>Years of work</p>\n"):
+        out.write_text(mine)
+        code, said, err = say(command, tiny_run, *images, "--out", out)
+        assert (code, said, out.read_text()) == (2, "", mine)
+        assert f"{out} was not written by this command and is not replaced: remove it, or give another --out." in err
+    out.write_text("")
+    for _ in range(2):
+        assert say(command, tiny_run, *images, "--out", out)[0] == 0
+        assert out.stat().st_size
+
+
+def test_commands_that_read_a_run_work_beside_one_that_trains_in_it(say, tiny_run, tmp_path):
+    Image.new("RGB", (20, 30), 77).save(tmp_path / "one.png")
+    with locked([RunFolder(tiny_run)]):
+        assert say("fit", "digits-lt", *TINY, "--out", tiny_run, "--overwrite")[0] == 2
+        for words in (["test"], ["export"], ["report"], ["predict", tmp_path / "one.png"]):
+            out = [] if words == ["test"] else ["--out", tmp_path / words[0]]
+            code, _, err = say(words[0], tiny_run, *words[1:], *out)
+            assert code == 0, err
+    assert not (tiny_run / LOCK).exists()
 
 
 def test_predict_shows_how_far_it_is_with_many_images(say, tiny_run, tmp_path):
@@ -200,6 +228,8 @@ def test_data_describes_a_recipe(say):
     assert code == 0
     assert "10 classes" in out
     assert "imbalance 10" in out
+    assert "many (> 100)" in out
+    assert "many (> 100)" not in say("data", "vit-digits")[1]  # no tail
 
 
 @pytest.mark.parametrize("command", ["fit", "compare", "test", "predict", "export", "report", "recipes", "data"])

@@ -52,6 +52,7 @@ def test_a_detector_trained_without_evaluation_says_so(coco, tmp_path, capsys):
 def test_a_run_is_tested_again_and_exported(kind, coco, tmp_path, capsys):
     out = tmp_path / "run"
     assert fit(f"coco128-{kind}", "batchformer", coco, out) == 0
+    assert "images that it was trained on" in capsys.readouterr().out
     assert main(["test", str(out)]) == 0
     assert "exactly these numbers" in capsys.readouterr().out
     assert main(["export", str(out)]) == 0

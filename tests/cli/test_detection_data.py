@@ -19,3 +19,5 @@ def test_boxes_are_counted(recipe, tested, say, tmp_path):
     assert f"24 training and {tested} test images" in out
     assert "test boxes" in out
     assert "most boxes:" in out
+    assert "many (>" not in out  # of long tails alone
+    assert ("results are those on the training images" in out) == (tested == 24)

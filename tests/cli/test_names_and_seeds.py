@@ -100,7 +100,9 @@ def test_seed_everything_on_the_command_line_is_seed(say, tmp_path):
         for out in ("one", "other")
     )
     assert all(torch.equal(one[key], other[key]) for key in one)
-    assert json.loads((tmp_path / "one/result.json").read_text())["seed"] == 5
+    result = json.loads((tmp_path / "one/result.json").read_text())
+    assert result["seed"] == 5
+    assert "--seed_everything 5" in result["command"]
 
 
 def test_a_run_of_the_time_of_seed_everything_resumes_tests_and_exports(say, tmp_path):

@@ -46,7 +46,8 @@ def test_the_page_is_a_recipe_and_a_module(folder):
 
 def test_fit_writes_the_measures_the_task_names(run):
     result = result_of(run)
-    assert (result["recipe"], result["variant"], result["target"], result["seed"]) == ("ink", "default", "turned", 0)
+    told = (result["recipe"], result["variant"], result["reference"], result["target"], result["seed"])
+    assert told == ("ink", "batchformer", "plain", "turned", 0)  # as it is written it is that variant
     measures = {measure["key"]: measure for measure in result["measures"]}
     assert list(measures) == ["error", "worst", "source/error", "source/worst"]
     assert (measures["error"]["unit"], measures["error"]["better"]) == ("mm", "lower")
@@ -71,7 +72,8 @@ def test_a_run_killed_inside_an_epoch_ends_with_the_bits_of_one_never_killed(fol
     words = ["fit", str(folder / "ink.yaml"), *SHORT, "--out", str(out)]
     program = [sys.executable, str(DIE_AT), json.dumps([["step", 50, words]])]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120)
-    assert json.loads(done.stdout.splitlines()[-1]) == [-signal.SIGKILL], done.stderr
+    [(code, said)] = json.loads(done.stdout.splitlines()[-1])
+    assert code == -signal.SIGKILL, said
     assert torch.load(out / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 48
     assert main([*words, "--resume"]) == 0
     found, expected = (torch.load(r / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for r in (out, run))
@@ -119,6 +121,10 @@ def test_commands_on_a_run_folder_import_its_code_only_when_trusted(run, folder,
     assert set(load_file(folder / "plain.safetensors")) == {
         f"{layer}.{kind}" for layer in ("features.1", "length") for kind in ("weight", "bias")
     }
+    names = {}
+    exec("\n".join(map(str.strip, capsys.readouterr().out.split("Load them anywhere:\n")[1].splitlines())), names)
+    expected = load_file(folder / "plain.safetensors")
+    assert all(torch.equal(value, expected[key]) for key, value in names["model"].state_dict().items())
 
 
 def test_report_needs_no_trust_and_imports_nothing(run, folder):

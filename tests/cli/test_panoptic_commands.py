@@ -140,7 +140,9 @@ def test_a_run_goes_on_after_the_detector_it_began_with_is_gone(say, stages, dat
 
 def test_boxes_are_drawn_and_listed_in_terms_of_coco(say, stages, data, tmp_path):
     out, photos = tmp_path / "seen", sorted((data / "val2017").iterdir())[:2]
-    code, said, err = say("predict", stages(STAGES[1], "batchformer")[0], *photos, "--out", out, "--threshold", 0.1)
+    command = ("predict", stages(STAGES[1], "batchformer")[0], *photos, "--out", out, "--threshold", 0.1)
+    assert say(*command)[0] == 0
+    code, said, err = say(*command)  # its own files it replaces
     assert code == 0, err
     assert "on 2 images" in said
     entries = json.loads((out / "predictions.json").read_text())
@@ -154,9 +156,30 @@ def test_boxes_are_drawn_and_listed_in_terms_of_coco(say, stages, data, tmp_path
         assert not np.array_equal(np.asarray(drawn), np.asarray(plain.resize(drawn.size, Image.Resampling.BICUBIC)))
 
 
+@pytest.mark.parametrize("kind", ["boxes", "segments"])
+def test_nothing_drawn_says_why_and_an_unreadable_image_costs_no_other(say, stages, data, tmp_path, kind):
+    run, out = stages(STAGES[1], "batchformer")[kind == "segments"], tmp_path / "seen"
+    photo = shutil.copy(sorted((data / "val2017").iterdir())[0], tmp_path / "b.jpg")
+    (broken := tmp_path / "a.jpg").write_bytes(b"no image")
+    code, said, err = say("predict", run, broken, photo, "--out", out, "--threshold", 1)
+    assert code == 1
+    assert "1 of 2 images could not be read" in err
+    assert "0 objects drawn on 1 image" in said
+    assert "lower --threshold to see more" in said
+    rows = list(csv.DictReader((out / "predictions.csv").open()))
+    assert (rows[0]["path"], "cannot be read" in rows[0]["error"]) == (str(broken), True)
+    assert {(row["path"], row["error"]) for row in rows[1:]} <= {(str(photo), "")}
+    assert [path.name for path in out.glob("*.png")] == ["b.png"]
+    if kind == "boxes":
+        best = max(rows[1:], key=lambda row: float(row["score"]))
+        assert f"the best score is {float(best['score']):.2g} ({best['class']} in {photo})" in said
+
+
 def test_segments_are_drawn_and_listed_in_the_panoptic_format(say, stages, data, tmp_path):
     out, photo = tmp_path / "seen", sorted((data / "val2017").iterdir())[0]
-    code, _, err = say("predict", stages(STAGES[1], "batchformer")[1], photo, "--out", out, "--threshold", 0.1)
+    command = ("predict", stages(STAGES[1], "batchformer")[1], photo, "--out", out, "--threshold", 0.1)
+    assert say(*command)[0] == 0
+    code, _, err = say(*command)  # its own files it replaces
     assert code == 0, err
     content = json.loads((out / "predictions.json").read_text())
     (entry,) = content["annotations"]
@@ -196,19 +219,22 @@ def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):
     Image.new("RGB", (40, 30), 77).save(photo)
     (page := tmp_path / "page.jpg").write_text("<html>not found</html>")
     before = photo.read_bytes()
+    (tmp_path / "album").mkdir()
+    drawn = Path(shutil.copy(photo, tmp_path / "album"))
     for arguments, words in [
+        ((boxes, photo, "--out", drawn.parent), f"{drawn} was not written by this command"),
         ((boxes, photo, "--out", tmp_path), "would be overwritten"),
         ((boxes, photo, "--out", photo), "is a file"),
         ((boxes, photo, "--topk", 3), "which takes: --threshold"),
         ((boxes, photo, "--threshold", 1.5), "from 0 to 1"),
         ((boxes, tmp_path / "nothing.jpg"), "There is no image"),
-        ((boxes, photo, page, "--out", tmp_path / "new"), "page.jpg cannot be read"),
+        ((boxes, photo, page, "--strict", "--out", tmp_path / "new"), "page.jpg cannot be read"),
         ((tiny_run, photo, "--threshold", 0.5), "which takes: --topk"),
     ]:
         code, _, err = say("predict", *arguments)
         assert code == 2
         assert words in err
-    assert photo.read_bytes() == before
+    assert photo.read_bytes() == drawn.read_bytes() == before
     assert not (tmp_path / "new").exists()
 
 
@@ -217,6 +243,7 @@ def test_the_example_draws_two_runs_for_the_report(say, stages, data, monkeypatc
     file = Path(__file__).parents[2] / "examples" / "detection_pictures.py"
     spec = importlib.util.spec_from_file_location("detection_pictures_example", file)
     example = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, example)  # where its dataclass looks for its own module
     spec.loader.exec_module(example)
 
     def draw(*arguments):
@@ -227,10 +254,10 @@ def test_the_example_draws_two_runs_for_the_report(say, stages, data, monkeypatc
     draw(*both, "--images", 2)
     assert "Mean on objects" in capsys.readouterr().out
     index = json.loads((both[1] / "detection" / "pictures.json").read_text())
-    assert [entry["file"] for entry in index] == ["masks.png", "batch-attention.png"]
+    assert [entry["file"] for entry in index] == ["masks.png", "batch-attention.png", "features.png"]
     code, _, err = say("report", both[1], "--out", tmp_path / "page.html")
     assert code == 0, err
-    assert (tmp_path / "page.html").read_text().count("data:image/png;base64,") == 2
+    assert (tmp_path / "page.html").read_text().count("data:image/png;base64,") == 3
     draw(*both, "--photos", data / "val2017", "--images", 1, "--out", tmp_path / "own")
     assert [path.name for path in (tmp_path / "own").glob("*.png")] == [
         "masks.png"

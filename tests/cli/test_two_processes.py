@@ -13,21 +13,24 @@ def test_two_cpu_processes_share_an_epoch_and_write_one_result(tmp_path):
     command = ["fit", "vit-digits", *words, "--data.batch_size", "32", "--out", "run"]
     command += ["--data.imbalance", "20", "--model.backbone_args.depth", "2", "--model.batchformer.blocks", "[0,1]"]
     command += ["--model.batchformer.scope", "global", "--model.schedule.warmup_epochs", "0"]
-    assert _said(command, tmp_path).count("after the last epoch") == 1
+    done = _done(command, tmp_path)
+    assert done.stdout.count("after the last epoch") == 1
+    assert done.stderr.count("trainer.devices 2 starts 2 processes on the CPU") == 1
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert (result["steps"], result["epochs"]) == (7, 1)
     assert len(result["stream_health"]["points"]) == 2  # measured by one process, which must not wait for the other
     assert [entry["epoch"] for entry in result["history"]] == [0]
     assert len(list((tmp_path / "run/tensorboard").glob("events*"))) == 1
     assert not list(tmp_path.rglob("*.partial"))
-    assert _said(["test", "run"], tmp_path).count("result.json has exactly these numbers") == 1
+    assert not (tmp_path / "run/run.lock").exists()  # held by one process for both
+    assert _done(["test", "run"], tmp_path).stdout.count("result.json has exactly these numbers") == 1
 
 
-def _said(command, folder):
+def _done(command, folder):
     quiet = {name: value for name, value in os.environ.items() if not name.endswith("RANK")}
     done = subprocess.run(
         [sys.executable, "-m", "batchformer.cli", *command],
         env={**quiet, "OMP_NUM_THREADS": "1"}, cwd=folder, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done

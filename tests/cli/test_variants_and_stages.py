@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from batchformer.cli import main
 from batchformer.cli.recipe_cli import RecipeCLI
+from batchformer.cli.training import RunMaker
 from batchformer.tasks import TASKS
 
 TINY = ["--model.backbone_args.widths", "[4,4]", "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2",
@@ -70,6 +71,11 @@ class TestVariants:
         assert compared["variants"] == ["two", "one", "none"]
         heading = next(line for line in out.splitlines() if "two" in line and "none" in line)
         assert heading.index("two") < heading.index("one") < heading.index("none")
+        means = {
+            name: sum(results[f"{name}-seed{seed}"]["metrics"]["accuracy"] for seed in (0, 1))
+            for name in compared["variants"]
+        }
+        assert f"export {tmp_path / 'c' / max(means, key=means.get)}-seed0 " in out
 
     def test_a_file_names_them_too(self, say, tmp_path):
         (tmp_path / "v.yaml").write_text("plain: {model.method: baseline}\nwide: {model: {batchformer: {heads: 2}}}\n")
@@ -78,6 +84,26 @@ class TestVariants:
         assert code == 0, err
         assert result_of(tmp_path / "c/plain-seed0")["config"]["model"]["method"] == "baseline"
         assert result_of(tmp_path / "c/wide-seed0")["config"]["model"]["batchformer"]["heads"] == 2
+
+    @pytest.mark.parametrize(
+        ("more", "name"),
+        [
+            ([], "four"),
+            (["--model.batchformer.heads", "2"], "two"),
+            (["--model.batchformer.heads", "1"], "batchformer"),
+            (["--method", "baseline"], "baseline"),
+            (["--variant", "two"], "two"),
+        ],
+    )
+    def test_fit_names_what_it_trains(self, say, tmp_path, monkeypatch, more, name):
+        """Without `--variant` the recipe as it is, which may be one of its variants."""
+        monkeypatch.chdir(tmp_path)
+        variants = {"two": {"model.batchformer.heads": 2}, "four": {"model.batchformer.heads": 4}}
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"extends": "digits-lt", "variants": variants}))
+        trained = []
+        monkeypatch.setattr(RunMaker, "train", lambda self, folder, *_: trained.append(folder) or 1 / 0)
+        say("fit", "mine.yaml", *TINY, *more)
+        assert [folder.path.name for folder in trained] == [f"{name}-seed0"]
 
     def test_fit_trains_one_by_its_name(self, say, tmp_path):
         code, _, err = say("fit", "digits-lt", "--variant", "baseline", *TINY, "--out", tmp_path / "run")

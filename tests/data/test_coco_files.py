@@ -224,3 +224,42 @@ def test_a_wrong_root_is_named(root, tmp_path):
     for image in (root / "train2017").iterdir():
         image.unlink()
     assert "the first in" in sentence(root)
+
+
+def test_boxes_of_negative_width_are_counted_and_left_out(original, root):
+    assert data(original).remarks() == []
+
+    def mirror(content):
+        for entry in content["annotations"][:2]:
+            x, y, w, h = entry["bbox"]
+            entry["bbox"] = [x + w, y, -w, h]
+
+    edit(root, mirror)
+    made, whole = data(root), data(original)
+    assert made.remarks() == [f"{root / TRAIN}: 2 boxes are of negative width or height and left out"]
+    assert len(made._scenes["train"].boxes) == len(whole._scenes["train"].boxes) - 2
+    edit(root, mirror, VAL)
+    truths = [label["truth"]["boxes"] for batch in data(root).val_dataloader() for label in batch["labels"]]
+    assert sum(map(len, truths)) == len(whole._scenes["val"].boxes) - 2
+
+
+def test_evaluation_on_the_training_images_is_said(original):
+    assert data(original, evaluate_on="train").remarks() == [
+        "results are those on the training images (data.evaluate_on: train)"
+    ]
+
+
+@pytest.mark.parametrize("path", ["../../secret.jpg", "/secret.jpg"])
+def test_an_image_outside_the_root_is_refused_and_named(root, path):
+    edit(root, lambda content: content["images"][2].update(file_name=path))
+    number = read(root)["images"][2]["id"]
+    with pytest.raises(UserError, match=rf"instances_train2017\.json, image {number}, names {path}, which is outside"):
+        data(root)
+
+
+def test_images_may_be_in_another_folder_of_the_root_and_their_folder_anywhere(root, tmp_path):
+    edit(root, lambda content: content["images"][2].update(file_name="../val2017/other.jpg"))
+    data(root)
+    moved = shutil.move(root / "val2017", tmp_path / "elsewhere")
+    edit(root, lambda c: [i.update(file_name=f"../elsewhere/{i['file_name']}") for i in c["images"]], VAL)
+    data(root, val_images=str(moved))

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torchvision.transforms.v2 import functional as F
 
+from batchformer.data.augment.batched import BatchedAugmentation
 from batchformer.data.augment.crop_erase import crop_flip, cutout
 from batchformer.data.augment.draws import AugmentDraw, draw_table, to_device, uniform_integers
 
@@ -53,6 +54,14 @@ def test_choices_are_uniform_and_inside():
     counts = np.bincount(chosen)
     assert len(counts) == 9
     assert counts.min() > 0.9 * 30000 / 9
+
+
+def test_every_place_inside_the_border_and_every_centre_of_the_hole_is_drawn():
+    augmentation = BatchedAugmentation(pad=2, flip=True, hole=2)
+    plan = augmentation.plan({"augment": draw_table(2000, seed=0, epoch=0)}, 12, 16)
+    ends = {name: (values.min(), values.max()) for name, values in plan.items()}
+    assert ends == {"flip": (0, 1), "row": (0, 4), "column": (0, 4), "hole_row": (0, 11), "hole_column": (0, 15)}
+    assert len(set(zip(plan["row"], plan["column"], strict=True))) == 5 * 5  # each with each
 
 
 def test_packed_arrays_arrive_whole():

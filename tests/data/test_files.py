@@ -166,6 +166,22 @@ def test_a_line_that_is_no_pair_is_named(lists, line):
         list_data(lists).setup()
 
 
+@pytest.mark.parametrize("path", ["../secret.jpg", "train/../../secret.jpg", "/secret.jpg"])
+def test_an_image_outside_the_root_is_refused_and_its_line_named(lists, path):
+    edit(lists / "ImageNet_LT_train.txt", lambda lines: [*lines[:3], f"{path} 0", *lines[3:]])
+    with pytest.raises(UserError, match=rf"ImageNet_LT_train\.txt, line 4, names {path}, which is outside of {lists}"):
+        list_data(lists).setup()
+
+
+def test_a_path_with_dots_and_an_absolute_one_may_lead_into_the_root(lists, tmp_path):
+    first = "train/n00000000/n00000000_0.JPEG"
+    inside = [f"{lists}/{first} 0", f"val/../{first} 0", f"../{lists.name}/{first} 0"]
+    edit(lists / "ImageNet_LT_train.txt", lambda lines: [*inside, *lines])
+    list_data(lists).setup()
+    (tmp_path / "link").symlink_to(lists)
+    list_data(tmp_path / "link").setup()
+
+
 def test_paths_may_contain_spaces(lists):
     place = lists / "train" / "with space.JPEG"
     shutil.copy(lists / "train" / "n00000000" / "n00000000_0.JPEG", place)

@@ -1,14 +1,17 @@
 """Which files of a folder are images, and what an image of unusual make is read as."""
 
 import os
+import sys
+from collections import Counter
 from pathlib import PurePath
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from batchformer.data import ImageFolders
-from batchformer.data.images import images_in, open_image
+from batchformer.data.images import _readable_endings, images_in, open_image, passed_over
 from batchformer.errors import UserError
 
 
@@ -105,3 +108,43 @@ def test_one_class_is_refused(tmp_path):
 def test_a_crowd_of_workers_is_refused():
     with pytest.raises(UserError, match=r"workers must be [0-9]+ or fewer on this machine, got 100000"):
         ImageFolders("nowhere", workers=100_000)
+
+
+def test_fractions_of_white_are_scaled(tmp_path):
+    """Float TIFFs of microscopes and of numpy hold 0 to 1: rounded they would be black."""
+    Image.fromarray(np.array([[0, 0.5, 1]], np.float32)).save(tmp_path / "x.tif")
+    assert np.asarray(open_image(tmp_path / "x.tif"))[0, :, 0].tolist() == [0, 128, 255]
+
+
+@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf])
+def test_grey_values_that_are_no_brightness_are_refused(tmp_path, wrong):
+    Image.fromarray(np.array([[0, wrong]], np.float32)).save(tmp_path / "x.tif")
+    with pytest.raises(UserError, match=r"x\.tif cannot be read \(some of its grey values are negative or no numbers"):
+        open_image(tmp_path / "x.tif")
+
+
+def test_other_files_are_counted_by_their_endings(tmp_path):
+    for name in ("a.txt", "b.TXT", "c.heic2", "README", ".hidden", "d.jpg", "e.JFIF"):
+        (tmp_path / name).write_bytes(b"")
+    others = Counter()
+    assert [os.path.basename(path) for path in images_in(tmp_path, others)] == ["d.jpg", "e.JFIF"]
+    assert others == {".txt": 2, ".heic2": 1, "": 1}
+    assert passed_over(Counter({".txt": 2, ".md": 1})) == "3 files passed over: 2 .txt, 1 .md"
+    assert passed_over(Counter({".heic": 1})) == "1 file passed over: 1 .heic (to read .heic: pip install pillow-heif)"
+
+
+@pytest.mark.parametrize("ending", ["jfif", *(["avif"] if features.check("avif") else [])])
+def test_images_with_newer_endings_are_read(tmp_path, ending):
+    Image.new("RGB", (8, 6), (200, 0, 0)).save(tmp_path / f"x.{ending}")
+    (found,) = images_in(tmp_path)
+    assert open_image(found).size == (8, 6)
+
+
+def test_photos_of_phones_are_read_where_the_plug_in_is_installed(monkeypatch):
+    registered = []
+    plug_in = SimpleNamespace(register_heif_opener=lambda: registered.append(True))
+    monkeypatch.setitem(sys.modules, "pillow_heif", plug_in)
+    assert ".heic" in _readable_endings()
+    assert registered
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    assert ".heic" not in _readable_endings()

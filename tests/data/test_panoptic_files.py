@@ -166,3 +166,10 @@ def test_a_segmentation_that_does_not_fit_its_image_is_named(root):
     assert f"segmentation {path} is 7 x 5 pixels" in sentence(root)
     path.unlink()
     assert f"image {path} does not exist" in sentence(root)
+
+
+@pytest.mark.parametrize("part", ["images", "annotations"])
+def test_a_file_outside_the_root_is_refused_and_named(part, root):
+    edit(root, lambda content: content[part][2].update(file_name="../../secret.png"))
+    with pytest.raises(UserError, match=r"image \d+, names \.\./\.\./secret\.png, which is outside"):
+        data(root)

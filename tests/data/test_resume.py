@@ -104,6 +104,16 @@ def test_limited_epochs_still_follow_the_trainers_count(tmp_path):
     assert len({tuple(labels) for _, _, labels, _ in seen}) == len(seen)
 
 
+def test_by_default_an_epoch_has_every_image_once_in_full_batches():
+    batches = list(DigitsLT(index=True).train_dataloader())
+    assert {tuple(batch) for batch in batches} == {("images", "labels", "index")}
+    read = torch.cat([batch["index"] for batch in batches]).tolist()
+    assert [len(batch["labels"]) for batch in batches] == [128] * 3  # of 490 images
+    assert len(set(read)) == len(read)
+    rest = DigitsLT(index=True, drop_last=False).train_dataloader()
+    assert sorted(torch.cat([batch["index"] for batch in rest]).tolist()) == list(range(490))
+
+
 def test_without_lightning_the_data_module_restores_its_loader():
     first, second = DigitsLT(batch_size=BATCH), DigitsLT(batch_size=BATCH)
     iterator = iter(first.train_dataloader())

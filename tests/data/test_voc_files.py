@@ -109,3 +109,22 @@ def test_a_damaged_annotation_is_named(root):
 def test_an_empty_list_is_named(root):
     (root / "ImageSets" / "Main" / "trainval.txt").write_text("\n")
     assert "trainval.txt lists no image" in sentence(root)
+
+
+def test_boxes_of_negative_width_are_counted_and_left_out(root):
+    path = root / "Annotations" / "000002.xml"
+    tree = ElementTree.fromstring(path.read_text())
+    low, high = tree.find("object/bndbox/xmin"), tree.find("object/bndbox/xmax")
+    low.text, high.text = high.text, low.text
+    before = data(root).train_boxes
+    path.write_bytes(ElementTree.tostring(tree))
+    made = data(root)
+    assert made.train_boxes == before - 1
+    assert [told.split(": ")[1] for told in made.remarks()] == ["1 box is of negative width or height and left out"]
+
+
+@pytest.mark.parametrize("stem", ["../../secret", "/secret"])
+def test_an_image_outside_the_root_is_refused_and_its_line_named(root, stem):
+    listing = root / "ImageSets/Main/trainval.txt"
+    listing.write_text(f"{listing.read_text()}\n{stem}\n")
+    assert f"{listing}, line 26, names {stem}, which is outside of {root}" in sentence(root)

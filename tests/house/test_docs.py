@@ -22,6 +22,7 @@ import yaml
 
 from batchformer.cli import COMMANDS, main
 from batchformer.recipes import about, recipe_names
+from benchmarks import models_table
 from benchmarks.readme_table import readme_table, with_table
 
 from ..selection import others_slow
@@ -106,6 +107,17 @@ def test_the_tables_of_recipes_are_what_the_recipe_files_say(monkeypatch):
     text = (DOCS / "recipes.md").read_text(encoding="utf-8")
     assert text == page.with_tables(text), "stale: python -m benchmarks.recipes_page docs/recipes.md"
     assert [name for name in recipe_names() if f"| [`{name}`]" not in text] == []
+
+
+def test_the_tables_of_models_are_what_the_behaviour_suite_checks():
+    pages = [page for page in PAGES if models_table.BEGIN in page.read_text(encoding="utf-8")]
+    assert DOCS / "attach.md" in pages
+    for page in pages:
+        stale = f"stale: python -m benchmarks.models_table {name_of(page)}"
+        assert page.read_text(encoding="utf-8") == models_table.with_models(page), stale
+    short = models_table.models_table(short=True)
+    assert len(short.splitlines()) <= 12
+    assert all(f"| transformers {kind}" in short for kind in ("text", "audio", "video", "segmentation", "detectors"))
 
 
 def test_no_page_speaks_of_a_recipe_that_is_not_shipped():

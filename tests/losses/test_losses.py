@@ -38,6 +38,12 @@ def test_balanced_softmax_is_a_softmax_weighted_by_class_counts(logits, targets)
     assert BalancedSoftmaxLoss(COUNTS)(logits, targets).item() == pytest.approx(slow / 12, rel=1e-6)
 
 
+def test_logit_adjustment_is_balanced_softmax_unless_tau_says_otherwise(logits, targets):
+    torch.testing.assert_close(
+        LogitAdjustedLoss(COUNTS)(logits, targets), BalancedSoftmaxLoss(COUNTS)(logits, targets), atol=1e-6, rtol=0
+    )
+
+
 @pytest.mark.parametrize("tau", [0.0, 1.0, 2.5])
 def test_logit_adjustment_adds_tau_times_the_log_prior(logits, targets, tau):
     rows = [[z + tau * math.log(n / sum(COUNTS)) for z, n in zip(row, COUNTS, strict=True)] for row in logits.tolist()]

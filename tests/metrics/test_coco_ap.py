@@ -11,6 +11,7 @@ import torch.multiprocessing as mp
 
 from batchformer.errors import UserError
 from batchformer.metrics.coco_ap import AP_NAMES, CocoAP
+from batchformer.metrics.measures import DETECTION
 
 from .coco_scenes import as_tensors, detections, generated_annotations, judged, needs_real_data, real_annotations
 
@@ -37,6 +38,12 @@ def test_the_twelve_numbers_are_those_of_pycocotools(seed, whole_pixels):
     truth = generated_annotations(rng, whole_pixels=whole_pixels)
     found = detections(truth, rng, 60, whole_pixels)
     np.testing.assert_allclose(numbers(5, *as_tensors(truth, found)), judged(truth, found), atol=1e-12, rtol=0)
+
+
+def test_every_number_is_a_measure_with_and_without_the_module():
+    measures = {measure.key: measure.label for measure in DETECTION}
+    assert list(measures) == [*AP_NAMES, *(f"{name}_batch" for name in AP_NAMES)]
+    assert all(label.startswith(key[:2].upper()) for key, label in measures.items())
 
 
 def test_more_detections_than_count_are_cut_off_by_score():
@@ -123,6 +130,13 @@ def test_classes_are_told_apart_and_reset_forgets():
     values = metric.compute()
     assert values["ap"] == pytest.approx(1.0)
     assert values["per_class"].isnan().tolist() == [True, False, True]
+
+
+def test_labels_that_only_objects_or_only_detections_have_do_not_run_into_the_next_image():
+    missed = [image([SMALL, LARGE], [0, 1]), image([], [])]
+    assert numbers(2, [image([], [], []), image([LARGE], [0], [0.9])], missed)[0] == 0
+    one = [image([], []), image([LARGE], [0])]
+    assert numbers(2, [image([LARGE], [1], [0.9]), image([LARGE], [0], [0.8])], one)[0] == pytest.approx(1.0)
 
 
 def test_an_image_given_twice_counts_once():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import defaultdict, namedtuple
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.loss import JsdCrossEntropy
 
 import batchformer as bf
 from batchformer.errors import UserError
@@ -80,6 +84,38 @@ def test_with_one_stream_the_loss_is_the_criterion(scale: str) -> None:
     targets = torch.arange(6) % 4
     loss = bf.TwoStreamLoss(F.cross_entropy, scale=scale)
     assert torch.equal(loss(LOGITS, targets), F.cross_entropy(LOGITS, targets))
+
+
+def test_a_loss_that_cuts_the_rows_into_splits_is_refused() -> None:
+    with pytest.raises(UserError, match=r"JsdCrossEntropy.*attachment\.related\(logits\)"):
+        bf.TwoStreamLoss(JsdCrossEntropy())
+
+
+@pytest.mark.parametrize("copied", [lambda x: x, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_the_attributes_of_the_criterion_are_read_and_set_through_the_loss(copied: Callable) -> None:
+    class Scaled(torch.nn.CrossEntropyLoss):
+        scale = 30.0  # as margin losses have one
+
+    for criterion in (torch.nn.CrossEntropyLoss(label_smoothing=0.1), Scaled):
+        made = bf.TwoStreamLoss(criterion if isinstance(criterion, torch.nn.Module) else criterion())
+        assert (made.scale, made.reduction) == ("mean", "mean")
+    loss = copied(bf.TwoStreamLoss(torch.nn.CrossEntropyLoss(label_smoothing=0.1)))
+    assert (type(loss), loss.label_smoothing) == (bf.TwoStreamLoss, 0.1)
+    loss.reduction = "sum"
+    loss.note = "own"
+    assert (loss.criterion.reduction, hasattr(loss.criterion, "note")) == ("sum", False)
+    assert not hasattr(loss, "activation")
+    with pytest.raises(AttributeError, match="TwoStreamLoss"):
+        bf.TwoStreamLoss(F.cross_entropy).decodes  # noqa: B018
+
+
+def test_fastais_mixup_gets_a_loss_for_every_image() -> None:
+    """What `MixUp.lf` of fastai does with `learn.loss_func`, whose `reduction` it sets meanwhile (`NoneReduce`)."""
+    loss, one, two, share = bf.TwoStreamLoss(torch.nn.CrossEntropyLoss()), *torch.tensor([[0, 1, 2], [2, 1, 1]]), 0.3
+    before, loss.reduction = loss.reduction, "none"
+    mixed = torch.lerp(loss(LOGITS, two), loss(LOGITS, one), torch.full((3,), share))
+    loss.reduction = before
+    torch.testing.assert_close(mixed.mean(), share * loss(LOGITS, one) + (1 - share) * loss(LOGITS, two))
 
 
 @pytest.mark.parametrize("criterion", [torch.nn.CrossEntropyLoss, "cross_entropy", None])

@@ -34,6 +34,7 @@ CASES = {
     "tokens-two-relative-layers": Case(5, layers=2, norm="relative"),
     "tokens-by-heads": Case(3, exchange="heads", heads=4, masked=True, group_size=3, layers=2),
     "tokens-by-gather": Case(3, exchange="gather", masked=True, group_size=3, layers=2, norm="pre"),
+    "tokens-relative-by-gather": Case(3, exchange="gather", masked=True, norm="relative"),
     "features": Case(1),
     "features-in-groups-of-4": Case(1, group_size=4),
     "features-by-gather": Case(1, exchange="gather", masked=True),

@@ -24,6 +24,8 @@ import batchformer as bf
 from batchformer import parallel
 from batchformer.errors import UserError
 from batchformer.nn import BatchEncoderLayer
+from batchformer.parallel.members import exchange_sizes
+from batchformer.parallel.relate import gather_rows
 from tests.parallel.cases import CASES, DIM, Case, make_module, make_rows, outcome, own_rows
 from tests.parallel.models import images_and_labels, make_classifier, make_token_model
 
@@ -181,6 +183,16 @@ def told_that_groups_are_apart(rank: int, batches: Batches) -> dict[str, list[st
     return heard
 
 
+def transposed_rows(rank: int, batches: Batches) -> dict[str, Tensor]:
+    """Gathered from memory that is not in the order of the rows, the gradient too: the longest batch is not padded."""
+    total = make_rows(sum(batches), CASES["tokens"])[0]
+    x = total[own_rows(rank, batches)].permute(1, 2, 0).contiguous().permute(2, 0, 1).requires_grad_()
+    group = parallel.Members().group()
+    gathered = gather_rows(x, exchange_sizes(x, None, group, 2, 1, None))
+    gathered.transpose(0, 1).backward((rank + 1) * torch.ones(gathered.transpose(0, 1).shape, dtype=x.dtype))
+    return {"all": gathered.detach(), "gradient": x.grad}
+
+
 def no_positions(rank: int, batches: Batches) -> dict[str, Tensor]:
     module = bf.BatchFormerV2(DIM, 2, scope="global")
     return {"out": module(torch.zeros(2 + rank, 0, DIM)).detach()}
@@ -294,7 +306,9 @@ def _named(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
 
 
 CHECKS = {
-    2: _named(exactness, compiled, streams, ddp, told_that_groups_are_apart, no_positions, someone_stays_away),
+    2: _named(
+        exactness, compiled, streams, ddp, told_that_groups_are_apart, no_positions, transposed_rows, someone_stays_away
+    ),
     3: _named(exactness, mixed_precision, checkpointed, streams, disagreements, someone_dies),
     4: _named(exactness, one_pass, inside_pairs, group_destroyed, weights, ddp, fsdp),
 }

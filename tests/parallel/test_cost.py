@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchformer.errors import UserError
-from batchformer.parallel import bytes_sent, cheapest_exchange, step_cost
+from batchformer.parallel import Links, bytes_sent, cheapest_exchange, step_cost
 from batchformer.parallel.members import SIZES_BYTES
 
 from .cases import BATCHES, CASES, DIM
@@ -66,6 +66,36 @@ def test_time_is_that_of_the_slower_link() -> None:
     assert cost.network_seconds > cost.nvlink_seconds > 0
     assert cost.seconds == pytest.approx(cost.network_seconds + 4 * 20e-6)
     assert step_cost("positions", 1, 128, 196, 384).seconds == 0
+
+
+LINKS = Links(node=2, nvlink=100.0, network=10.0, latency=0.5)
+# Four processes on two nodes, 3 rows each, 4 positions of width 8 in 2 bytes, 2 heads, 2 layers. Bytes of an exchange
+# to each other process; a process has one neighbour on its node and two on the other.
+BY_HAND = {
+    "positions": ([3 * 1 * 8 * 2] * 4, 1, 1),  # rows x its position x width: there and back, forward and backward
+    "heads": ([3 * 2 * 12 * 2, 3 * 2 * 4 * 2] * 4, 1, 1),  # two of 8 pairs, 3 x 4 wide there, 4 back, twice a layer
+    "gather": ([3 * 4 * 8 * 2] * 4, 3, 2),  # all positions; a ring passes on 3 pieces, and both ports share the network
+}
+
+
+@pytest.mark.parametrize("exchange", BY_HAND)
+def test_the_numbers_of_a_step_are_those_counted_by_hand(exchange) -> None:
+    pieces, near, ports = BY_HAND[exchange]
+    cost = step_cost(exchange, 4, 3, 4, 8, heads=2, layers=2, itemsize=2, links=LINKS)
+    assert (cost.exchange, cost.processes) == (exchange, 4)
+    assert cost.bytes == 3 * sum(pieces)
+    assert cost.network_bytes == 2 * sum(pieces) / ports
+    assert cost.nvlink_seconds == pytest.approx(near * sum(pieces) / 100)
+    assert cost.network_seconds == pytest.approx(2 * sum(pieces) / ports / 10)
+    assert cost.seconds == pytest.approx(sum(0.5 + 2 * piece / ports / 10 for piece in pieces))
+    inside = step_cost(exchange, 2, 3, 4, 8, heads=2, layers=2, itemsize=2, links=LINKS)
+    assert (inside.network_bytes, inside.network_seconds) == (0, 0)
+    assert inside.seconds == pytest.approx(inside.nvlink_seconds + len(pieces) * 0.5)
+
+
+def test_the_default_links_are_eight_gpus_on_nvlink_4_and_a_400_gigabit_port_each() -> None:
+    gigabit = 1e9 / 8
+    assert Links() == Links(node=8, nvlink=900e9 / 2, network=400 * gigabit, latency=20e-6)
 
 
 def test_a_cost_of_nothing_is_refused() -> None:

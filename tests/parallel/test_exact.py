@@ -26,6 +26,13 @@ def test_outputs_and_summed_gradients_are_those_of_one_process(together, process
         torch.testing.assert_close(sum(result[key] for result in ours), expected[key], **EXACT)
 
 
+def test_rows_are_gathered_whatever_their_order_in_memory(together) -> None:
+    expected = make_rows(sum(BATCHES[2]), CASES["tokens"])[0]
+    for rank in together[2]:
+        assert torch.equal(rank["transposed_rows"]["all"], expected)
+        assert rank["transposed_rows"]["gradient"].unique().tolist() == [1 + 2]
+
+
 def test_the_reference_would_notice_a_process_that_attends_alone() -> None:
     case = CASES["tokens"]
     whole = outcome(case, "local", slice(None), 8)["out"]

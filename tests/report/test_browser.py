@@ -23,6 +23,9 @@ QUIET = [
 ]
 SIZES = {"laptop": (1280, 800), "phone": (390, 844)}
 
+LEAVES = [f"kind of leaf {k}" for k in range(10)]
+COMMAND = "batchformer fit own --seed 3 --trainer.max_epochs 90 --model.optimizer.lr 0.05 --data.augment autoaugment"
+
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (dev extra)")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine (Debian: apt install chromium)")
 
@@ -44,6 +47,9 @@ def pages(tmp_path_factory):
         "bare": [{key: result(recipe=long_name)[key] for key in ("recipe", "method", "seed", "metrics")}],
         "long": comparison(seeds=2, recipe=long_name, device="x" * 200) + comparison(seeds=2),
         "wide": far_apart(comparison(seeds=2)),
+        "single": [
+            result(recipe="own", classes=10, class_names=[f"kind of leaf {k}" for k in range(10)], command=COMMAND)
+        ],
         "pose": pose(seeds=3) + comparison(seeds=2, recipe="digits-lt", classes=10),
     }
     for name, results in contents.items():
@@ -100,7 +106,7 @@ def visit(browser, pages):
         context.close()
 
 
-@pytest.mark.parametrize("name", ["full", "bare", "long", "wide", "streams", "pose"])
+@pytest.mark.parametrize("name", ["full", "bare", "long", "wide", "streams", "pose", "single"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scheme", others_slow(["light", "dark"], ["light"]))
 def test_page_is_quiet_offline_and_no_wider_than_the_screen(visit, name, size, scheme):
@@ -151,7 +157,7 @@ def test_dark_is_dark_and_light_is_light(visit):
     assert grounds[1] < 150
 
 
-@pytest.mark.parametrize("name", ["full", "pose"])
+@pytest.mark.parametrize("name", ["full", "pose", "single"])
 @pytest.mark.parametrize("size", SIZES)
 def test_words_in_pictures_stay_inside_and_legible(visit, size, name):
     """No label leaves its picture, neighbours on an axis do not touch, and letters are at least 9 px on a phone."""
@@ -178,6 +184,29 @@ def test_words_in_pictures_stay_inside_and_legible(visit, size, name):
         }"""
     )
     assert problems == []
+
+
+def test_the_command_breaks_between_options_and_is_copied_whole(visit):
+    code = visit("single", "phone").locator("pre code").first
+    assert code.inner_text() == COMMAND
+    rows = code.evaluate("e => [...e.children].map(o => [o.getClientRects().length, o.getBoundingClientRect().height])")
+    assert len({height for _, height in rows}) == 1  # none of them takes two lines
+    assert code.evaluate("e => e.getBoundingClientRect().height") > 2 * rows[0][1]  # and all of them take several
+
+
+def test_every_class_is_read_without_a_mouse(visit):
+    page = visit("single", "phone")
+    for name in LEAVES:
+        assert page.locator("th", has_text=name).first.is_visible()
+
+
+def test_lines_of_a_legend_look_like_those_of_the_picture(visit):
+    figure = visit("full").locator("figure", has_text="Accuracy over all classes").first
+    for style in ("v0", "v1"):
+        sample, line = (figure.locator(f"{part} .line.{style}").first for part in (".legend", "svg[role=img]"))
+        for what in ("stroke", "strokeDasharray", "strokeWidth"):
+            looks = [each.evaluate(f"e => getComputedStyle(e).{what}") for each in (sample, line)]
+            assert looks[0] == looks[1]
 
 
 @pytest.mark.parametrize("size", SIZES)

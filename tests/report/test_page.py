@@ -24,6 +24,10 @@ def page_of(tmp_path, results, **keywords):
     return write_report([tmp_path / "runs"], tmp_path / "report.html", **keywords).read_text(encoding="utf-8")
 
 
+def words(page):
+    return re.sub(r"<[^>]+>", "", page)
+
+
 def test_page_shows_the_table_that_the_terminal_shows(tmp_path):
     results = comparison(seeds=3)
     page = page_of(tmp_path, results)
@@ -123,8 +127,7 @@ def test_missing_pieces_are_named_with_the_way_to_get_them(tmp_path):
     page = page_of(tmp_path, [bare])
     assert "no history of their epochs" in page
     assert "no number per class" in page
-    assert "add runs of the baseline" in page
-    assert "batchformer fit cifar100-lt-100 --method batchformer --seed 0" in page
+    assert "batchformer fit cifar100-lt-100 --method batchformer --seed 0" in words(page)
 
 
 def test_a_steep_start_is_told_of_where_the_axis_leaves_one_out(tmp_path):
@@ -182,21 +185,22 @@ def test_any_number_of_classes_makes_a_page(tmp_path, classes):
 
 def test_seeds_that_are_not_counted_from_zero_are_named_in_the_command(tmp_path):
     results = [result(method=m, seed=s) for m in ("baseline", "batchformer") for s in (5, 7)]
-    assert "batchformer compare cifar100-lt-100 --seeds 5 7" in page_of(tmp_path, results)
+    assert "batchformer compare cifar100-lt-100 --seeds 5 7" in words(page_of(tmp_path, results))
 
 
 def test_runs_that_know_their_command_tell_it(tmp_path):
     once = "batchformer compare digits-lt --seeds 2 --model.optimizer.lr 0.2"
     results = [{**result(method=m, seed=s), "command": once} for m in ("baseline", "batchformer") for s in (0, 1)]
     page = page_of(tmp_path / "known", results)
-    assert page.count(f"<code>{once}</code>") == 1
+    assert words(page).count(once) == 1
+    assert '<span class="option">--model.optimizer.lr 0.2</span>' in page  # lines break before it, not in it
     assert "in the configuration):" not in page
     each = [f"batchformer fit digits-lt --seed {s} --model.optimizer.lr 0.2" for s in (0, 1)]
     results = [{**result(seed=s), "command": words} for s, words in enumerate(each)]
-    assert "\n".join(each) in page_of(tmp_path / "each", results)
+    assert "\n".join(each) in words(page_of(tmp_path / "each", results))
     del results[0]["command"]  # of an earlier version
     page = page_of(tmp_path / "old", results)
-    assert each[1] not in page
+    assert each[1] not in words(page)
     assert "changed on the command line are in the configuration):" in page
 
 
@@ -283,7 +287,9 @@ def test_an_interval_wider_than_is_possible_is_cut_in_the_chart(tmp_path):
     chart = re.search(r"<title[^>]*>Difference BatchFormer minus baseline.*?</svg>", page).group(0)
     ticks = [float(text.replace("−", "-")) for text in re.findall(r'class="tick x"[^>]*>([^<]+)<', chart)]
     assert (min(ticks), max(ticks)) == (-100, 100)
-    assert "cut at the largest difference that is possible" in page
+    assert "beyond what is possible" in page
+    assert chart.count('class="arrow') == 2  # at both ends of one interval
+    assert "beyond what is possible" not in page_of(tmp_path / "narrow", comparison(seeds=3))
 
 
 def test_recipes_with_different_measures_share_an_overview(tmp_path):
@@ -292,3 +298,77 @@ def test_recipes_with_different_measures_share_an_overview(tmp_path):
     assert "Accuracy over all classes, %; mean joint error, mm" in overview
     assert overview.count('<span class="interval">MPJPE, mm</span>') == 2
     assert '<span class="interval">mixstyle+batchformer</span>' in overview
+
+
+def test_the_page_of_one_run_compares_with_nothing_and_has_no_gaps(tmp_path):
+    page = page_of(tmp_path, [result(classes=10, recipe="digits-lt")])
+    said = words(page.partition("<body>")[2])
+    assert 'class="card muted missing"' not in page
+    assert "<td>–</td>" not in page
+    for absent in ("baseline", "difference", "matched seeds", "Every run", "mean of the seeds", "Incomplete"):
+        assert absent not in said.split("How it was made")[0], absent
+    for present in ("Learning curves", "Accuracy per class", "Fig. 6", "Seeds", "batchformer compare digits-lt"):
+        assert present in said
+    assert 'class="legend"' not in page
+
+
+def test_the_overview_of_single_runs_has_their_numbers_alone(tmp_path):
+    page = page_of(tmp_path, [result(), result(recipe="digits-lt", classes=10, method="baseline")])
+    overview = re.search(r'<div class="card overview">.*?</div>', page, flags=re.S).group(0)
+    assert "difference" not in overview
+    assert "–" not in overview
+    assert len(re.findall("<td", overview)) == 2
+
+
+def test_every_class_is_named_in_the_page_itself(tmp_path):
+    """Not in a tip alone, which needs a mouse; also where classes are balanced and no chart is drawn of them."""
+    names = [f"kind {chr(97 + k)} of leaf" for k in range(26)]
+    long_tailed = comparison(seeds=2, classes=26, class_names=names)
+    balanced = [{**one, "recipe": "even", "metrics": {"top1": 50.0, "all": 50.0}} for one in long_tailed]
+    for made in (long_tailed, balanced):
+        page = page_of(tmp_path / made[0]["recipe"], made)
+        table = re.search(r'<details class="card classes.*?</details>', page, flags=re.S).group(0)
+        assert [name for name in names if f". {name}</th>" not in table] == []
+        assert table.count("<tr>") == 26 + 2  # in two pieces, each with its header
+
+
+def test_few_classes_are_named_at_the_axes(tmp_path):
+    names = ["sea", "a very long name of a class", *(f"class {k}" for k in range(8))]
+    page = page_of(tmp_path, comparison(seeds=2, classes=10, class_names=names))
+    for title in ("Difference in accuracy by class frequency", "Gradient norm of each class"):
+        chart = re.search(rf"<title[^>]*>{title}.*?</svg>", page).group(0)
+        labels = re.findall(r'class="tick slanted"[^>]*>([^<]+)<', chart)
+        assert labels == ["sea", "a very long n…", *names[2:]]
+
+
+def test_legends_show_the_marks_that_the_picture_has(tmp_path):
+    page = page_of(tmp_path, comparison(seeds=2, classes=10))
+    found = {}
+    for figure in re.findall(r"<figure>.*?</figure>", page):
+        if 'class="legend"' in figure:
+            title = re.search("<h4>(.*?)</h4>", figure)[1]
+            legend, picture = figure.split("</ul>")
+            kinds = ("line", "dot", "band", "whisker")
+            found[title], drawn = ({k for k in kinds if f'class="{k} v1' in part} for part in (legend, picture))
+            assert found[title] == drawn
+    assert found["Accuracy over all classes"] == {"line", "band"}
+    assert found["Against training frequency"] == {"dot"}
+
+
+def test_the_command_says_where_the_data_go(tmp_path):
+    made = result(command="batchformer fit cifar100-lt-100")
+    made["config"]["data"]["init_args"]["root"] = "/somewhere/private"
+    page = page_of(tmp_path, [made])
+    assert "batchformer fit cifar100-lt-100 --data-root DIR" in words(page)
+    assert "with your folder of data for DIR" in page
+    named = {**made, "command": "batchformer fit cifar100-lt-100 --data.root there"}
+    assert "DIR" not in page_of(tmp_path / "named", [named])
+
+
+def test_no_axis_of_a_measure_goes_beyond_its_bounds(tmp_path):
+    made = comparison(seeds=2, classes=10)
+    for one in made:  # constant at the upper bound: an axis around it would reach 110
+        one["metrics"] = dict.fromkeys(one["metrics"], 100.0)
+        one["history"] = [{"epoch": e, "all": 100.0, "train_loss": 0.5} for e in range(5)]
+    chart = re.search(r"<title[^>]*>accuracy, % over the epochs.*?</svg>", page_of(tmp_path, made)).group(0)
+    assert max(float(text) for text in re.findall(r'class="tick y"[^>]*>([^<]+)<', chart)) == 100

@@ -71,7 +71,7 @@ def test_a_run_is_no_variant_of_another_recipe_because_of_its_name(tmp_path):
     )
     page = write_report([tmp_path], tmp_path / "page.html").read_text()
     assert "Study" not in page
-    assert "add runs of the baseline" in page
+    assert f"<code>batchformer compare {BASE}-published</code>" in page
 
 
 def test_the_facts_name_the_targets_and_every_seed_once(tmp_path):

@@ -27,6 +27,15 @@ def test_frequency_axis_runs_from_frequent_to_rare_with_few_labels(counts):
     assert len(axis.ticks) <= 9
 
 
+@given(st.lists(st.floats(-3, 7), min_size=1, max_size=20))
+def test_linear_axis_ends_where_values_can(values):
+    axis = linear_axis(values, within=(-3, 7))
+    assert axis.low >= -3
+    assert axis.high <= 7
+    assert all(axis.low - 1e-6 <= value <= axis.high + 1e-6 for value, _ in axis.ticks)
+    assert axis.low - 1e-6 <= min(values) <= max(values) <= axis.high + 1e-6
+
+
 def test_axes_of_a_single_value_do_not_divide_by_zero():
     assert 0 <= linear_axis([3.0]).place(3.0) <= 1
     assert count_axis([1.0]).place(1.0) == 0

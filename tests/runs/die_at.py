@@ -1,14 +1,19 @@
-"""Runs the command line in processes that kill themselves with SIGKILL: a program for the tests, not a test.
+"""Runs the command line in processes that kill or stop themselves: a program for the tests, not a test.
 
-Its argument is a JSON list of [where, number, arguments]: where is "step" (at the start of that training step) or
-"write" (in the middle of writing that checkpoint, counted from 1). Each case is a process of its own, forked after the
-slow imports; what it ended with is printed as JSON.
+Its argument is a JSON list of [where, number, arguments]. SIGKILL: where is "step" (at the start of that training step)
+or "write" (in the middle of writing that checkpoint, counted from 1). A signal of this number to the whole process
+group: "before" (the training), "start" (as a worker process starts) or "load" (as one loads a batch that is waited
+for). Each case is a process of its own, forked after the slow imports; what it ended with and what it said on standard
+error are printed as JSON.
 """
 
 import json
 import os
 import signal
 import sys
+import tempfile
+
+import torch.utils.data
 
 from batchformer.cli import main
 from batchformer.runs import checkpoints
@@ -44,11 +49,36 @@ def die_in_write(count: int) -> None:
     checkpoints.torch.save = half
 
 
+def stop_at(owner, name: str, number: int) -> None:
+    """The whole process group, when this function is called."""
+    begin = getattr(owner, name)
+
+    def stopping(*args, **keywords):
+        os.killpg(0, number)
+        return begin(*args, **keywords)
+
+    setattr(owner, name, stopping)
+
+
+WORKER = torch.utils.data._utils
+WHERE = {
+    "step": die_at_step,
+    "write": die_in_write,
+    "before": lambda number: stop_at(Task, "construct", number),
+    "start": lambda number: stop_at(WORKER.worker, "_worker_loop", number),
+    "load": lambda number: stop_at(WORKER.fetch._MapDatasetFetcher, "fetch", number),
+}
+
 if __name__ == "__main__":
-    codes = []
+    ends = []
     for where, number, arguments in json.loads(sys.argv[1]):
-        if (child := os.fork()) == 0:
-            {"step": die_at_step, "write": die_in_write}[where](number)
-            os._exit(main(arguments))
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    print(json.dumps(codes))
+        with tempfile.TemporaryFile() as said:
+            if (child := os.fork()) == 0:
+                os.setpgid(0, 0)
+                os.dup2(said.fileno(), 2)
+                WHERE[where](number)
+                os._exit(main(arguments))
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            said.seek(0)
+            ends.append((code, said.read().decode()))
+    print(json.dumps(ends))

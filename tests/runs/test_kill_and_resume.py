@@ -1,4 +1,7 @@
-"""A run killed with SIGKILL at any moment and resumed ends with the same bits as one never killed."""
+"""A run killed with SIGKILL at any moment and resumed ends with the same bits as one never killed.
+
+One that is asked to stop says how to go on.
+"""
 
 import csv
 import json
@@ -37,6 +40,13 @@ KILLS = {
     "ViT, in the middle of writing the checkpoint of the last epoch": (VIT, EACH_EPOCH, "write", 3, 14),
 }
 
+# Signals to the process group, as a terminal and job schedulers send them: worker processes get them too.
+WORKERS = ["--data.on_device", "false", "--data.workers", "2"]
+STOPS = {
+    "SIGTERM, before the training": ("before", signal.SIGTERM),
+    "SIGTERM, while a batch is loaded": ("load", signal.SIGTERM),
+    "Ctrl-C, while workers start": ("start", signal.SIGINT),
+}
 
 # The rest is slow: the same mechanisms met in another order.
 FAST = [
@@ -50,16 +60,18 @@ FAST = [
 @pytest.fixture(scope="module")
 def killed(request, tmp_path_factory):
     chosen = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
-    folders = {name: tmp_path_factory.mktemp("killed") / "run" for name in KILLS if name in chosen}
-    cases = [
-        (where, number, ["fit", *recipe, *THREE_EPOCHS, *options, "--out", str(folders[name])])
-        for name, (recipe, options, where, number, _) in KILLS.items()
-        if name in chosen
-    ]
+    folders = {name: tmp_path_factory.mktemp("killed") / "run" for name in [*KILLS, *STOPS] if name in chosen}
+    how = {name: (where, number, recipe, options) for name, (recipe, options, where, number, _) in KILLS.items()}
+    how |= {name: (where, number, DIGITS, WORKERS) for name, (where, number) in STOPS.items()}
+    cases = []
+    for name, out in folders.items():
+        where, number, recipe, options = how[name]
+        cases.append((where, number, ["fit", *recipe, *THREE_EPOCHS, *options, "--out", str(out)]))
     program = [sys.executable, str(Path(__file__).with_name("die_at.py")), json.dumps(cases)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=300)
-    assert json.loads(done.stdout.splitlines()[-1]) == [-signal.SIGKILL] * len(folders), done.stderr
-    return folders
+    assert done.returncode == 0, done.stderr
+    ends = json.loads(done.stdout.splitlines()[-1])
+    return {name: (out, *end) for (name, out), end in zip(folders.items(), ends, strict=True)}
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +92,11 @@ def test_resumed_run_has_the_bits_of_one_never_killed(name, killed, never_killed
     recipe, options, where, _, step = KILLS[name]
     by_steps = ENDS_BY_STEPS[0] in options
     unbroken = never_killed(*recipe, *(ENDS_BY_STEPS if by_steps else ()))
-    out = killed[name]
+    out, code, said = killed[name]
+    assert code == -signal.SIGKILL, said
     checkpoint = out / "checkpoints/last.ckpt"
     assert not (out / "result.json").exists()
+    assert (out / "run.lock").is_file()  # of a process that is gone: no reason not to go on
     assert bool(list(out.rglob("*.partial"))) == (where == "write")
     assert checkpoint.exists() == (step is not None)
     if step is not None:
@@ -102,6 +116,18 @@ def test_resumed_run_has_the_bits_of_one_never_killed(name, killed, never_killed
         assert [len(losses) for losses in results[0]["streams"].values()] == [3, 3]
     assert _rows(out) == _rows(unbroken)
     assert not list(out.rglob("*.partial"))
+    assert not (out / "run.lock").exists()
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_stopped_run_says_how_to_go_on_and_nothing_else(name, killed):
+    out, code, said = killed[name]
+    *progress, told = said.splitlines()
+    assert code == 130, said
+    assert told.startswith("batchformer: stopped; go on with: ")
+    assert told.endswith(f"--out {out} --resume")
+    assert not [line for line in progress if "epoch" not in line]
+    assert not (out / "run.lock").exists()
 
 
 def _assert_same(found, expected):

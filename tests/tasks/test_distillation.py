@@ -108,6 +108,20 @@ def test_the_losses_are_those_of_the_paper():
         torch.testing.assert_close(loss, 0.7 * criterion(by_class, labels) + 0.3 * expected)
 
 
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_by_default_labels_and_teacher_weigh_the_same_and_the_temperature_is_one(kind):
+    torch.manual_seed(0)
+    by_class, by_token, teacher = torch.randn(3, 5, 4).unbind()
+    labels, criterion = torch.tensor([0, 1, 2, 3, 0]), torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    told = teacher.argmax(1) if kind == "hard" else teacher.softmax(1)
+    unsure = 0.0 if kind == "hard" else torch.distributions.Categorical(told).entropy().mean()
+    expected = (criterion(by_class, labels) + torch.nn.functional.cross_entropy(by_token, told) - unsure) / 2
+    torch.testing.assert_close(DistillationLoss(criterion, kind)((by_class, by_token), (labels, teacher)), expected)
+    task = vit_task(backbone="deit_tiny_distilled_patch16_224", distillation={"kind": kind}, mix=NO_MIX)
+    loss = task.build_criterion(info(COUNTS))
+    torch.testing.assert_close(loss((by_class, by_token), (labels, teacher)), expected)
+
+
 def test_at_test_time_the_heads_are_averaged(teacher_file):
     task = distilling(teacher_file, mix=NO_MIX)
     task.construct(info(COUNTS))

@@ -174,5 +174,5 @@ def test_data_without_domains_and_a_single_source_are_refused():
 def test_the_measure_that_decides_is_chosen_and_the_oracle_never_does():
     for judge, key in (("last", "accuracy"), ("source", "accuracy_selected"), ("swad", "accuracy_swad")):
         assert [m.key for m in built(judge_by=judge, swad={}).measures if m.primary] == [key]
-    with pytest.raises(UserError, match="set model.swad"):
+    with pytest.raises(UserError, match=r"set model\.swad"):
         built(judge_by="swad")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from batchformer.data import DataInfo
 from batchformer.errors import UserError
 from batchformer.models import NormedLinear
 from batchformer.tasks import BatchFormerOptions, LongTailed, LossOptions, OptimizerOptions, ScheduleOptions
@@ -86,6 +87,25 @@ class TestBuilding:
         torch.manual_seed(5)
         built()
         assert torch.equal(torch.rand(3), expected)
+
+    def test_other_classes_are_refused_where_both_have_names(self):
+        def known(*classes):
+            return DataInfo(classes=list(classes), class_counts=[3] * len(classes))
+
+        numbered, named = LongTailed(backbone="resnet20"), LongTailed(backbone="resnet20")
+        numbered.construct(known("0", "1"))
+        numbered.construct(known("cat", "dog"))  # data without names were of these, for all that is known
+        named.construct(known("cat", "dog"))
+        named.construct(known("0", "1"))
+        for task, others, told in [
+            (numbered, ("dog", "cat"), None),
+            (numbered, ("cat", "dog", "fox"), "new: fox (2)"),
+            (named, ("0", "1", "2"), "built for 2 classes and cannot take 3"),
+        ]:
+            task.construct(known("cat", "dog"))
+            with pytest.raises(UserError) as caught:
+                task.construct(known(*others))
+            assert (told or "moved: dog (1 to 0), cat (0 to 1)") in str(caught.value)
 
     def test_ldam_has_a_cosine_classifier_before_which_the_module_sits(self):
         task = built(loss=LossOptions("ldam"))

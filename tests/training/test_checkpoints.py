@@ -4,8 +4,12 @@ import lightning as L
 import pytest
 import torch
 
+from batchformer.data import DigitsLT
 from batchformer.errors import UserError
+from batchformer.models import resnet20
+from batchformer.runs.checkpoints import AtomicCheckpointIO, LastCheckpoint
 from batchformer.tasks import LongTailed, LossOptions, OptimizerOptions
+from batchformer.training.weights import load_weights
 
 from ..tasks.conftest import COUNTS, TinyData, info, make_trainer
 from ..tasks.whole_step import WholeStep
@@ -41,6 +45,39 @@ def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(tmp_path, first,
         assert torch.equal(resumed.net.state_dict()[name], value), name
 
 
+class Stop(L.Callback):
+    """An error inside an epoch, before a batch."""
+
+    def on_train_batch_start(self, trainer, task, batch, batch_idx) -> None:
+        if batch_idx == 5:
+            raise RuntimeError("stopped")
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_checkpoints_of_steps_do_not_fall_between_the_batches_of_an_accumulated_step(tmp_path):
+    """Gradients are in no checkpoint: one after the fifth batch would lack those of that batch."""
+
+    def fit(*callbacks, resume=None):
+        last = LastCheckpoint(tmp_path / "last.ckpt", every_steps=1)
+        trainer = make_trainer(
+            max_epochs=1, accumulate_grad_batches=2, limit_train_batches=8, limit_val_batches=0,
+            enable_checkpointing=True, callbacks=[last, *callbacks], plugins=[AtomicCheckpointIO()],
+        )  # fmt: skip
+        task = LongTailed("resnet20", backbone_args={"widths": [4, 8]}, method="baseline")
+        trainer.fit(task, datamodule=DigitsLT(batch_size=16), ckpt_path=resume)
+        assert trainer.global_step == 4
+        return task.net.state_dict()
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        fit(Stop())
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert saved["global_step"] == 2
+    assert saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["processed"] == 4
+    resumed = fit(resume=tmp_path / "last.ckpt")
+    for name, value in fit().items():
+        assert torch.equal(resumed[name], value), name
+
+
 @pytest.mark.parametrize("kind", [LongTailed, WholeStep])
 def test_a_checkpoint_loads_safely_and_restores_the_task_without_data(tmp_path, kind):
     path = str(tmp_path / "last.ckpt")
@@ -73,6 +110,31 @@ def test_testing_a_checkpoint_splits_by_the_counts_it_was_trained_with(tmp_path)
     assert tested.class_counts == COUNTS
     assert tested.metrics["val"].shots == ["many", "medium", "medium", "few"]
     assert tested.per_class == task.per_class
+
+
+@pytest.mark.parametrize(("shape", "told"), [(None, "it has no conv1.weight"), ((4, 3, 1, 1), r"shape \(4, 3, 1, 1\)")])
+def test_weights_that_lack_one_tensor_or_have_one_of_another_shape_are_refused(tmp_path, shape, told):
+    net, file = resnet20(widths=(4, 8)), tmp_path / "weights.pth"
+    weights = {key: value + 1 for key, value in net.state_dict().items()}
+    torch.save(weights | {"more": torch.zeros(1)}, file)
+    load_weights(net, "network", str(file), attached=False)
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in weights.items())
+    del weights["conv1.weight"]
+    torch.save(weights if shape is None else weights | {"conv1.weight": torch.zeros(shape)}, file)
+    with pytest.raises(UserError, match=f"does not fit the network: .*{told}.*1 of"):
+        load_weights(net, "network", str(file), attached=False)
+
+
+def test_a_task_that_expects_a_checkpoint_asks_for_no_other_weights(tmp_path):
+    """They may be gone by the time a run is tested."""
+    tasks = [LongTailed("resnet20", backbone_args={"widths": [4, 8]}, method="baseline") for _ in range(2)]
+    for task in tasks:
+        task.init_from = {"network": str(tmp_path / "gone.pth")}
+    with pytest.raises(UserError, match=r"there is no file .*gone\.pth"):
+        tasks[0].construct(info(COUNTS))
+    tasks[1].expect_checkpoint()
+    tasks[1].construct(info(COUNTS))
+    assert tasks[1].built
 
 
 def test_a_foreign_checkpoint_is_refused():

@@ -60,9 +60,17 @@ def test_without_a_number_the_module_is_decayed_as_the_network():
     assert {group["weight_decay"] for group in groups if group["of_module"]} == {0.2, 0.0}
 
 
-@pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
-def test_both_optimisers_train(name, kind):
-    task = vit_task(optimizer=AdamWOptions(name=name, lr=1e-3, lr_per=None))
+OPTIMISERS = {  # and what they are documented to have
+    "adamw": (torch.optim.AdamW, {"betas": (0.8, 0.95)}),
+    "sgd": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_both_optimisers_train(name):
+    kind, settings = OPTIMISERS[name]
+    task = vit_task(optimizer=AdamWOptions(name=name, lr=1e-3, lr_per=None, betas=(0.8, 0.95)))
     trainer = fit(task)
     assert type(trainer.optimizers[0]) is kind
+    assert all(settings.items() <= group.items() for group in trainer.optimizers[0].param_groups)
     assert all(torch.isfinite(p).all() for p in task.net.parameters())

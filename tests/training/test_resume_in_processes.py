@@ -48,6 +48,7 @@ def work(rank, folder):
 
 def test_the_training_loss_of_the_epoch_is_that_of_a_run_never_stopped(tmp_path):
     run_in_processes(work, 2, tmp_path)
-    for rank in range(2):
-        unbroken, resumed = torch.load(tmp_path / f"{rank}.pt")
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for unbroken, resumed in ranks:
         assert resumed == unbroken
+    assert ranks[0] == ranks[1]  # the mean over both, not what each has counted

@@ -4,9 +4,11 @@ from itertools import pairwise
 
 import lightning as L
 import pytest
+import torch
 
 from batchformer.errors import UserError
 from batchformer.tasks import LongTailed, OptimizerOptions, ScheduleOptions
+from batchformer.training.optimizers import set_lr
 from batchformer.training.schedules import lr_factor
 
 from ..tasks.conftest import TinyData, make_trainer
@@ -53,15 +55,33 @@ def test_network_and_module_follow_the_schedule_at_their_own_rates(limit):
         assert module == pytest.approx(0.25 * network)
 
 
+def test_the_last_batches_of_an_epoch_are_a_step_too_where_they_are_fewer_than_accumulated():
+    """Three batches at two a step are two steps: six steps are three epochs, and the cosine ends with them."""
+    watch = Watch()
+    task = LongTailed("resnet20", optimizer=OptimizerOptions(lr=0.2), schedule=ScheduleOptions(), method="baseline")
+    trainer = make_trainer(max_steps=6, accumulate_grad_batches=2, callbacks=[watch], limit_val_batches=0)
+    trainer.fit(task, datamodule=TinyData(batch_size=6))
+    assert (trainer.current_epoch, len(watch.seen)) == (3, 9)
+    expected = [0.2 * lr_factor(ScheduleOptions(), batch // 3, 3) for batch in range(9)]
+    assert [rates[0] for rates in watch.seen] == pytest.approx(expected)
+
+
 def test_the_module_has_its_own_group_and_every_parameter_is_in_one():
-    task = LongTailed("resnet20")
+    task = LongTailed("resnet20", optimizer=OptimizerOptions(momentum=0.8, nesterov=True))
     trainer = make_trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=0)
     trainer.fit(task, datamodule=TinyData())
     network, module = ([id(p) for p in group["params"]] for group in trainer.optimizers[0].param_groups)
     assert sorted(module) == sorted(id(p) for p in task.attachment.parameters())
     assert sorted(network + module) == sorted(id(p) for p in task.net.parameters())
-    decays = {group["weight_decay"] for group in trainer.optimizers[0].param_groups}
-    assert decays == {5e-4}
+    for group in trainer.optimizers[0].param_groups:
+        assert (group["weight_decay"], group["momentum"], group["nesterov"]) == (5e-4, 0.8, True)
+
+
+def test_groups_without_a_factor_of_their_own_get_the_learning_rate_itself():
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], **factor} for factor in ({}, {"lr_factor": 0.5})]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    set_lr(optimizer, 0.2, fused=False)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.1]
 
 
 def test_cosine_without_an_end_is_refused():

@@ -10,7 +10,7 @@ from batchformer.tasks import AdamWOptions, CosineOptions
 from batchformer.training.schedules import warm_cosine
 
 from ..tasks.conftest import TinyData, info, make_trainer
-from ..tasks.tiny_vit import fit, vit_task
+from ..tasks.tiny_vit import built, fit, vit_task
 
 
 def timm_scheduler(total: int, warmup: int, per_step: bool = False) -> CosineLRScheduler:
@@ -75,6 +75,13 @@ def test_the_learning_rate_is_for_so_many_images_a_step(lr_per, expected):
     task = vit_task(optimizer=AdamWOptions(lr=0.01, lr_per=lr_per))
     fit(task, callbacks=[watch], accumulate_grad_batches=2)
     assert watch.seen[0][0] == pytest.approx(expected)
+
+
+def test_the_images_of_a_step_are_those_of_all_processes():
+    task, trainer = built(optimizer=AdamWOptions(lr=0.01, lr_per=512)), make_trainer(max_epochs=1, devices=3)
+    trainer.datamodule, task.trainer = TinyData(batch_size=8), trainer
+    trainer.fit_loop.max_batches = 2  # as many steps an epoch
+    assert task.learning_rate() == pytest.approx(0.01 * 8 * 3 / 512)
 
 
 def test_what_cannot_be_scheduled_is_refused():

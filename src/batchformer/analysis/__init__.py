@@ -11,6 +11,7 @@ from batchformer.analysis.features import (
     FeaturePair,
     between_samples,
     effective_rank,
+    features_over_scenes,
     features_with_and_without,
     sample_signal,
 )
@@ -25,6 +26,7 @@ from batchformer.analysis.gradient_influence import (
 from batchformer.analysis.stream_health import StreamHealth, stream_health
 
 __all__ = ["AttentionOverBatch", "FeaturePair", "GradientOnOthers", "StreamHealth", "attention_over_batch",
-           "attention_weights", "between_samples", "effective_rank", "features_with_and_without", "grad_cam",
-           "gradient_influence", "gradient_on_others", "influence_on_features", "influence_on_images", "on_itself",
-           "relative_entropy", "sample_signal", "stream_health"]  # fmt: skip
+           "attention_weights", "between_samples", "effective_rank", "features_over_scenes",
+           "features_with_and_without", "grad_cam", "gradient_influence", "gradient_on_others",
+           "influence_on_features", "influence_on_images", "on_itself", "relative_entropy", "sample_signal",
+           "stream_health"]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,16 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from batchformer.analysis.recorded_forward import (
-    attachment_or_error,
-    attention_of_layer,
-    calls_before,
-    insertion_number,
-    record_inference,
-    whole_number,
-)
-from batchformer.attach import Attachment
-from batchformer.attach.contexts import untouched
+from batchformer.analysis.recorded_forward import record_inference, whole_number
 from batchformer.errors import UserError
 from batchformer.nn import BatchAttention
 from batchformer.nn.token_layout import TokenLayout
@@ -112,70 +102,9 @@ def attention_over_scenes(
     The paper shows the largest map of Deformable DETR in the first encoder layer: `level=0`, `place=0`. The cells are
     those of the padded canvas; the mean over the heads.
     """
-    attachment = attachment_or_error(model)
-    if len(pixel_values) < 2:
-        raise UserError("one image has no other to look at: give two or more.")
-    number = insertion_number(attachment, place)
-    point = attachment.points[number]
-    attention = attention_of_layer(point, layer)
-    entered: list[tuple[Tensor, Tensor | None]] = []
-    handle = attention.register_forward_pre_hook(
-        lambda _, args: entered.append((args[0].detach(), args[1] if len(args) > 1 else None))
-    )
-    shapes = _MapShapes(attachment, point.paths[0])
-    with untouched(attachment.model):
-        attachment.model.eval()
-        try:
-            with attachment.infer_with_batch():
-                attachment.model(pixel_values=pixel_values, pixel_mask=pixel_mask)
-        finally:
-            handle.remove()
-            shapes.remove()
-    x, valid = entered[calls_before(attachment, number)]
-    grids = shapes.of(x.shape[1])
-    if not 0 <= whole_number("level", level) < len(grids):
-        raise UserError(f"level={level}: the detector has {len(grids)} feature maps, 0 the largest.")
-    start = sum(rows * columns for rows, columns in grids[:level])
-    count = grids[level][0] * grids[level][1]
-    cells = slice(start, start + count)
-    weights = attention_in_chunks(attention, x[:, cells], None if valid is None else valid[:, cells])
-    return AttentionOverBatch(point.paths[0], weights, TokenLayout(count, 0, grids[level]), attention.group_size)
-
-
-class _MapShapes:
-    """Hooks for the sizes of the feature maps an encoder reads: from its arguments, or from the backbone's output."""
-
-    def __init__(self, attachment: Attachment, path: str) -> None:
-        encoder, _, _ = path.rpartition(".layers.")
-        parent, _, _ = encoder.rpartition(".")
-        self._listed: list[tuple[int, int]] = []
-        self._last: tuple[int, int] | None = None
-        try:
-            owner = attachment.model.get_submodule(parent)
-            backbone = owner.get_submodule("backbone")
-        except AttributeError:
-            raise UserError(f"{path!r} is no layer of the encoder of one of transformers' detectors.") from None
-        self._handles = [
-            attachment.model.get_submodule(encoder).register_forward_pre_hook(self._on_encoder, with_kwargs=True),
-            backbone.register_forward_hook(self._on_backbone),
-        ]
-
-    def _on_encoder(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self._listed = [(int(h), int(w)) for h, w in kwargs.get("spatial_shapes_list") or ()]
-
-    def _on_backbone(self, module: nn.Module, args: Any, out: Any) -> None:
-        while not isinstance(out, Tensor):
-            out = out[0] if isinstance(out[0], Tensor) else out[-1]
-        self._last = (out.shape[-2], out.shape[-1])
-
-    def of(self, positions: int) -> list[tuple[int, int]]:
-        grids = self._listed or [self._last or (0, 0)]
-        assert sum(h * w for h, w in grids) == positions, "the cells of the maps are not the positions of the encoder"
-        return grids
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+    seen = record_inference(model, pixel_values, place, layer, pixel_mask=pixel_mask, level=level)
+    weights = attention_in_chunks(seen.attention, seen.entered, seen.valid)
+    return AttentionOverBatch(seen.path, weights, seen.layout, seen.attention.group_size)
 
 
 def inside_images(

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from batchformer.analysis.batch_attention import inside_images
 from batchformer.analysis.recorded_forward import record_inference
 from batchformer.errors import UserError
 from batchformer.nn.token_layout import TokenLayout
@@ -23,19 +24,22 @@ class FeaturePair:
     related: Float[Tensor, "batch position dim"]
     layout: TokenLayout
     side: str = "after"
+    inside: Bool[Tensor, "batch row column"] | None = None  # where the cells are image and not padding
 
     def colours(self) -> tuple[Float[Tensor, "batch row column 3"], Float[Tensor, "batch row column 3"]]:
         """Both as RGB maps in [0, 1]: the first three principal components of all patches of both together.
 
-        One basis and one scale for both, so a difference in colour is a difference in the features.
+        One basis and one scale for both, so a difference in colour is a difference in the features. Padding has no
+        part in them.
         """
         if self.layout.grid is None:
             raise UserError(
                 f"the {self.layout.positions} positions {self.side} {self.path!r} are no grid: use plane()."
             )
-        patches = torch.cat([self.without, self.related])[:, self.layout.prefix :]
-        flat = principal_components(patches.flatten(0, 1), 3)
-        low, high = flat.quantile(0.02, dim=0), flat.quantile(0.98, dim=0)
+        patches = torch.cat([self.without, self.related])[:, self.layout.prefix :].flatten(0, 1)
+        inside = torch.ones(len(patches), dtype=torch.bool) if self.inside is None else self.inside.flatten().repeat(2)
+        flat = principal_components(patches, 3, inside)
+        low, high = flat[inside].quantile(0.02, dim=0), flat[inside].quantile(0.98, dim=0)
         shown = ((flat - low) / (high - low).clamp_min(1e-12)).clamp(0, 1)
         without, related = shown.reshape(2, -1, *self.layout.grid, 3)
         return without, related
@@ -53,13 +57,38 @@ def features_with_and_without(model: nn.Module, images: Tensor, place: int | str
     return FeaturePair(seen.path, seen.without.cpu(), seen.related.cpu(), seen.layout, seen.side)
 
 
-def principal_components(rows: Float[Tensor, "row dim"], count: int) -> Float[Tensor, "row {count}"]:
+def features_over_scenes(
+    model: nn.Module,
+    pixel_values: Float[Tensor, "batch 3 height width"],
+    pixel_mask: Tensor | None = None,
+    *,
+    place: int | str = 0,
+    level: int = 0,
+) -> FeaturePair:
+    """The same of an attached detector, over the cells of one of its feature maps.
+
+    The paper shows the largest map of Deformable DETR, with the module in the first encoder layer: `level=0`,
+    `place=0`. What is padding by `pixel_mask` has no part in the colours.
+    """
+    seen = record_inference(model, pixel_values, place, pixel_mask=pixel_mask, level=level)
+    inside = None
+    if pixel_mask is not None and seen.layout.grid is not None:
+        sizes = [(int(one.any(1).sum()), int(one.any(0).sum())) for one in pixel_mask]
+        inside = inside_images(seen.layout.grid, pixel_mask.shape[-2:], sizes)
+    return FeaturePair(seen.path, seen.without.cpu(), seen.related.cpu(), seen.layout, seen.side, inside)
+
+
+def principal_components(
+    rows: Float[Tensor, "row dim"], count: int, fitted: Bool[Tensor, " row"] | None = None
+) -> Float[Tensor, "row {count}"]:
     """Centred rows in the basis of their largest principal directions; signs so that each basis vector's sum is >= 0.
 
-    Where there are fewer directions than asked for, the rest is 0.
+    Centre and directions are those of the `fitted` rows, all unless given. Where there are fewer directions than asked
+    for, the rest is 0.
     """
-    centred = rows.double() - rows.double().mean(0)
-    _, vectors = torch.linalg.eigh(centred.T @ centred)
+    centred = rows.double() - (rows if fitted is None else rows[fitted]).double().mean(0)
+    spread = centred if fitted is None else centred[fitted]
+    _, vectors = torch.linalg.eigh(spread.T @ spread)
     basis = vectors.flip(1)[:, :count]
     basis = basis * torch.where(basis.sum(0) < 0, -1.0, 1.0)
     found = (centred @ basis).float()

@@ -98,16 +98,20 @@ def draw_who_looks_at_whom(
 
 
 def draw_features(features: FeaturePair, pictures: Sequence[Image.Image]) -> Image.Image:
-    """Fig. 8: images, features of the plain model, features with the module; equal features have equal colours."""
-    without, related = features.colours()
+    """Fig. 8: images, features of the plain model, features with the module; equal features have equal colours.
+
+    Maps of padded images are cut to what is image, which is what the pictures must show.
+    """
     shown = shown_of(len(pictures))
-    return contact_sheet(
-        [
-            ("what the model is shown", [tile(pictures[k]) for k in shown]),
-            ("features without the module", [tile(colour_map(without[k], fit(pictures[k]).size)) for k in shown]),
-            ("features with the module", [tile(colour_map(related[k], fit(pictures[k]).size)) for k in shown]),
-        ]
-    )
+    rows = [("what the model is shown", [tile(pictures[k]) for k in shown])]
+    for heading, maps in zip(("without", "with"), features.colours(), strict=True):
+        cut = list(maps)
+        if features.inside is not None:
+            cut = [one[: i.any(1).sum(), : i.any(0).sum()] for one, i in zip(maps, features.inside, strict=True)]
+        rows.append(
+            (f"features {heading} the module", [tile(colour_map(cut[k], fit(pictures[k]).size)) for k in shown])
+        )
+    return contact_sheet(rows)
 
 
 def draw_grad_cam(

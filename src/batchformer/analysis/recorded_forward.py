@@ -53,7 +53,8 @@ class RecordedInference:
     """One insertion in a forward of the batch: tokens (batch, position, dim) of the plain model, and with all modules.
 
     They are those that leave the submodule of `path` where the module stands after it, and those that enter it where
-    it stands before. `entered` is what entered the batch attention of the layer asked for.
+    it stands before. `entered` is what entered the batch attention of the layer asked for, `valid` the mask of valid
+    positions that came with it.
     """
 
     path: str
@@ -63,6 +64,7 @@ class RecordedInference:
     without: Tensor
     related: Tensor
     layout: TokenLayout
+    valid: Tensor | None = None
 
 
 def record_forward(attachment: Attachment, inputs: Any, blocks: list[str], positions: int | None) -> RecordedForward:
@@ -81,8 +83,19 @@ def record_forward(attachment: Attachment, inputs: Any, blocks: list[str], posit
 
 
 @torch.no_grad()
-def record_inference(model: nn.Module, images: Tensor, place: int | str = 0, layer: int = -1) -> RecordedInference:
-    """Two forwards in eval mode, without and with the modules (V2's mini-batch inference); the model is restored."""
+def record_inference(
+    model: nn.Module,
+    images: Tensor,
+    place: int | str = 0,
+    layer: int = -1,
+    *,
+    pixel_mask: Tensor | None = None,
+    level: int | None = None,
+) -> RecordedInference:
+    """Two forwards in eval mode, without and with the modules (V2's mini-batch inference); the model is restored.
+
+    Of a detector `pixel_mask` says where the images are, and `level` takes the cells of one feature map, 0 the largest.
+    """
     attachment = attachment_or_error(model)
     if not isinstance(images, Tensor):
         raise UserError(f"images must be one tensor with the whole batch, not {type(images).__name__}.")
@@ -93,25 +106,31 @@ def record_inference(model: nn.Module, images: Tensor, place: int | str = 0, lay
     attention = attention_of_layer(point, layer)
     module, path = point.module, point.paths[0]
     channels = getattr(point.site, "channels", None) or _channels_of(module)
-    entered: list[Tensor] = []
+    entered: list[tuple[Tensor, ...]] = []
     passed: list[Tensor] = []
     related: list[Tensor] = []
     with untouched(attachment.model), _removed_afterwards() as hooks:
         attachment.model.eval()
         hooks.append(_record_side(attachment.model.get_submodule(path), point.side, passed))
-        hooks.append(attention.register_forward_pre_hook(lambda _, args: entered.append(args[0])))
+        hooks.append(attention.register_forward_pre_hook(lambda _, args: entered.append(args)))
         hooks.append(module.layers[-1].register_forward_hook(lambda _, args, out: related.append(out)))
+        shapes = None if level is None else _MapShapes(attachment.model, path, hooks)
+        given = {} if pixel_mask is None else {"pixel_mask": pixel_mask}
         with attachment.disabled():  # whatever contexts the caller is in
-            attachment.model(images)
+            attachment.model(images, **given)
         with attachment.infer_with_batch():
-            attachment.model(images)
+            attachment.model(images, **given)
     which = calls_before(attachment, number)
+    x, valid = entered[which][0], entered[which][1] if len(entered[which]) > 1 else None
     plain = passed[0].transpose(1, 2) if getattr(point.site, "is_signal", False) else passed[0]
-    layout = layout_of(plain, channels, images, attachment.model)
-    without = as_tokens(plain, channels).float()
-    return RecordedInference(
-        path, point.side, attention, entered[which].detach(), without, related[which].float(), layout
-    )
+    without, after = as_tokens(plain, channels).float(), related[which].float()
+    if shapes is None or level is None:
+        layout = layout_of(plain, channels, images, attachment.model)
+    else:
+        cells, layout = shapes.cells(x.shape[1], level)
+        valid = None if valid is None else valid[:, cells]
+        x, without, after = x[:, cells], without[:, cells], after[:, cells]
+    return RecordedInference(path, point.side, attention, x, without, after, layout, valid)
 
 
 def attachment_or_error(model: nn.Module) -> Attachment:
@@ -241,6 +260,38 @@ def _record_side(block: nn.Module, side: str, passed: list[Tensor]) -> Removable
     return block.register_forward_pre_hook(
         lambda _, args, kwargs: passed.append(first_tensor((*args, *kwargs.values()))), with_kwargs=True
     )
+
+
+class _MapShapes:
+    """Hooks for the sizes of the feature maps an encoder reads: from its arguments, or from the backbone's output."""
+
+    def __init__(self, model: nn.Module, path: str, hooks: list[RemovableHandle]) -> None:
+        encoder, _, _ = path.rpartition(".layers.")
+        self._listed: list[tuple[int, int]] = []
+        self._last: tuple[int, int] | None = None
+        try:
+            backbone = model.get_submodule(encoder.rpartition(".")[0]).get_submodule("backbone")
+        except AttributeError:
+            raise UserError(f"{path!r} is no layer of the encoder of one of transformers' detectors.") from None
+        hooks.append(model.get_submodule(encoder).register_forward_pre_hook(self._on_encoder, with_kwargs=True))
+        hooks.append(backbone.register_forward_hook(self._on_backbone))
+
+    def _on_encoder(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self._listed = [(int(h), int(w)) for h, w in kwargs.get("spatial_shapes_list") or ()]
+
+    def _on_backbone(self, module: nn.Module, args: Any, out: Any) -> None:
+        while not isinstance(out, Tensor):
+            out = out[0] if isinstance(out[0], Tensor) else out[-1]
+        self._last = (out.shape[-2], out.shape[-1])
+
+    def cells(self, positions: int, level: int) -> tuple[slice, TokenLayout]:
+        """Which of so many positions are those of one map, 0 the largest, and its rows and columns."""
+        grids = self._listed or [self._last or (0, 0)]
+        assert sum(h * w for h, w in grids) == positions, "the cells of the maps are not the positions of the encoder"
+        if not 0 <= whole_number("level", level) < len(grids):
+            raise UserError(f"level={level}: the detector has {len(grids)} feature maps, 0 the largest.")
+        start, count = sum(h * w for h, w in grids[:level]), grids[level][0] * grids[level][1]
+        return slice(start, start + count), TokenLayout(count, 0, grids[level])
 
 
 def _evenly_spaced(x: Tensor, positions: int | None) -> Tensor:

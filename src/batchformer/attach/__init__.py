@@ -1,7 +1,7 @@
-"""Put a module into somebody's model with one line, take it out with one line, leave no trace."""
+"""Insert a batch-attention module into an existing model, and remove it again."""
 
-from batchformer.attach.attachment import Attachment, attach, attachment_of, detach
+from batchformer.attach.attachment import Attachment, attach, attachment_of, detach, plain_state_dict
 from batchformer.attach.locate import find_classifiers
 from batchformer.attach.plan import Point
 
-__all__ = ["Attachment", "Point", "attach", "attachment_of", "detach", "find_classifiers"]
+__all__ = ["Attachment", "Point", "attach", "attachment_of", "detach", "find_classifiers", "plain_state_dict"]

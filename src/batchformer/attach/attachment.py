@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from batchformer.attach.contexts import temporary_attributes
 from batchformer.attach.dry_run import Example
-from batchformer.attach.hooks import InputHook, register_hooks, remove_hooks
+from batchformer.attach.hooks import InputHook, TrainingCheck, register_hooks, remove_hooks
 from batchformer.attach.insertion import InstanceForward, ModuleHolder, relates_in_eval
 from batchformer.attach.locate import Channels, block_paths, encoder_layer_paths, find_classifiers
 from batchformer.attach.per_stream import BatchNormMode, MeanOfStreams, SeparateNorm
@@ -34,6 +35,9 @@ from batchformer.nn.streams import count_rows, plain_count, plain_rows, related_
 
 PREFIX = "batchformer"
 _HANDLE = "_batchformer_attachment"
+_OWN_KEY = re.compile(rf"(^|\.){PREFIX}\.\d+\.layers\.\d+\.")
+# What holds a model as its only child calls it so: torch.compile; FSDP; DDP, AveragedModel and timm's ModelEmaV3.
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "module")
 T = TypeVar("T")
 
 
@@ -84,7 +88,7 @@ def attach(
     does not have them.
     """
     refuse_what_is_no_model(model, "attach")
-    model = _unwrap(model)
+    model = getattr(model, "_orig_mod", model)  # compiled
     refuse_spread_over_processes(model)
     if (existing := attachment_of(model)) is not None:
         raise UserError(
@@ -122,36 +126,89 @@ def attach(
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Take out what `attach` put into the model; the same object comes back, with the keys it had."""
+    """Take out what `attach` put into the model; the same object comes back, with the keys it had.
+
+    Of a wrapped model (DDP, FSDP, `AveragedModel`, timm's `ModelEmaV3`, `torch.compile`) the wrapper comes back. Before
+    training goes on, wrap the model anew in DDP or FSDP, which still expect gradients of the module.
+    """
     refuse_what_is_no_model(model, "detach")
-    plain = _unwrap(model)
-    if isinstance(plain, nn.parallel.DistributedDataParallel):
-        plain = _unwrap(plain.module)
-    attachment = attachment_of(plain)
+    attachment = attachment_of(model)
     if attachment is None:
         raise UserError(
-            f"nothing is attached to this {type(plain).__name__}: call detach on the model given to attach."
+            f"nothing is attached to this {type(_unwrap(model)).__name__}: call detach on the model given to attach."
         )
     attachment.detach()
     return model
 
 
 def attachment_of(model: nn.Module) -> Attachment | None:
-    """The handle of an attached model (a copy of an attached model has its own), else None."""
+    """The handle of an attached model, wrapped or not (a copy of an attached model has its own), else None."""
     model = _unwrap(model)
     held = model.__dict__.get(_HANDLE)
     return None if held is None else held.handle_of(model)
 
 
+def plain_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict that was written while attached, without the module: it loads strictly into the stock model.
+
+    What wrappers add to the keys is taken away as well: `_orig_mod.` and `_fsdp_wrapped_module.` anywhere, `module.`
+    where all keys begin so (DDP and copies with averaged weights, whose counter `n_averaged` goes too). In a checkpoint
+    that holds state dicts among other things each of them is converted and the rest stays. That includes the state of
+    an optimizer, which still counts the module's parameters: make a new optimizer.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise UserError(
+            f"plain_state_dict takes a state dict and got {type(state_dict).__name__}: give it model.state_dict(), or "
+            f"what torch.load returns for a file."
+        )
+    if any(map(_is_state_dict, state_dict.values())):
+        return {key: plain_state_dict(part) if _is_state_dict(part) else part for key, part in state_dict.items()}
+    if not _is_state_dict(state_dict):
+        raise UserError("plain_state_dict found no weights: give it a state dict, or a checkpoint that holds one.")
+    plain = {key: value for key, value in state_dict.items() if not _OWN_KEY.search(key)}
+    for inner in _WRAPPED[:2]:
+        plain = {key.replace(f"{inner}.", ""): value for key, value in plain.items()}
+    while plain and all(key.startswith("module.") for key in plain if key != "n_averaged"):
+        plain = {key.removeprefix("module."): value for key, value in plain.items() if key != "n_averaged"}
+    return plain
+
+
+def _is_state_dict(part: Any) -> bool:
+    return (
+        isinstance(part, Mapping)
+        and all(isinstance(key, str) for key in part)
+        and any(isinstance(value, Tensor) for value in part.values())
+    )
+
+
+class _MissingKey(str):
+    """The name of a missing key; in the message of a strict load, which formats it, with what to do about it."""
+
+    def __format__(self, _: str) -> str:
+        return (
+            f"{self!s} (the file was written without the module: load it before attach, or with strict=False, which "
+            f"leaves the module as it is)"
+        )
+
+
+def _explain_missing(modules: nn.Module, incompatible: Any) -> None:
+    """A hook after loading: where a file has none of the module's weights, the error says what to do."""
+    missing = incompatible.missing_keys
+    own = [number for number, key in enumerate(missing) if _OWN_KEY.search(key)]
+    if own and len(own) == len(modules.state_dict()):
+        missing[own[-1]] = _MissingKey(missing[own[-1]])
+
+
 class _Attached:
     """What an attached model itself holds of its attachment: all but the model.
 
-    Were it the handle, which holds the model, a model that is forgotten while attached would stay in memory, with all
-    its weights, until Python's garbage collector happens to look for cycles.
+    Were it the handle, which holds the model, there would be a reference cycle: an attached model that goes out of
+    scope would keep its memory until Python's garbage collector runs.
     """
 
     def __init__(self, points: list[Point], pieces: list[InstanceForward], modules: ModuleHolder, prefix: str) -> None:
         self.points, self.pieces, self.modules, self.prefix = points, pieces, modules, prefix
+        self.training_check = TrainingCheck(modules)
         self.handle: weakref.ref[Attachment] | None = None
 
     def handle_of(self, model: nn.Module) -> Attachment:
@@ -169,8 +226,8 @@ class _Attached:
 class Attachment:
     """The handle of an attached model, as `attach` returns it.
 
-    The released code builds the module into each network and passes it by at test time; here `detach` takes it out and
-    gives back the very model. Meanwhile `plain`, `related` and `stream_losses` tell the streams apart, `disabled`
+    The released code builds the module into each network and skips it at test time; here `detach` removes it and
+    returns the same model. Meanwhile `plain`, `related` and `stream_losses` tell the streams apart, `disabled`
     trains a while without it, and `infer_with_batch` keeps it at test time, which the papers only do to measure it.
     """
 
@@ -185,6 +242,7 @@ class Attachment:
         pieces = [*supports, *(piece for point in points for piece in point.insertions)]
         modules = ModuleHolder(dict.fromkeys(point.module for point in points))  # a shared one is held once
         modules.train(model.training)
+        modules.register_load_state_dict_post_hook(_explain_missing)
         owner = _owner(model, points)
         if hasattr(owner, PREFIX):
             raise UserError(
@@ -195,6 +253,7 @@ class Attachment:
         owner.add_module(PREFIX, modules)
         for piece in pieces:
             piece.put()
+        input_hook.training_check = self._held.training_check
         input_hook.norms = [piece for piece in pieces if isinstance(piece, SeparateNorm)]
         register_hooks(model, input_hook, [point.site for point in points])
         model.__dict__[_HANDLE] = self._held
@@ -245,32 +304,52 @@ class Attachment:
             yield self.model
 
     def backend_used(self) -> dict[str, Choice]:
-        """Which path the batch attention takes at each place, here and now (autocast counts), and why.
+        """The backend of the batch attention at each place under the current autocast, and why.
 
         `attachment.backend_used()["blocks.8"].backend` is "triton", "sdpa" or "reference"; see docs/kernels.md.
         """
         return {path: point.module.backend_used() for point in self.points for path in point.paths}
 
     def plain(self, outputs: T) -> T:
-        """The rows of the plain stream, for metrics in training; outputs of eval mode pass as they are.
+        """The rows of the plain stream, for metrics in training; outputs of one stream pass as they are.
 
-        To be asked in the mode the outputs were made in: what tells is whether the module is active now. Outputs with
-        half the rows of the first one (an auxiliary head that branches off before the module) are plain already.
+        Those are all outputs in eval mode, with the module disabled and after detach; and in training those with as
+        many rows as the plain stream has (of eval mode, plain already, of a head that branches off before the module).
+        Rows that fit no forward in training (gathered from several processes) are refused: which are plain is lost.
         """
-        module = self.points[0].module
-        return plain_rows(outputs, module.streams) if self.attached and module.active else outputs
+        return plain_rows(outputs, self.points[0].module.streams) if self._has_both_streams(outputs) else outputs
 
     def related(self, outputs: T) -> T | None:
         """The rows of the related stream, as `plain` gives the others; None where there are none (eval, disabled).
 
         With `streams="single"`, and inside `infer_with_batch`, all rows are related.
         """
-        module = self.points[0].module
-        if self.attached and module.active:
+        streams = self.points[0].module.streams
+        if self._has_both_streams(outputs):
             rows = count_rows(outputs)
-            none_left = rows is not None and plain_count(rows, module.streams) == rows  # one image, split
-            return None if none_left else related_rows(outputs, module.streams)
+            none_left = rows is not None and plain_count(rows, streams) == rows  # one image, split
+            return None if none_left else related_rows(outputs, streams)
         return outputs if self.attached and relates_in_eval(self.points[0].site) else None
+
+    def _has_both_streams(self, outputs: Any) -> bool:
+        """Whether outputs hold what went through the module; by their rows where the module is active now.
+
+        Forwards of compiled models are counted here for the check of whether the module trains.
+        """
+        if self.attached:
+            self._held.training_check.count(self.model, self.points[0].module)
+        site, module, rows = self.points[0].site, self.points[0].module, count_rows(outputs)
+        if not (self.attached and module.active):
+            return False
+        if rows in (None, *site.made) or not site.made or site.compiled or module.streams == "single":
+            return True
+        if any(plain_count(made, module.streams) == rows for made in site.made):
+            return False
+        raise UserError(
+            f"these outputs have {rows} rows, and no forward in training gave as many (but "
+            f"{' or '.join(map(str, sorted(site.made)))}), so plain and related rows cannot be told apart: ask for "
+            f"them right after the forward, before outputs are gathered or joined, and in eval mode for its outputs."
+        )
 
     def stream_losses(self) -> tuple[Tensor, Tensor] | None:
         """The loss of the plain and of the related rows in the last training forward, of detectors that were given
@@ -287,7 +366,7 @@ class Attachment:
         return {key: value for key, value in self.model.state_dict().items() if not key.startswith(self.prefix)}
 
     def detach(self) -> nn.Module:
-        """The very same model, without a trace: keys, hooks and forwards as they were before attach."""
+        """Remove the module and return the same model, with the keys, hooks and forwards it had before attach."""
         if not self.attached:
             raise UserError("this attachment was detached before: attach again to get a new one.")
         for piece in reversed(self._pieces):
@@ -304,8 +383,12 @@ class Attachment:
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile(model)`."""
-    return getattr(model, "_orig_mod", model)
+    """The attached model inside wrappers; where none is attached, what is innermost."""
+    while (
+        _HANDLE not in model.__dict__ and len(model._modules) == 1 and (name := next(iter(model._modules))) in _WRAPPED
+    ):
+        model = model.get_submodule(name)
+    return model
 
 
 def _owner(model: nn.Module, points: list[Point]) -> Any:

@@ -79,7 +79,7 @@ def dry_run_state(model: nn.Module, training: bool = False) -> Iterator[None]:
 
     In training mode also what a forward may count or collect is kept: buffers, and plain numbers of the modules.
     """
-    with keep_modes(model):
+    with keep_modes(model), _keep_hooks(model):
         model.eval()
         for module in model.modules() if training else ():  # not by train(), of which a model may make its own
             module.training = True
@@ -156,6 +156,24 @@ def _keep_numbers(model: nn.Module) -> Iterator[None]:
     finally:
         for module, values in numbers.items():
             vars(module).update(values)
+
+
+@contextmanager
+def _keep_hooks(model: nn.Module) -> Iterator[None]:
+    """Hooks that a first forward installs are gone afterwards, with transformers' mark that its recorders are there.
+
+    A model that has them can no longer be pickled.
+    """
+    installed = "_output_capturing_hooks_installed"
+    before = [(module, set(module._forward_hooks), installed in vars(module)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, hooks, marked in before:
+            for key in set(module._forward_hooks) - hooks:
+                del module._forward_hooks[key]
+            if not marked:
+                vars(module).pop(installed, None)
 
 
 def run_eagerly(model: nn.Module) -> AbstractContextManager[Any]:

@@ -54,7 +54,7 @@ def call_blank(
     noise: bool = False,
 ) -> tuple[Any, Exception | None]:
     """What the model returns for blank images of the first size it takes, or for the example given; else None and the
-    first complaint. Nothing of it stays: no gradient, no statistics, no random number drawn.
+    first error. It leaves no state: no gradient, no statistics, no random number drawn.
 
     Args:
         before_each: called before each size that is tried.
@@ -69,17 +69,31 @@ def call_blank(
                 before_each()
             try:
                 return model(*args, **kwargs), None
-            except Exception as error:  # whatever a stranger's forward raises for a wrong size
+            except Exception as error:  # any model's forward may raise anything for a wrong size
                 problem = problem or error.with_traceback(None)  # whose frames hold the model, and it in this one
     return None, problem
 
 
 def _blanks(model: nn.Module, images: int, noise: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    if takes_text(model):
+        dummies: Any = model.dummy_inputs
+        args, kwargs = Example(kwargs=dummies).rows(images)
+        yield args, {name: value.to(next(model.parameters()).device) for name, value in kwargs.items()}
+        return
     for shape in _input_shapes(model):
         blank = _blank(model, shape, images)
         generator = torch.Generator().manual_seed(0)
         given = torch.randn(blank.shape, generator=generator).to(blank) if noise else blank
         yield (given,), blank_mask(model, blank)
+
+
+def takes_text(model: nn.Module) -> bool:
+    """Whether a model of transformers takes token ids, of which it has a batch as `dummy_inputs`.
+
+    Models of sound and video have the same `dummy_inputs`, which they do not take.
+    """
+    name = getattr(model, "main_input_name", None)
+    return isinstance(name, str) and name in (getattr(model, "dummy_inputs", None) or {})
 
 
 def _input_shapes(model: nn.Module) -> list[tuple[int, ...]]:

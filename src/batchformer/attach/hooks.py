@@ -1,5 +1,9 @@
-"""Model-level hooks: repeat inputs, check rows, forbid partial forwards."""
+"""Model-level hooks: repeat inputs, check rows, forbid partial forwards, warn when the module does not train."""
 
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,17 +18,125 @@ from batchformer.nn.streams import count_rows, repeat_rows, twice
 
 _LABELS = "labels"  # the argument by which transformers' models (and many written like them) compute their loss inside
 _COUNT = "num_items_in_batch"  # by which transformers' Trainer has a sum of losses divided
+_FORWARDS = 32  # between two comparisons of `TrainingCheck`: more than an optimizer lets pass between two steps
+_NOT_TRAINED = "BatchFormer is attached and does not train, although the model's parameters change: "
+_FROZEN = (
+    "its own are frozen (requires_grad=False). Attach after freezing, or unfreeze attachment.parameters(), and make "
+    "the optimizer after that."
+)
+_NOT_IN_OPTIMIZER = (
+    "no optimizer changes its own. Make the optimizer after attach, or give it the module's, "
+    'optimizer.add_param_group({"params": list(attachment.parameters())}).'
+)
+_IN_EVAL_MODE = "it is in eval mode, where it does nothing. Call model.train() before the training steps."
 
 
 class _Hook:
-    """torch.jit.script asks every hook for its name: the chance to tell the user why it cannot work."""
+    """Explains why torch.jit.script, which reads the name of every hook, cannot work."""
 
     @property
     def __name__(self) -> str:
         raise AttributeError(
             "an attached model cannot go through torch.jit.script: detach it first, bf.detach(model), or use "
-            "torch.export (or torch.jit.trace) in eval mode, which see the plain model."
+            "torch.export (or torch.jit.trace) in eval mode, which see the plain model.",
+            name="torch.jit.script",  # else Python ends the message with "Did you mean: '__ne__'?"
+            obj=None,
         )
+
+
+class TrainingCheck:
+    """Warns once when training changes the model's parameters and leaves the module's as they are.
+
+    Every `_FORWARDS` forwards with gradients the norms of all parameters are compared with those before; two equal
+    findings in a row decide. The interval doubles while nothing speaks against the module, so that gradient
+    accumulation, skipped steps, learning rate 0 and gradients without training cost nothing. Once the module is known
+    to train, only forwards in eval mode count (`model.train()` may be forgotten after a validation).
+
+    A parameter's `_version` would need no synchronisation with the device, but fused optimizers leave it as it is.
+    """
+
+    def __init__(self, modules: nn.Module) -> None:
+        self.modules = modules
+        self._done = self._trains = False
+        self._training, self._eval = _Interval(1), _Interval(_FORWARDS)
+
+    def count(self, model: nn.Module, module: BatchFormer) -> None:
+        """One forward. `Attachment.plain` and `related` count as well: compiled models run no hook on the host."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if self._done or (self._trains and module.training) or not module.enabled:
+            return
+        if module.training:
+            self._eval = _Interval(_FORWARDS)  # steps count for eval mode where no forward was in training mode
+        interval = self._training if module.training else self._eval
+        interval.forwards -= 1
+        if interval.forwards > 0 or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            return
+        self._compare(model, interval, module.training)
+
+    def _compare(self, model: nn.Module, interval: _Interval, training: bool) -> None:
+        own = set(self.modules.parameters())
+        if training:
+            _refuse_unsynchronised(own)
+        try:
+            norms = _norms(self.modules.parameters()), _norms(p for p in model.parameters() if p not in own)
+        except (RuntimeError, TypeError):  # a kind of parameter without norms: training goes on unchecked
+            norms = [], []
+        if not norms[0]:  # or all of them are held by other processes
+            self._done = True
+            return
+        trained = interval.finding(*norms)
+        self._trains |= training and trained is True
+        if trained is False:
+            self._done = True
+            frozen = not any(p.requires_grad for p in own)
+            why = _IN_EVAL_MODE if not training else _FROZEN if frozen else _NOT_IN_OPTIMIZER
+            warnings.warn(_NOT_TRAINED + why, UserWarning, stacklevel=1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TrainingCheck, (self.modules,)  # a copy of the model begins a check of its own
+
+
+class _Interval:
+    """The forwards from one comparison of norms to the next."""
+
+    def __init__(self, forwards: int) -> None:
+        self.forwards, self.length = forwards, _FORWARDS
+        self.norms: tuple[list[float], list[float]] | None = None
+        self.last: bool | None = None
+
+    def finding(self, own: list[float], others: list[float]) -> bool | None:
+        """Whether the module was trained; None where nothing was, or the comparison before did not find the same (a
+        file that is loaded changes parameters once)."""
+        before, self.norms = self.norms, (own, others)
+        trained = before is None or own != before[0] or others == before[1]
+        self.length *= 2 if trained and before is not None else 1
+        self.forwards = self.length
+        if before is None or before == self.norms:
+            return None
+        last, self.last = self.last, trained
+        return trained if last is trained else None
+
+
+def _norms(parameters: Iterable[Tensor]) -> list[float]:
+    """Of what this process holds of each parameter; tensors in the place of parameters (`torch.func`) are left out."""
+    parts = [p.to_local() if hasattr(p, "to_local") else p for p in parameters if isinstance(p, nn.Parameter)]
+    kept = [p.detach() for p in parts if p.is_floating_point() and p.numel() and not p.is_meta]
+    return [float(torch.linalg.vector_norm(p, dtype=torch.float32 if p.is_mps else torch.float64)) for p in kept]
+
+
+def _refuse_unsynchronised(own: set[nn.Parameter]) -> None:
+    """DistributedDataParallel exchanges the gradients of the parameters it found when it was made."""
+    wrapper = nn.parallel.DistributedDataParallel._active_ddp_module
+    if wrapper is None:
+        return
+    late = own - set(wrapper._module_parameters)
+    for name, parameter in wrapper.module.named_parameters():
+        if parameter in late and parameter.requires_grad and name not in wrapper.parameters_to_ignore:
+            raise UserError(
+                "the module was attached after the model was wrapped in DistributedDataParallel, which does not "
+                "exchange its gradients between processes: attach first, then wrap."
+            )
 
 
 class InputHook(_Hook):
@@ -38,6 +150,7 @@ class InputHook(_Hook):
         self.module = module
         self.doubles_input = False  # see `doubled_input.double_input`
         self.norms: list[SeparateNorm] = []
+        self.training_check: TrainingCheck | None = None
         self.canvas: tuple[int, int] | None = None  # height and width of the images, where processes compare them
         self.inside = False  # while the forward of the whole model runs
         arguments = argument_names(type(model).forward)
@@ -49,6 +162,8 @@ class InputHook(_Hook):
                 "an attached model cannot run in nn.DataParallel, whose replicas would call the first GPU's layers: "
                 "start one process per GPU (torchrun, DistributedDataParallel), or show the program one GPU only."
             )
+        if self.training_check is not None:
+            self.training_check.count(model, self.module)
         if not self.module.active:
             return None
         for norm in self.norms:  # a plain loop, which is easy to compile
@@ -117,7 +232,7 @@ class ForbidPartialForward(InstanceForward):
 class RowCheck(_Hook):
     """A forward hook of the whole model: the rows that left the module must be the rows that leave the model.
 
-    After a forward that failed it is called without outputs, and only forgets what was noted so far.
+    After a forward that failed it is called without outputs, and only clears what the sites have recorded.
     """
 
     def __init__(self, sites: list[SharedFeature | After], input_hook: InputHook) -> None:
@@ -144,7 +259,7 @@ class RowCheck(_Hook):
             )
         if left is not None and left != expected[0]:
             if left == 2 * expected[0] or len(set(expected)) > 1:
-                cure = "the streams were opened twice on one way: name one place of it"
+                cure = "the streams were opened twice in one forward: name one of the places"
             else:
                 cure = "the model does not pass the second stream on from there: attach at another layer"
             raise UserError(

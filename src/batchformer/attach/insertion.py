@@ -1,8 +1,8 @@
 """The objects that attach puts in the place of the `forward` of single layers, before or after what the layer does.
 
-Why an instance `forward` and neither a hook nor a wrapper: keys stay, `deepcopy` and pickling give a copy that drives
-itself, and `torch.compile` guards on it, whereas it skips guards on hooks (an attached model compiled after a plain
-twin would silently run plain).
+Why an instance `forward` and neither a hook nor a wrapper: keys stay, `deepcopy` and pickling give a copy that uses
+its own modules, and `torch.compile` guards on it, whereas it skips guards on hooks (an attached model compiled after a
+plain twin would silently run plain).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def weak_reference(module: nn.Module | None) -> weakref.ref[nn.Module] | None:
 class InstanceForward:
     """An object that stands in for the `forward` (or another method) of one module, and can be taken away again.
 
-    The module holds this object, which in turn holds the module weakly: else a forgotten model would stay in memory,
-    with all its weights, until Python's garbage collector happens to look for cycles.
+    The module holds this object, which holds the module by a weak reference: with a reference cycle a model that goes
+    out of scope would keep its memory until Python's garbage collector runs.
     """
 
     def __init__(self, layer: nn.Module, name: str = "forward") -> None:
@@ -105,7 +105,27 @@ def relate_alone(module: BatchFormer, x: Tensor, channels: Channels, valid: Tens
     return with_channels_last(partial(module.relate, valid=valid), x)
 
 
-class SharedFeature:
+class Site:
+    """Where the rows of a batch are related, and how many rows have left the module there in training."""
+
+    def __init__(self) -> None:
+        self.rows: int | None = None  # in the forward under way, for `hooks.RowCheck`
+        self.made: set[int] = set()  # in every forward so far, for `Attachment.plain`
+        self.compiled = False  # then `made` does not tell: adding to it would fix the shapes of the compiled code
+        self.infers = False  # see `Attachment.infer_with_batch`
+
+    def note(self, rows: int) -> None:
+        self.rows = rows
+        if torch.compiler.is_compiling():
+            self.compiled = True
+        else:
+            self.made.add(rows)
+
+    def forget(self) -> None:
+        self.rows, self.made = None, set()
+
+
+class SharedFeature(Site):
     """One feature, related once per forward, for the several heads that read it.
 
     The first head of the model's order computes both streams and leaves them here; the last one takes them away. Which
@@ -113,25 +133,25 @@ class SharedFeature:
     """
 
     def __init__(self, module: BatchFormer, channels: Channels) -> None:
+        super().__init__()
         self.module, self.channels = module, channels
-        self.rows: int | None = None  # that left the module in the forward under way, for `hooks.RowCheck`
         self.read: Tensor | None = None
         self.streams: Tensor | None = None
-        self.infers = False  # see `Attachment.infer_with_batch`
 
     def __call__(self, x: Tensor, first: bool, last: bool) -> Tensor:
         if first or self.streams is None or self.read is not x:
             self.read, self.streams = x, self._relate(x)
         out = self.streams
         if self.module.active:
-            self.rows = out.shape[0]
+            self.note(out.shape[0])
         if last:
             self.read = self.streams = None
         return out
 
     def forget(self) -> None:
         """After a forward that failed between two heads: what it left would keep its whole graph in memory."""
-        self.rows = self.read = self.streams = None
+        super().forget()
+        self.read = self.streams = None
 
     def _relate(self, x: Tensor) -> Tensor:
         if not self.module.active:
@@ -142,7 +162,7 @@ class SharedFeature:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made between two heads must not carry half a forward.
-        return {**self.__dict__, "rows": None, "read": None, "streams": None}
+        return {**self.__dict__, "rows": None, "made": set(), "read": None, "streams": None}
 
 
 class Before(InstanceForward):
@@ -162,7 +182,7 @@ class Before(InstanceForward):
         return self.original(*args, **kwargs)
 
 
-class After(InstanceForward):
+class After(InstanceForward, Site):
     """Do what the layer does, then relate its output (of nested tuples, the first tensor) over the batch.
 
     Mostly it simply returns twice the rows and everything behind it follows; else see `doubled_input.py`. Whether it
@@ -178,12 +198,11 @@ class After(InstanceForward):
         padding: LayerPadding | None = None,
         is_signal: bool = False,  # (B, C, length), which no shape tells from tokens (B, N, C)
     ) -> None:
-        super().__init__(layer)
+        InstanceForward.__init__(self, layer)
+        Site.__init__(self)
         self.module, self.opens, self.padding, self.is_signal = module, opens, padding, is_signal
         self.plain_half: PlainHalfOnly | None = None  # of a model with doubled input: the layer itself sees B rows
         self.input_hook: InputHook | None = None  # of a detector, whose images differ in size from batch to batch
-        self.rows: int | None = None
-        self.infers = False  # see `Attachment.infer_with_batch`
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.removed or not (self.module.active or relates_in_eval(self)):
@@ -214,17 +233,14 @@ class After(InstanceForward):
         if not self.module.active:
             return relate_alone(self.module, x, self.module.channels if x.ndim == 4 else "last", valid)
         x = self.module(x, valid, opens=self.opens, grid=None if self.input_hook is None else self.input_hook.canvas)
-        self.rows = x.shape[0]
+        self.note(x.shape[0])
         return x
-
-    def forget(self) -> None:
-        self.rows = None
 
     def _doubled(self, rows: int | None) -> bool:
         return self.module.active and self.opens and self.rows != rows
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "rows": None}
+        return {**super().__getstate__(), "rows": None, "made": set()}
 
 
 class LayerPadding:

@@ -189,7 +189,12 @@ class StreamGuardHook:
         if len(args) != 2:
             return
         logits, targets = (given[0] if isinstance(given, tuple) else given for given in args)
-        if not _understood(logits, targets) or self.attachment.related(logits) is None:
+        if not _understood(logits, targets):
+            return
+        try:
+            if self.attachment.related(logits) is None:
+                return
+        except UserError:  # rows of another model, or of several forwards
             return
         if self.guard is None:
             self.guard = StreamGuard(logits.shape[1])

@@ -25,13 +25,15 @@ def find_classifiers(model: nn.Module) -> list[str]:
     """Dotted paths of the layers that turn features into class scores.
 
     timm says it itself (`pretrained_cfg["classifier"]`, or `get_classifier()`), several for models with several heads;
-    transformers has a `classifier` beside its backbone, or several whose names end so; torchvision uses one of a few
+    transformers has a `classifier` beside its backbone, else several whose names end so; torchvision uses one of a few
     names, for a container then the last Linear or 1x1 convolution in it; in a plain `nn.Sequential` it is the last
     Linear.
     """
     ways = (_named_by_timm, _found_by_getter, _named_by_transformers, _usually_named, _last_of_sequential)
     named = next((found for found in (way(model) for way in ways) if found), [])
-    named = [_last_of_container(model, path) for path in named]
+    # DeiT's own distilled class says `head` alone
+    beside = [f"{path}_dist" for path in named if f"{path}_dist" in model._modules and f"{path}_dist" not in named]
+    named = [last_of_container(model, path) for path in [*named, *beside]]
     paths = [path for path in named if _has_weights(model.get_submodule(path))]
     if paths:
         return paths
@@ -83,6 +85,7 @@ def _named_by_transformers(model: nn.Module) -> list[str]:
     if not isinstance(backbone, str) or backbone not in model._modules:
         return []
     beside = [name for name in model._modules if name.endswith("classifier")]
+    beside = ["classifier"] if "classifier" in beside else beside  # DistilBERT has a `pre_classifier` before it
     return beside or [f"{backbone}.{path}" for path in _named_by_timm(model.get_submodule(backbone))]  # a timm model
 
 
@@ -97,7 +100,7 @@ def _usually_named(model: nn.Module) -> list[str]:
     return found
 
 
-def _last_of_container(model: nn.Module, path: str) -> str:
+def last_of_container(model: nn.Module, path: str) -> str:
     """A head of several layers ends in the one that scores: the features are what enters that one."""
     module = model.get_submodule(path)
     # PEFT's adapters: what they add stands beside the `base_layer`, and both read what enters the adapter
@@ -182,13 +185,17 @@ def feature_from_layer(layer: nn.Module) -> Feature | None:
     return None
 
 
-def feature_from_tensor(x: Tensor, path: str) -> Feature:
-    """The feature a tensor is, where its shape alone tells."""
+def feature_from_tensor(x: Tensor, path: str, scoring: str) -> Feature:
+    """The feature a tensor is, where its shape alone tells; `scoring` is the layer in `path` that turns it into scores.
+
+    transformers' ResNet has a `classifier` that flattens a map of one pixel first: before its Linear there is one row.
+    """
     if x.ndim in (2, 3):
         return Feature(x.shape[-1], "last")
+    inside = "" if scoring == path else f"name the layer inside, before={scoring!r}, or "
     raise UserError(
         f"the input of {path!r} has the shape {tuple(x.shape)}, which is not clearly one feature or a row of tokens: "
-        f'say dim= and channels="first" or "last".'
+        f'{inside}say dim= and channels="first" or "last".'
     )
 
 

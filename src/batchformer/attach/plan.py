@@ -71,6 +71,8 @@ def plan_in_place(model: nn.Module, plan: InsertionPlan, **settings: Any) -> Ite
     finally:
         hook.remove()
         plan.input_hook.inside = False
+        for insertion in plan.insertions:
+            insertion.forget()
 
 
 def rows_double(model: nn.Module, plan: InsertionPlan, training: bool = False) -> tuple[bool, Exception | None]:
@@ -103,16 +105,16 @@ def _close_to(found: Tensor, wanted: Tensor) -> bool:
 
 
 def check_apart(model: nn.Module, plan: InsertionPlan) -> None:
-    """Plain rows must stay as they are whatever the related ones become. They do not where a model lets the images of
-    a batch see each other by itself (timm's GCViT gives windows the queries of other images)."""
+    """Plain rows must stay as they are whatever the related ones become. They do not where a model itself mixes
+    the images of a batch (timm's GCViT gives windows the queries of other images)."""
     rows = _plain_outputs(model, plan, torch.clone)
     changed = not _bitwise_equal(rows, _plain_outputs(model, plan, torch.neg))
     if changed and _bitwise_equal(
         rows, _plain_outputs(model, plan, torch.clone)
     ):  # else the model is never twice the same
         raise UserError(
-            f"{type(model).__name__} lets the images of a batch see each other behind {plan.paths[0]!r}, so that its "
-            f'plain rows would change with the related ones: attach further behind, or use streams="split" or '
+            f"{type(model).__name__} lets the images of a batch influence each other behind {plan.paths[0]!r}, so that "
+            f'its plain rows would change with the related ones: attach further behind, or use streams="split" or '
             f'"single".'
         )
 

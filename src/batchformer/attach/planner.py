@@ -21,6 +21,7 @@ from batchformer.attach.locate import (
     get_submodule,
     is_signal,
     known_layout,
+    last_of_container,
 )
 from batchformer.attach.per_stream import PROPOSAL_LOSS, BatchNormMode, MeanOfStreams, SeparateNorm, separate_norms
 from batchformer.attach.plan import (
@@ -93,7 +94,7 @@ def _make_point(
     layers = [model.get_submodule(path) for path in paths]
     known = feature_from_layer(layers[0])
     if known is None and (dim is None or channels is None) and seen is not None:
-        known = feature_from_tensor(seen, paths[0])
+        known = feature_from_tensor(seen, paths[0], last_of_container(model, paths[0]))
     dim = dim if dim is not None else known.dim if known else None
     channels = channels or (known.channels if known else "last")
     if dim is None:
@@ -109,7 +110,7 @@ def norms_behind_heads(
     model: nn.Module, points: list[Point], batch_norm: BatchNormMode, example: Example | None
 ) -> list[SeparateNorm]:
     """What keeps the streams apart in each BatchNorm behind the places: those in the heads; and where some are
-    registered after the heads, those a dry run shows both streams to reach (none, of a model that cannot be run dry).
+    registered after the heads, those a dry run shows both streams to reach (none where the dry run fails).
     """
     module, heads = points[0].module, [piece.layer for point in points for piece in point.insertions]
     names = {part: name for name, part in model.named_modules()}

@@ -24,16 +24,16 @@ def refuse_what_is_no_model(model: Any, call: str) -> None:
 
 
 def refuse_spread_over_processes(model: nn.Module) -> None:
-    """Weights that come after the wrapping are left out of its exchange: the processes would part ways unnoticed."""
+    """A wrapper does not synchronise parameters that are added later: those of the processes would differ unnoticed."""
     for part in model.modules():
         found = next((kind.__name__ for kind in type(part).__mro__ if kind.__name__ in _WRAPPERS), None)
         if found is not None:
             how = "sharding it" if found == "FSDPModule" else f"wrapping the model in {found}"
-            raise UserError(f"attach before {how}: it has counted the parameters.")
+            raise UserError(f"attach before {how}: parameters that are added later are not synchronised.")
 
 
 def refuse_attached_parts(model: nn.Module, handle: str) -> None:
-    """Two of them on one way would open four streams."""
+    """Two attachments in one forward would open four streams."""
     for name, part in model.named_modules():
         if name and handle in part.__dict__:
             raise UserError(
@@ -72,8 +72,9 @@ def check_before(model: nn.Module, **only_after: bool) -> None:
     for name, given in only_after.items():
         if given:
             raise UserError(f"{name}=True goes with after=, blocks= or encoder_layers=: leave it out.")
-    if takes_padded_images(model):
+    if takes_padded_images(model) or isinstance(model._modules.get("bbox_predictor"), nn.Module):
+        where = "encoder_layers=[0], as the paper does," if takes_padded_images(model) else "blocks=[0]"  # YOLOS
         raise UserError(
-            f"{type(model).__name__} is a detector, which the second stream enters inside the encoder: say "
-            f"encoder_layers=[0], as the paper does, or after=[paths]."
+            f"{type(model).__name__} is a detector, which the second stream enters inside the encoder: say {where} or "
+            f"after=[paths]."
         )

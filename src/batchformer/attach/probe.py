@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchformer.attach.dry_run import Example, call_blank
+from batchformer.attach.dry_run import Example, call_blank, takes_text
 from batchformer.errors import UserError
 
 ArgumentPath = tuple[int | str, ...]
@@ -96,6 +96,10 @@ def record_calls(
         raise UserError(
             f"{type(model).__name__} did not take example_inputs= with {images} rows ({type(problem).__name__}: "
             f"{problem}): give a batch as the model is called with, a tensor, a tuple or a dict of names."
+        )
+    if problem is not None and takes_text(model):
+        raise UserError(
+            f"{type(model).__name__} did not take its own dummy_inputs ({problem}): give a batch as example_inputs=."
         )
     if problem is not None:
         raise UserError(

@@ -3,12 +3,15 @@
 import importlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any
 
-from batchformer.errors import UserError, did_you_mean
+from batchformer.errors import UserError, did_you_mean, interruption
 
 COMMANDS = {
     "fit": "train one recipe",
@@ -32,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name that a terminal cannot show must not cost what was computed
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return _dispatch(args, debug)
+        with _sigterm_as_interrupt():
+            return _dispatch(args, debug)
     except BrokenPipeError:  # | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -45,6 +49,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_main_process() or _is_of_one_process(problem):
             print(f"batchformer: {sentence}", file=sys.stderr)
         return code
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM, which job schedulers send, ends a command as Ctrl-C does; `timeout` sends it twice at once."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    came: list[int] = []
+
+    def stop(number: int, _: Any) -> None:
+        came.append(number)
+        if len(came) == 1:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _dispatch(args: list[str], debug: bool) -> int:
@@ -96,8 +120,8 @@ def _is_of_one_process(problem: BaseException) -> bool:
 
 
 def _explain(problem: BaseException) -> tuple[int, str]:
-    if isinstance(problem, KeyboardInterrupt):
-        return 130, str(problem) or "stopped."
+    if (stopped := interruption(problem)) is not None:
+        return 130, str(stopped) or "stopped."
     cause: BaseException | None = problem
     while cause is not None:  # jsonargparse puts its own words around what a constructor of an optional type says
         if isinstance(cause, UserError):

@@ -10,6 +10,11 @@ from typing import Literal
 
 from batchformer.errors import UserError, did_you_mean
 
+_BY_OTHER_NAMES = {  # of options that people know from other programs
+    "dry-run": "--trainer.fast_dev_run true trains and evaluates one batch and keeps nothing",
+    "print-config": "batchformer recipes NAME prints a recipe, and config.yaml of a run folder has all of its fields",
+}
+
 
 @dataclass(frozen=True)
 class Option:
@@ -64,6 +69,8 @@ def read_arguments(args: Sequence[str], options: Sequence[Option], recipe_keys: 
             if recipe_keys and ("." in name or name == "config"):
                 found.recipe_keys.append((name, given if equals else _take_one(name, rest)))
                 continue
+            if recipe_keys and (other := _BY_OTHER_NAMES.get(name.replace("_", "-"))):
+                raise UserError(f"There is no --{name}: {other}.")
             hint = did_you_mean(name, known, prefix="--")
             if recipe_keys and not hint:
                 hint = did_you_mean(name.replace("-", "_"), _keys_of(found.positional), prefix="--")

@@ -24,8 +24,10 @@ from batchformer.cli.training import (
 )
 from batchformer.errors import UserError
 from batchformer.files import write_json
+from batchformer.metrics.measures import measures_of, with_current_names
 from batchformer.recipes import find_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
+from batchformer.runs.lock import locked
 
 _GIVEN_BY_COMPARE = ("model.method", "model.seed", "data.seed", "data.init_args.seed")
 HELP = """
@@ -106,18 +108,24 @@ def run(args: list[str]) -> int:
             _clear(out, folders)
 
     try:
-        for index, each in enumerate(planned):
-            line.begin_run(index, each.label)
-            config = maker.config(each.folder, each.overrides)
-            if config["trainer"].get("limit_val_batches") == 0:
-                raise UserError(
-                    "compare compares evaluations, and trainer.limit_val_batches 0 leaves none: leave it out."
-                )
-            if resume and each.folder.finished:
-                results.append(_kept(each.folder, config, line))
-                continue
-            results.append(maker.train(each.folder, each.overrides, False, clear if index == 0 else None))
-            _free_memory()
+        with locked(each.folder for each in planned if not (resume and each.folder.finished)):
+            for index, each in enumerate(planned):
+                line.begin_run(index, each.label)
+                config = maker.config(each.folder, each.overrides)
+                if config["trainer"].get("limit_val_batches") == 0:
+                    raise UserError(
+                        "compare compares evaluations, and trainer.limit_val_batches 0 leaves none: leave it out."
+                    )
+                if config["trainer"].get("fast_dev_run"):
+                    raise UserError(
+                        "compare compares whole runs: try one out with batchformer fit and trainer.fast_dev_run, or "
+                        "compare short ones (--trainer.max_epochs 1)."
+                    )
+                if resume and each.folder.finished:
+                    results.append(_kept(each.folder, config, line))
+                    continue
+                results.append(maker.train(each.folder, each.overrides, False, clear if index == 0 else None))
+                _free_memory()
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
         raise KeyboardInterrupt(f"stopped; go on with: {program()} compare {shlex.join(words)} --resume") from None
@@ -243,10 +251,24 @@ def _conclude(name: str, out: Path, planned: list[Planned], results: list[dict[s
     print(format_table(table))
     print(f"\n{verdict(table).sentence}\n")
     print(f"Look at:  {page}   (open it in a browser)")
-    trained = shlex.quote(str(planned[-1].folder.path if len(variants) != 2 else planned[1].folder.path))
+    trained = shlex.quote(str(_to_export(planned, results).path))
     print(f"Next:     {program()} export {trained}     the plain weights, without BatchFormer")
     print(f"          {program()} compare {again} --seeds 5 --out DIR   more seeds, a narrower interval")
     print(f"          {program()} recipes   the other data sets, and folder-lt for your own images")
+
+
+def _to_export(planned: list[Planned], results: list[dict[str, Any]]) -> RunFolder:
+    """Of two variants the one that is compared with the reference, of more the best by the primary measure."""
+    if len({each.variant for each in planned}) == 2:
+        return planned[1].folder
+    gains: dict[str, list[float]] = {}
+    for each, result in zip(planned, map(with_current_names, results), strict=True):
+        for measure in measures_of(result):
+            value = result["metrics"].get(measure.key)
+            if measure.primary and value is not None:
+                gains.setdefault(each.variant, []).append(measure.gain(value))
+    best = max(gains, key=lambda variant: sum(gains[variant]) / len(gains[variant]), default=planned[0].variant)
+    return next(each.folder for each in planned if each.variant == best)
 
 
 def _free_memory() -> None:

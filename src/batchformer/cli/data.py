@@ -3,11 +3,12 @@
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.training import recipe_overrides
 from batchformer.errors import UserError
+from batchformer.metrics.shots import SHOTS
 from batchformer.recipes import find_recipe
 
 HELP = """
 batchformer data                              the data sets and the layouts of their folders
-batchformer data RECIPE [--data-root DIR]     look at the data of a recipe: classes, images, many / medium / few
+batchformer data RECIPE [--data-root DIR]     look at the data of a recipe: classes, images, what is passed over
 batchformer data miniature NAME DEST          write a tiny data set in the official layout, to try a recipe out
 """
 FOOTNOTE = """\
@@ -54,7 +55,8 @@ def _describe(recipe: str, overrides: list[tuple[str, str]]) -> None:
 
     cli = RecipeCLI()
     cli.load(file, overrides)
-    about = cli.build()[1].describe()
+    task, data, *_ = cli.build()
+    about = data.describe()
     head, tail = about["head"], about["tail"]
     print(
         f"{name}: {about['classes']} {'class' if about['classes'] == 1 else 'classes'}, "
@@ -65,9 +67,14 @@ def _describe(recipe: str, overrides: list[tuple[str, str]]) -> None:
         print(f"  {about['train_boxes']:,} training and {about['test_boxes']:,} test boxes")
     print(f"  most {things}:   {head['name']} ({head['images']:,})")
     print(f"  fewest {things}: {tail['name']} ({tail['images']:,}), imbalance {about['imbalance']:.0f}")
-    print(
-        f"  many (> 100): {about['many']}   medium (20 to 100): {about['medium']}   few (< 20): {about['few']} classes"
-    )
+    judged = {measure.key for measure in task.measures}.issuperset(SHOTS)
+    if judged and sum(about[shot] > 0 for shot in SHOTS) > 1:  # a long tail
+        print(
+            f"  many (> 100): {about['many']}   medium (20 to 100): {about['medium']}   few (< 20): {about['few']} "
+            "classes"
+        )
     for sentence in about.get("details", ()):
         print(f"  {sentence}")
     print(f"  image size {about['image_size']}, fingerprint {about['fingerprint'][:16]}")
+    for remark in data.remarks():
+        print(f"  note: {remark}")

@@ -62,6 +62,9 @@ def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
     plain = bf.detach(net) if bf.attachment_of(net) is not None else net
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in plain.state_dict().items()}
     metadata, call, imports = task.export_notes()
+    if not call:  # a task of the user's own: its run folder knows how to make it, and for which data
+        call = f"load_run({str(found.folder.path)!r}, trust=True).task.plain_network()"
+        imports = "from batchformer.cli.finished_run import load_run"
     content = save(weights, {**metadata, **_metadata(found)})
 
     fresh = task.plain_network()

@@ -1,6 +1,7 @@
 """``batchformer fit RECIPE``: train one run of a recipe."""
 
 import shlex
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from batchformer.cli.training import (
 from batchformer.errors import UserError, did_you_mean
 from batchformer.recipes import find_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
+from batchformer.runs.lock import locked
 
 HELP = """
 batchformer fit RECIPE [options] [--key value ...]
@@ -41,6 +43,7 @@ Train one recipe: a shipped name (batchformer recipes) or a YAML file of your ow
   --overwrite                     start anew in a run folder that exists
   --no-analysis                   leave out the analyses at the end
 
+To try a recipe out: --trainer.fast_dev_run true trains and evaluates one batch and keeps nothing.
 Any field of the recipe: --trainer.max_epochs 3 --trainer.precision bf16-mixed --trainer.devices 2
   --model.batchformer.heads 8 --model.loss.name cross_entropy --data.imbalance 50 --run.checkpoint_every_steps 100
   --model.batchformer.blocks [8] --model.batchformer.variant stable --model.ema 0.9999   (vit-*, deit-*)
@@ -69,15 +72,22 @@ def run(args: list[str]) -> int:
 
     cli, resume = RecipeCLI(), given.flag("resume")
     line = ProgressLine()
-    again = f"batchformer fit {words_again(given, 'name', 'method', 'variant', 'seed', 'init-from', 'no-analysis')}"
+    kept = ("name", "method", "variant", SEED_OF_LIGHTNING, "seed", "init-from", "no-analysis")
+    again = f"batchformer fit {words_again(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
-    overrides = [*_variant(cli, file, given), *overrides]
+    overrides = [*_variant(cli, file, given, overrides), *overrides]
     first = cli.load(file, overrides)
     variant, seed = variant_of(first), first["model"]["seed"]
     target = first["data"].get("init_args", {}).get("target")
     run_name = "-".join(part for part in (variant, target, f"seed{seed}") if part)
     folder = RunFolder(Path(given.value("out") or f"runs/{name}/{run_name}"))
     config = maker.config(folder, overrides)
+    if config["trainer"].get("fast_dev_run"):
+        with tempfile.TemporaryDirectory() as place:
+            maker.train(RunFolder(Path(place) / "run"), overrides, False)
+        if is_main_process():
+            print("Training and evaluation went through for a batch or so (trainer.fast_dev_run); nothing was kept.")
+        return 0
     if resume and folder.finished:
         if folder.config.is_file():
             refuse_other_settings(folder, config)
@@ -87,7 +97,8 @@ def run(args: list[str]) -> int:
         return 0
     line.begin_run(0, " ".join(part for part in (variant, target, f"seed {seed}") if part))
     try:
-        maker.train(folder, overrides, given.flag("overwrite"))
+        with locked([folder]):
+            maker.train(folder, overrides, given.flag("overwrite"))
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
         raise KeyboardInterrupt(f"stopped; go on with: {program()} fit {shlex.join(words)} --resume") from None
@@ -96,16 +107,27 @@ def run(args: list[str]) -> int:
     return 0
 
 
-def _variant(cli: Any, file: Path, given: Arguments) -> list[tuple[str, str]]:
-    """The keys of the variant that was asked for, the last one if it was named twice; none without it."""
-    if not given.flag("variant"):
-        return []
-    cli.load(file)
-    known, (name, changed) = cli.variants, list(variants_on_the_line(given.values["variant"]).items())[-1]
-    if not changed and name not in known:
-        hint = did_you_mean(name, known) or f" There are: {', '.join(known)}."
-        raise UserError(f"{file.stem} has no variant {name}.{hint}")
-    return [*known.get(name, []), *changed, ("run.variant", name), ("run.reference", next(iter(known)))]
+def _variant(cli: Any, file: Path, given: Arguments, overrides: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The keys of the variant that was asked for, the last one if it was named twice.
+
+    Without `--variant` the recipe is trained as it is, under the name of the variant that it then is, if it is one.
+    """
+    as_it_is = cli.load(file, [] if given.flag("variant") else overrides)
+    known = cli.variants
+    if given.flag("variant"):
+        name, changed = list(variants_on_the_line(given.values["variant"]).items())[-1]
+        if not changed and name not in known:
+            hint = did_you_mean(name, known) or f" There are: {', '.join(known)}."
+            raise UserError(f"{file.stem} has no variant {name}.{hint}")
+        changed = [*known.get(name, []), *changed]
+    elif given.flag("method") or all(keys == [("model.method", each)] for each, keys in known.items()):
+        return []  # the method is its name
+    else:
+        same = [each for each, keys in known.items() if cli.load(file, [*overrides, *keys]) == as_it_is]
+        if len(same) != 1 or as_it_is["run"].get("variant"):
+            return []
+        name, changed = same[0], []
+    return [*changed, ("run.variant", name), ("run.reference", next(iter(known)))]
 
 
 def _show(folder: RunFolder) -> None:

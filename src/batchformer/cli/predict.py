@@ -1,5 +1,7 @@
 """``batchformer predict RUN IMAGES_OR_FOLDERS...``: predict on images with the network of a run."""
 
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,27 +9,30 @@ from batchformer.cli.arguments import Option, read_arguments
 from batchformer.errors import UserError
 
 HELP = """
-batchformer predict RUN IMAGES_OR_FOLDERS... [--out predictions.csv] [--topk 5]
-batchformer predict RUN IMAGES_OR_FOLDERS... [--out predictions] [--threshold 0.5]      (a detector)
+batchformer predict RUN IMAGES_OR_FOLDERS... [--out predictions.csv] [--topk 5] [--strict]
+batchformer predict RUN IMAGES_OR_FOLDERS... [--out predictions] [--threshold 0.5] [--strict]  (a detector)
 
 Predict on images with a finished run; folders are searched for images. Photos are taken as viewers show them, turned as
 their cameras noted (EXIF); boxes and segments are in pixels of that.
 
-Classification: writes a CSV file with one line per image: path, class_1, score_1, class_2, score_2, ... (scores are
-probabilities, the best class first).
+Classification: writes a CSV file with one line per image: path, class_1, score_1, class_2, score_2, ..., error
+(scores are probabilities, the best class first).
 
 Detection and panoptic segmentation: writes a folder with one picture per image, NAME.png, on which boxes or segments
 are drawn with class and score, and with predictions.json (COCO's format of results) and predictions.csv. --threshold
 says from which score a box is drawn (0.5; the files hold the 100 best of each image), or how sure a query must be to
 take part in a segmentation (0.85).
 
+An image that cannot be read has a row with the reason (error) in the CSV file, and the exit code is 1.
+
+  --strict  stop at the first image that cannot be read
   --trust   import classes outside this package that the run folder names; only if you know where it comes from
 """
-_OPTIONS = ("topk", "threshold")
+_OPTIONS = (Option("topk"), Option("threshold"), Option("strict", "nothing"))
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [Option("out"), Option("trust", "nothing"), *map(Option, _OPTIONS)])
+    given = read_arguments(args, [Option("out"), Option("trust", "nothing"), *_OPTIONS])
     if len(given.positional) < 2:
         raise UserError("predict needs a run folder and images: batchformer predict RUN photo.jpg FOLDER")
     run_path, *places = given.positional
@@ -38,7 +43,7 @@ def run(args: list[str]) -> int:
     images = list(find_images(places))
     found = load_run(run_path, trust=given.flag("trust"))
     task = found.task
-    options = {name: given.value(name) or "" for name in _OPTIONS if given.flag(name)}
+    options = {name: "".join(given.values[name]) for option in _OPTIONS if given.flag(name := option.name)}
     for name in options:
         if name not in task.predict_options:
             known = ", ".join(f"--{each} ({text})" for each, text in task.predict_options.items())
@@ -49,18 +54,29 @@ def run(args: list[str]) -> int:
     line.begin_run(0, "predict")
     out = given.value("out")
     print(task.to(best_device()).predict(images, found.data, Path(out) if out else None, line, **options))
+    if bad := task.unreadable:
+        print(
+            f"batchformer: {len(bad)} of {len(images)} images could not be read, each has a row with the reason "
+            f"(error): {next(iter(bad.values()))}",
+            file=sys.stderr,
+        )
+        return 1
     return 0
 
 
 def find_images(places: list[str]) -> Iterator[Path]:
     """Files as they are given, folders searched in alphabetical order."""
-    from batchformer.data.images import EXTENSIONS, images_in
+    from batchformer.data.images import EXTENSIONS, images_in, passed_over
 
     for place in map(Path, places):
         if place.is_dir():
-            inside = [path for path in images_in(place) if Path(path).is_file()]  # not a link to nowhere
+            others: Counter[str] = Counter()
+            inside = [path for path in images_in(place, others) if Path(path).is_file()]  # not a link to nowhere
+            there = f"; {passed_over(others)}" if others else ""
             if not inside:
-                raise UserError(f"There is no image in the folder {place} (looked for {' '.join(EXTENSIONS)}).")
+                raise UserError(f"There is no image in the folder {place} (looked for {' '.join(EXTENSIONS)}{there}).")
+            if others:
+                print(f"{place}: {passed_over(others)}")
             yield from map(Path, inside)
         elif place.is_file():
             yield place

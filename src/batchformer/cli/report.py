@@ -4,6 +4,7 @@ from pathlib import Path
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.errors import UserError
+from batchformer.files import refuse_to_replace
 
 HELP = """
 batchformer report RUNS... [--out report.html] [--title TEXT]
@@ -19,11 +20,14 @@ def run(args: list[str]) -> int:
         raise UserError("report needs run folders, comparison folders or result files: batchformer report runs/*")
 
     from batchformer.report import write_report
+    from batchformer.report.page import MADE_BY
 
     paths = [Path(path) for path in given.positional]
     for path in paths:
         if not path.exists():
             raise UserError(f"There is no run folder or result file {path}.")
-    page = write_report(paths, Path(given.value("out") or "report.html"), title=given.value("title"))
+    out = Path(given.value("out") or "report.html")
+    refuse_to_replace(out / "report.html" if out.is_dir() else out, lambda content: MADE_BY.encode() in content)
+    page = write_report(paths, out, title=given.value("title"))
     print(f"{page}: open it in a browser (it needs no network).")
     return 0

@@ -29,8 +29,10 @@ def metrics_table(result: dict[str, Any]) -> str:
     shown = [measure for measure in measures_of(result) if measure.key in metrics and not measure.detail]
     if not shown:
         return "\n".join([f"{name_of(result)}: not evaluated", *_speed(result)])
-    evaluated = result.get("data", {}).get("test_images")
-    images = f" on {evaluated:,} images" if evaluated else ""
+    data = result.get("data", {})
+    images = f" on {data['test_images']:,} images" if data.get("test_images") else ""
+    if data.get("evaluate_on") == "train":
+        images += " that it was trained on"
     lines = [f"{name_of(result)}: after the last epoch{images}"]
     labels = {m.key: f"{m.label} ({m.note})" if m.note else m.label for m in shown}
     width, units = max(20, *map(len, labels.values())), max(len(measure.unit) for measure in shown)

@@ -26,7 +26,7 @@ def run(args: list[str]) -> int:
     from batchformer.runs.progress import ProgressLine
     from batchformer.runs.recorder import RunRecorder
     from batchformer.runs.result import variant_of
-    from batchformer.runs.trainer import make_trainer
+    from batchformer.runs.trainer import interrupts_as_they_are, make_trainer
 
     root = given.value("data-root")
     found = load_run(given.positional[0], [("data.init_args.root", root)] if root else [], given.flag("trust"))
@@ -35,7 +35,8 @@ def run(args: list[str]) -> int:
     if keywords.get("limit_val_batches") == 0:  # of a run that was trained without evaluation; here it is wanted
         keywords["limit_val_batches"] = None
     trainer = make_trainer(found.folder, keywords, [recorder], ProgressLine())
-    trainer.validate(found.task, datamodule=found.data, verbose=False)
+    with interrupts_as_they_are(trainer):
+        trainer.validate(found.task, datamodule=found.data, verbose=False)
     if not is_main_process():
         return 0  # the first process has the numbers of all, and says them once
     fresh = {

@@ -1,6 +1,7 @@
 """Finding image files in folders; opening one, or saying which one cannot be opened; many small ones as one array."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -8,31 +9,57 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
 from batchformer.errors import UserError
 
 _AT_ONCE = 256
 _PATIENCE = 2.0  # seconds before a progress bar is shown
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif")
+_ALWAYS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif", ".jfif")
+_READ_WITH = {".heic": "pillow-heif", ".heif": "pillow-heif", ".avif": "--upgrade pillow"}
+
+
+def _readable_endings() -> tuple[str, ...]:
+    """Those that Pillow reads here; HEIC, which phones write, it reads with the plug-in pillow-heif alone."""
+    more = [".avif"] if features.check("avif") else []
+    with suppress(ImportError):
+        import pillow_heif  # type: ignore[import-not-found]
+
+        pillow_heif.register_heif_opener()
+        more += [".heic", ".heif"]
+    return (*_ALWAYS, *more)
+
+
+EXTENSIONS = _readable_endings()
 
 
 def is_image(path: Path) -> bool:
     return path.suffix.lower() in EXTENSIONS
 
 
-def images_in(folder: str | Path) -> list[str]:
+def images_in(folder: str | Path, others: Counter[str] | None = None) -> list[str]:
     """Paths of the images in a folder and in the folders inside it, in alphabetical order.
 
     Links are followed, as torchvision's ImageFolder does. What is hidden is passed over: it is not the user's but a
-    program's (macOS' ._photo.jpg, Jupyter's .ipynb_checkpoints).
+    program's (macOS' ._photo.jpg, Jupyter's .ipynb_checkpoints). `others` counts the other files by their endings.
     """
-    return sorted(
-        os.path.join(current, name)
-        for current, names in _visible_folders(folder)
-        for name in names
-        if name.lower().endswith(EXTENSIONS) and not name.startswith(".")  # a Path for each of a million takes seconds
-    )
+    found = []
+    for current, names in _visible_folders(folder):
+        visible = [name for name in names if not name.startswith(".")]
+        images = [name for name in visible if name.lower().endswith(EXTENSIONS)]  # a Path for each takes seconds
+        found += [os.path.join(current, name) for name in images]
+        if others is not None and len(images) < len(visible):
+            others.update(os.path.splitext(name)[1].lower() for name in set(visible).difference(images))
+    return sorted(found)
+
+
+def passed_over(others: Counter[str]) -> str:
+    """`3 files passed over: 2 .txt, 1 .heic`, with what would read some of them."""
+    count = others.total()
+    listed = [f"{number} {ending or 'without an ending'}" for ending, number in others.most_common()]
+    more = f" and {len(listed) - 5} other endings" if len(listed) > 5 else ""
+    hint = next((f" (to read {ending}: pip install {it})" for ending, it in _READ_WITH.items() if ending in others), "")
+    return f"{count} {'file' if count == 1 else 'files'} passed over: {', '.join(listed[:5])}{more}{hint}"
 
 
 def _visible_folders(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
@@ -66,10 +93,14 @@ def check_image(path: str | Path) -> None:
 def _in_colour(image: Image.Image) -> Image.Image:
     """RGB of 8 bits. Pillow cuts grey values of more bits off at 255: nearly all of such an image would be white.
 
-    Where no value is above 255 they are taken for 8 bits in a wider file.
+    Where no value is above 255 they are taken for 8 bits in a wider file, and fractions up to 1 for shares of white.
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         grey = np.asarray(image).astype(np.float32)
+        if not np.isfinite(grey).all() or grey.min(initial=0.0) < 0:
+            raise ValueError("some of its grey values are negative or no numbers; save it with 8 or 16 bits")
+        if image.mode == "F" and 0 < grey.max(initial=0.0) <= 1:
+            grey *= 255
         if grey.max(initial=0.0) > 255:
             if image.mode in ("I", "F") and image.format not in ("PNG", "PPM"):  # these two are of 16 bits at most
                 raise ValueError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+_NAMED = 2  # of the classes that differ
 _ASKED = ("class_counts", "image_size", "mean", "std", "category_ids", "is_thing")
 
 
@@ -36,3 +38,18 @@ class DataInfo(dict[str, Any]):
 
     def as_dict(self) -> dict[str, Any]:
         return dict(self)
+
+
+def class_differences(before: Sequence[str], now: Sequence[str]) -> str:
+    """What differs in the names of classes or their order: missing, new and moved ones, of each kind the first two."""
+    at, at_now = ({name: label for label, name in enumerate(names)} for names in (before, now))
+    kinds = {
+        "missing": [f"{name} ({label})" for name, label in at.items() if name not in at_now],
+        "new": [f"{name} ({label})" for name, label in at_now.items() if name not in at],
+        "moved": [f"{n} ({at[n]} to {label})" for n, label in at_now.items() if at.get(n, label) != label],
+    }
+    told = []
+    for kind, names in kinds.items():
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        told += [f"{kind}: {', '.join(names[:_NAMED])}{more}"] if names else []
+    return "; ".join(told)

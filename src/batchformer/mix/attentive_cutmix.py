@@ -1,6 +1,7 @@
 """Attentive CutMix: the cells with the highest activation of a frozen network, pasted over the other image."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal, Unpack
 
 import torch
@@ -89,7 +90,7 @@ class AttentiveCutMix(Mix):
         mask = F.interpolate(cells[:, None], (height, width))  # nearest: every pixel to the cell it lies in
         mixed = torch.where(mask.bool(), images[draw.partner], images)
         part = (k / (rows * columns)) * (draw.share > 0).float().expand(len(images))
-        return CellsMixed(mixed, labels, draw.partner, mask.mean((1, 2, 3)), mask, part)
+        return CellsMixed(mixed, labels, draw.partner, mask.mean((1, 2, 3)), mask, cell_share=part)
 
     def cells_to_paste(self, cells: int) -> int:
         k = max(1, round(6 / 49 * cells)) if self.k is None else self.k
@@ -131,20 +132,11 @@ class AttentiveCutMix(Mix):
         return seen
 
 
+@dataclass(eq=False, repr=False)
 class CellsMixed(Mixed):
     """Cells of a grid that need not divide the image: labels go by cells, as published, `share` by pixels."""
 
-    def __init__(
-        self,
-        images: Images,
-        labels: SoftLabels,
-        partner: Int[Tensor, " batch"],
-        share: Float[Tensor, " batch"],
-        mask: Float[Tensor, "#batch 1 height width"],
-        cell_share: Float[Tensor, " batch"],
-    ) -> None:
-        super().__init__(images, labels, partner, share, mask)
-        self.cell_share = cell_share
+    cell_share: Float[Tensor, " batch"] = field(kw_only=True)
 
     def label_share(self) -> Float[Tensor, " batch"]:
         return self.cell_share

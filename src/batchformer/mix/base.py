@@ -18,6 +18,7 @@ SoftLabels = Float[Tensor, "batch classes"]
 Targets = Int[Tensor, " batch"] | SoftLabels
 
 
+@dataclass(eq=False, repr=False)
 class Mixed:
     """A mixed batch: images and targets. "Image A" is the image of the row itself, "image B" the one mixed into it.
 
@@ -29,15 +30,11 @@ class Mixed:
         mask: share of image B at each pixel (0 or 1 for methods that cut), None where it is the same everywhere.
     """
 
-    def __init__(
-        self,
-        images: Images,
-        labels: SoftLabels,
-        partner: Int[Tensor, " batch"],
-        share: Float[Tensor, " batch"],
-        mask: Float[Tensor, "#batch 1 height width"] | None = None,
-    ) -> None:
-        self.images, self.labels, self.partner, self.share, self.mask = images, labels, partner, share, mask
+    images: Images
+    labels: SoftLabels
+    partner: Int[Tensor, " batch"]
+    share: Float[Tensor, " batch"]
+    mask: Float[Tensor, "#batch 1 height width"] | None = None
 
     def label_share(self) -> Float[Tensor, " batch"]:
         """How much of the target is image B's: the share in pixels, unless a method knows better (TransMix)."""

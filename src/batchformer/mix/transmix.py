@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.attach.insertion import InstanceForward
@@ -102,7 +103,7 @@ class TransMix(Mix):
 
     def apply(self, images: Images, labels: SoftLabels, draw: Draw) -> TransMixed:
         pasted, mask, share = cut(images, draw.partner, draw.centre, draw.share)
-        mixed = TransMixed(self, pasted, labels, draw.partner, share, mask)
+        mixed = TransMixed(pasted, labels, draw.partner, share, mask, mix=self)
         self.expect(mixed)
         return mixed
 
@@ -155,25 +156,16 @@ class TransMix(Mix):
         self._close_when_collected()
 
 
+@dataclass(eq=False, repr=False)
 class TransMixed(Mixed):
     """A batch whose targets need the attention of the forward pass."""
 
-    def __init__(
-        self,
-        mix: TransMix,
-        images: Images,
-        labels: SoftLabels,
-        partner: Int[Tensor, " batch"],
-        share: Float[Tensor, " batch"],
-        mask: Float[Tensor, "#batch 1 height width"],
-    ) -> None:
-        super().__init__(images, labels, partner, share, mask)
-        self._mix = mix
-        self._attention: Tensor | None = None
+    mix: TransMix = field(kw_only=True)
+    _attention: Tensor | None = field(default=None, init=False)
 
     def keep_attention(self) -> None:
         """Store the recorded attention before another forward pass overwrites it."""
-        rows = None if self._attention is not None else self._mix.read(self)
+        rows = None if self._attention is not None else self.mix.read(self)
         if rows is not None:
             self._attention = self._as_map(rows)
 
@@ -196,11 +188,11 @@ class TransMixed(Mixed):
 
     def label_share(self) -> Float[Tensor, " batch"]:
         """s = (1 - w) area(M) + w sum(M A) / sum(A)."""
-        return torch.lerp(self.share, self.attention_share(), self._mix.attention_weight)
+        return torch.lerp(self.share, self.attention_share(), self.mix.attention_weight)
 
     def _as_map(self, rows: Float[Tensor, "rows ..."]) -> Float[Tensor, "batch grid_height grid_width"]:
         batch = len(self.images)
-        if len(rows) != batch and not (len(rows) == 2 * batch and self._mix.has_two_streams()):
+        if len(rows) != batch and not (len(rows) == 2 * batch and self.mix.has_two_streams()):
             raise UserError(
                 f"{batch} images were mixed and the model's attention saw {len(rows)} rows: run it on mixed.images, or "
                 f"where its layer attends inside pieces of these, choose another block= or use CutMix."
@@ -211,10 +203,10 @@ class TransMixed(Mixed):
         return rows / rows.sum((1, 2), keepdim=True)
 
     def _grid(self, tokens: int) -> tuple[int, int]:
-        grid = self._mix.grid
+        grid = self.mix.grid
         if grid is None:
             height, width = self.images.shape[-2:]
-            return token_grid(tokens, height, width, self._mix.patch)
+            return token_grid(tokens, height, width, self.mix.patch)
         if grid[0] * grid[1] != tokens:
             raise UserError(
                 f"TransMix: grid={grid!r} is not the grid of the {tokens} tokens that the model attends to."

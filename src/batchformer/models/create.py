@@ -1,9 +1,14 @@
 """A backbone by name, to be trained; files of weights; and the trained teacher of a distillation."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from jaxtyping import Float
@@ -13,13 +18,9 @@ from batchformer.errors import UserError, did_you_mean
 from batchformer.mix import Renormalize
 from batchformer.models.resnets import resnet10, resnet20, resnet32, resnet44, resnet50_stride_in_1x1, resnet56
 
+_PATIENCE = 3.0  # seconds for a connection to the Hugging Face Hub
 OWN: dict[str, Callable[..., nn.Module]] = {
-    "resnet10": resnet10,
-    "resnet20": resnet20,
-    "resnet32": resnet32,
-    "resnet44": resnet44,
-    "resnet56": resnet56,
-    "resnet50_stride_in_1x1": resnet50_stride_in_1x1,
+    make.__name__: make for make in (resnet10, resnet20, resnet32, resnet44, resnet56, resnet50_stride_in_1x1)
 }
 #: networks whose weights load into another one of the same keys, which then computes something else
 NOT_STOCK = {
@@ -38,7 +39,8 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
     try:
         if name in OWN:
             return OWN[name](num_classes=num_classes, **arguments)
-        return timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **arguments})
+        with fetching() if arguments.get("pretrained") else nullcontext():
+            return timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **arguments})
     except TypeError as problem:
         if (unknown := re.search(r"unexpected keyword argument '(\w+)'", str(problem))) is None:
             raise
@@ -56,6 +58,37 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
             "without one, name a file of timm's weights with model.backbone_args.pretrained_cfg_overlay.file, or leave "
             "model.backbone_args.pretrained out."
         ) from problem
+
+
+@contextmanager
+def fetching() -> Iterator[None]:
+    """Without a way to the Hugging Face Hub its local cache alone is asked: it would be tried again for a minute."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not _reachable(constants.ENDPOINT)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _reachable(address: str) -> bool:
+    """Whether the host, or the proxy on the way to it, takes a connection within a few seconds."""
+    proxies = getproxies()
+    place = urlsplit(proxies.get(urlsplit(address).scheme) or proxies.get("all") or address)
+    taken = Event()
+
+    def connect() -> None:
+        with suppress(OSError):
+            port = place.port or (443 if place.scheme == "https" else 80)
+            socket.create_connection((place.hostname or "", port), timeout=_PATIENCE).close()
+            taken.set()
+
+    asking = Thread(target=connect, daemon=True)  # a name server that does not answer knows no timeout
+    asking.start()
+    asking.join(_PATIENCE)
+    return taken.is_set()
 
 
 def read_tensors(file: Path, way_out: str = "give a .pth, .pt or .safetensors file") -> dict[str, Tensor]:
@@ -105,7 +138,7 @@ def load_teacher(
         teacher = _shown(teacher, mean, std)
     else:
         teacher = create_backbone(name, num_classes, **arguments)
-        _load(teacher, name, Path(checkpoint))
+        load_file(teacher, f"{name} for these classes", checkpoint, "model.distillation.checkpoint")
     return teacher.eval().requires_grad_(False)
 
 
@@ -117,16 +150,17 @@ def _shown(teacher: nn.Module, mean: Sequence[float] | None, std: Sequence[float
     return Renormalized(teacher, Renormalize(mean, std, *wanted))  # type: ignore[arg-type]
 
 
-def _load(teacher: nn.Module, name: str, file: Path) -> None:
+def load_file(model: nn.Module, name: str, file: str, option: str, use_ema: bool = True) -> None:
+    """All weights from a file that timm reads, which the option names."""
     from timm.models import load_checkpoint
 
-    if not file.is_file():
-        raise UserError(f"model.distillation.checkpoint: there is no file {file}.")
+    if not Path(file).is_file():
+        raise UserError(f"{option}: there is no file {file}.")
     try:
-        load_checkpoint(teacher, str(file), strict=True)
+        load_checkpoint(model, file, use_ema, strict=True)
     except Exception as problem:  # a damaged file, keys or shapes of another network
         reason = " ".join(str(problem).split())[:200]
-        raise UserError(f"{file} does not hold the weights of a {name} for these classes: {reason}.") from problem
+        raise UserError(f"{file} does not hold the weights of a {name}: {reason}.") from problem
 
 
 class Renormalized(nn.Module):

@@ -12,7 +12,7 @@ from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
-from batchformer.models.create import read_tensors
+from batchformer.models.create import fetching, read_tensors
 
 PRETRAINED = "pretrained"  # instead of a file: what timm itself finds for the name, which may need the network
 
@@ -110,7 +110,8 @@ class CachedFrozenBatchNormAct2d(FrozenBatchNormAct2d):
 
 def _of_timm(name: str) -> dict[str, Tensor]:
     try:
-        return timm.create_model(name, pretrained=True, features_only=True).state_dict()
+        with fetching():
+            return timm.create_model(name, pretrained=True, features_only=True).state_dict()
     except Exception as problem:  # no network, no such weights, a full disk, ...
         raise UserError(
             f"timm could not get pretrained weights of {name}: give a local file (--init-from backbone=FILE), or "

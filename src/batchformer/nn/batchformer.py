@@ -29,7 +29,7 @@ class BatchFormer(nn.Module):
         hidden_dim: width of the MLP; None means `dim` (the papers do not expand).
         dropout: on attention weights, MLP and residual branches.
         layers: encoder layers (the paper's appendix, Table 9 (arXiv: 19), finds no gain beyond one).
-        norm: "post" as published, "pre", or "relative", which stays alive at any depth (`BatchEncoderLayer`).
+        norm: "post" as published, "pre", or "relative", which trains at any depth (`BatchEncoderLayer`).
         group_size: attend inside groups of this many samples (the papers' per-GPU batches on one device).
         streams: "duplicate" as published, "split" or "single"; see `batchformer.nn.streams`.
         layer_scale: start of a learnt factor on both branches of each layer; None, as published, has no factor.

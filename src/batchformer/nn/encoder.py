@@ -23,7 +23,7 @@ class BatchEncoderLayer(nn.Module):
     `norm="pre"` puts the LayerNorm before each block instead: x^ = x + MSA(LN(x)); x' = x^ + MLP(LN(x^)).
     `norm="relative"` (ours, for insertions at many depths; docs/stability.md) measures each branch by the token itself:
     x^ = keep(x + s |x| LN(MSA(x / |x|))), where |x| is the root mean square of the token, s the layer scale, and keep
-    gives the sum the |x| the token had. No insertion can drown a token or blow it up, whatever its depth or dropout.
+    gives the sum the |x| the token had. So the size of a token stays the same at any depth and dropout.
     Dropout acts on the attention weights, inside the MLP and on both residual branches, as in the papers' layer,
     `torch.nn.TransformerEncoderLayer(dim, heads, dim, 0.5)`; parameters have its names, shapes and initial values.
     `layer_scale` (not in the papers) multiplies each branch by a learnt vector that starts at this value; with

@@ -1,6 +1,6 @@
 """Where the tokens of a model lie on its image: prefix tokens, rows and columns of the patches, side of the channels.
 
-One set of rules for everything that reads tokens: TransMix and its relatives (`mix`), pictures and Grad-CAM
+Shared by everything that reads tokens: TransMix and similar methods (`mix`), pictures and Grad-CAM
 (`analysis`). What a model says about itself comes first (attributes of timm's models, configurations of transformers);
 what it does not say follows from the shape of the image, because patches are square.
 """

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from batchformer.errors import UserError
 from batchformer.nn.inputs import as_number, is_whole
-from batchformer.nn.streams import plain_rows, related_rows, repeat_targets
+from batchformer.nn.streams import count_rows, plain_rows, related_rows, repeat_targets
 
 WARNING = (
     "the related stream sits at chance (training loss {related:.2f}; a constant prediction has {chance:.2f}) while the "
@@ -28,8 +28,10 @@ class TwoStreamLoss(nn.Module):
     `scale="released"` is what the released BalancedSoftmax code computes, L_related + L_plain + L_stacked, which for a
     criterion that averages is 1.5 (L_plain + L_related): three times the mean. It multiplies the learning rate of
     everything by three, in effect. Where there is one stream only (eval, baseline, `streams="single"`) both are the
-    criterion itself. A criterion that compares rows or depends on their order (contrastive, JSD over augmentation
-    splits) is no mean over rows: compute that for each stream by itself (docs/attach.md).
+    criterion itself. A criterion with `reduction="none"` gives one value per image, the mean of its two rows. One that
+    compares rows or depends on their order (contrastive, JSD over augmentation splits) is no mean over rows: compute
+    that for each stream by itself (docs/attach.md). The criterion's own attributes are read and set through it, as
+    loops do that know their loss (fastai: `reduction`, `activation`, `decodes`).
     """
 
     def __init__(self, criterion: Callable[[Any, Any], Tensor], scale: Literal["mean", "released"] = "mean") -> None:
@@ -41,26 +43,60 @@ class TwoStreamLoss(nn.Module):
                 f"TwoStreamLoss needs something it can call with outputs and targets, got {criterion!r}: make the "
                 "criterion first, TwoStreamLoss(nn.CrossEntropyLoss())."
             )
-        self.criterion, self.scale = criterion, scale
+        if any(kind.__name__ == "JsdCrossEntropy" for kind in type(criterion).__mro__):
+            raise UserError(
+                "TwoStreamLoss cannot take JsdCrossEntropy, which cuts the rows into augmentation splits by their "
+                "place: compute it for each stream by itself, (loss(attachment.plain(logits), labels) + "
+                "loss(attachment.related(logits), labels)) / 2."
+            )
+        self.scale = scale  # before the criterion, which may have a scale of its own
+        self.criterion = criterion
 
     def forward(self, outputs: Any, targets: Any) -> Tensor:
         repeated = repeat_targets(targets, outputs)
         if self.scale == "mean" or repeated is targets:
-            return self.criterion(outputs, repeated)
+            loss = self.criterion(outputs, repeated)
+            by_row = (
+                repeated is not targets and isinstance(loss, Tensor) and loss.ndim and len(loss) == count_rows(outputs)
+            )
+            return (plain_rows(loss) + related_rows(loss)) / 2 if by_row else loss
         return 1.5 * (self.criterion(plain_rows(outputs), targets) + self.criterion(related_rows(outputs), targets))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            criterion = _criterion_of(self)
+            if name.startswith("__") or not hasattr(criterion, name):
+                raise
+            return getattr(criterion, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        criterion = _criterion_of(self)
+        own = name in self.__dict__ or hasattr(type(self), name) or name == "criterion"
+        if criterion is None or own or not hasattr(criterion, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(criterion, name, value)
 
     def extra_repr(self) -> str:
         return f"scale={self.scale!r}"
+
+
+def _criterion_of(loss: TwoStreamLoss) -> Any:
+    """The criterion, once there is one: neither while the loss is made nor while it is unpickled."""
+    held = loss.__dict__
+    return held.get("criterion", held.get("_modules", {}).get("criterion"))
 
 
 class StreamGuard:
     """Compares the training losses of plain and related rows, and warns once when the related stream learns nothing.
 
     Behind many stacked modules as published (post-LN, dropout 0.5) little of an image is left in its related row, so
-    the loss of these rows stays at that of a constant prediction for long, or for good: some runs climb out and end
-    with both losses side by side, some do not (docs/stability.md). Meanwhile the shared blocks learn nothing from them.
-    The papers do not mention it and their code does not check. The sum of both losses falls as usual, and a run that
-    stays there is only a more expensive baseline.
+    the loss of these rows stays at that of a constant prediction for long, or for good: some runs recover and end
+    with equal losses of both streams, some do not (docs/stability.md). Meanwhile the shared blocks learn nothing
+    from them. The papers do not mention it and their code does not check. The sum of both losses falls as usual, and a
+    run that stays there is only a more expensive baseline.
 
         guard = bf.StreamGuard(num_classes)
         for images, labels in loader:
@@ -79,7 +115,7 @@ class StreamGuard:
         looks: number of checks in a row that must find the same.
         at_chance: the related stream is at chance when its loss is at least this part of the constant prediction's.
         has_learnt: the plain stream has learnt when its loss is at most this part of it. Once is enough while the
-            related one sits at chance: what the related rows teach the shared blocks may spoil the plain ones again.
+            related one is at chance: what the related rows teach the shared blocks may spoil the plain ones again.
     """
 
     def __init__(
@@ -104,7 +140,7 @@ class StreamGuard:
         self.at_chance, self.has_learnt = at_chance, has_learnt
         self.warned = False
         self._steps = self._steps_in_sums = self._dead_checks = 0
-        self._plain_best = math.inf  # of the looks since the related stream has been at chance
+        self._plain_best = math.inf  # of the checks since the related stream has been at chance
         self._sums: Tensor | None = None  # plain, related
 
     def update(self, plain_loss: Float[Tensor, ""] | float, related_loss: Float[Tensor, ""] | float) -> None:

@@ -22,13 +22,14 @@ class Chart:
 
     def __init__(self, name: str, x: Axis, y: Axis, *, left: int = LEFT, height: int = HEIGHT) -> None:
         self.name, self.x, self.y = name, x, y
-        self.left, self.height = left, height
+        slant = 6.4 * max((len(text) for _, text in x.ticks), default=0) if x.slanted else 0
+        self.left, self.height, self.bottom = left, height + round(slant), BOTTOM + round(slant)
         self._marks: list[str] = []
 
     def at(self, x: float, y: float) -> Point:
         """Place of a data point on the paper."""
         across = self.left + self.x.place(x) * (WIDTH - self.left - RIGHT)
-        down = self.height - BOTTOM - self.y.place(y) * (self.height - TOP - BOTTOM)
+        down = self.height - self.bottom - self.y.place(y) * (self.height - TOP - self.bottom)
         return across, down
 
     def line(self, points: Sequence[Point], style: str) -> None:
@@ -61,6 +62,18 @@ class Chart:
         (x0, y0), (x1, y1) = self.at(*start), self.at(*end)
         self._marks.append(f'<line class="{style}" x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"/>')
 
+    def interval(self, start: Point, end: Point, style: str) -> None:
+        """A line between two points; an end that lies beyond the axes is an arrow at their border."""
+        self.segment(start, end, f"whisker {style}".rstrip())
+        for point, other in ((start, end), (end, start)):
+            (x, y), (x0, y0) = self.at(*point), self.at(*other)
+            if self.x.holds(point[0]) and self.y.holds(point[1]):
+                continue
+            tip = ((x > x0) - (x < x0), (y > y0) - (y < y0))  # a step along the line, away from its other end
+            sides = [(x - 7 * tip[0] + k * tip[1], y - 7 * tip[1] + k * tip[0]) for k in (-4.5, 4.5)]
+            corners = " ".join(f"{a:.1f},{b:.1f}" for a, b in ((x, y), *sides))
+            self._marks.append(f'<polygon class="arrow {style}" points="{corners}"/>')
+
     def divider(self, x: float) -> None:
         """A dashed vertical line over the whole height: a border between groups of classes."""
         self.segment((x, self.y.low), (x, self.y.high), "divider")
@@ -83,7 +96,7 @@ class Chart:
 
     def _frame(self) -> str:
         parts = []
-        bottom, right = self.height - BOTTOM, WIDTH - RIGHT
+        bottom, right = self.height - self.bottom, WIDTH - RIGHT
         for value, text in self.y.ticks:
             _, y = self.at(self.x.low, value)
             style = "zero" if value == 0 and self.y.low < 0 else "grid"
@@ -94,7 +107,9 @@ class Chart:
             style = "zero" if value == 0 and self.x.low < 0 else "mark"
             top = TOP if style == "zero" else bottom
             parts.append(f'<line class="{style}" x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom + 4}"/>')
-            parts.append(f'<text class="tick x" x="{x:.1f}" y="{bottom + 18}">{escape(text)}</text>')
+            turned = f'transform="translate({x + 4:.1f} {bottom + 14}) rotate(-60)"'
+            place = f'slanted" {turned}' if self.x.slanted else f'x" x="{x:.1f}" y="{bottom + 18}"'
+            parts.append(f'<text class="tick {place}>{escape(text)}</text>')
         parts.append(f'<line class="axis" x1="{self.left}" y1="{bottom}" x2="{right}" y2="{bottom}"/>')
         middle = (self.left + right) / 2
         parts.append(f'<text class="label" x="{middle:.1f}" y="{self.height - 6}">{escape(self.x.label)}</text>')

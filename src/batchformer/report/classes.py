@@ -9,14 +9,17 @@ from html import escape
 from batchformer.metrics.measures import Measure
 from batchformer.metrics.shots import FEW_BELOW, MANY_ABOVE
 from batchformer.report.charts import Chart, variant_styles
-from batchformer.report.comparison import measure_word, shown_name, signed, with_unit
-from batchformer.report.figures import cut_to_bounds
-from batchformer.report.html_parts import figure
+from batchformer.report.comparison import Comparison, measure_word, shown_name, signed, with_unit
+from batchformer.report.figures import possible_differences
+from batchformer.report.html_parts import figure, plain_table
 from batchformer.report.runs import Run
-from batchformer.report.scales import Axis, count_axis, frequency_axis, linear_axis, smooth
+from batchformer.report.scales import Axis, count_axis, frequency_axis, linear_axis, smooth, with_names
 from batchformer.report.statistics import PairedDifference, RankCorrelation, paired_difference, spearman
 
 MOST_POINTS = 400
+SORTED = "class, from frequent to rare"
+MOST_NAMES = 12  # of classes that stand at the axis of a chart
+MOST_CLASSES_OPEN = 20  # of the table of classes; more are folded away
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def class_chart(name: str, runs: Sequence[Run], variants: Sequence[str], measure
     chart = Chart(
         name,
         frequency_axis([group.count for group in groups], "training images of the class (log)"),
-        linear_axis(values, with_unit(word, measure.unit)),
+        linear_axis(values, with_unit(word, measure.unit), within=measure.bounds),
     )
     _draw_frequency_borders(chart)
     for variant, style in variant_styles(variants).items():
@@ -135,28 +138,65 @@ def class_difference_chart(
     """Difference to the reference in about ten bins of classes, from frequent to rare."""
     groups = sorted_groups([run for run in runs if run.per_class], most=10)
     found = difference_per_group(runs, reference, variant, groups)
-    bins = [(g, cut_to_bounds(d, measure)) for g, d in zip(groups, found, strict=True) if d is not None]
+    bins = [(group, difference) for group, difference in zip(groups, found, strict=True) if difference is not None]
     if not bins:
         return None
-    values = [v for _, difference in bins for v in difference if v is not None]
-    x = Axis(
-        0,
-        len(bins),
-        [(k + 0.5, f"{group.count:.0f}") for k, (group, _) in enumerate(bins)],
-        "training images per class",
-    )
-    chart = Chart(name, x, linear_axis(values, with_unit("difference", measure.points), include_zero=True))
+    values, within = possible_differences([difference for _, difference in bins], measure)
+    counts = [(k + 0.5, f"{group.count:.0f}") for k, (group, _) in enumerate(bins)]
+    x = Axis(0, len(bins), counts, "training images per class")
+    if all(len(group.members) == 1 for group, _ in bins):
+        x = with_names(Axis(0, len(bins), (), SORTED), 0.5, [group.name for group, _ in bins])
+    y = linear_axis(values, with_unit("difference", measure.points), include_zero=True, within=within)
+    chart = Chart(name, x, y)
     for k, (group, difference) in enumerate(bins):
         amount = f"{signed(difference.mean, 1)} {measure.points}".rstrip()
         tip = f"{group.name}, about {group.count:.0f} training images: {amount}"
         chart.bar(k + 0.14, k + 0.86, difference.mean, "up" if measure.gain(difference.mean) >= 0 else "down", tip)
         if difference.low is not None and difference.high is not None:
-            chart.segment((k + 0.5, difference.low), (k + 0.5, difference.high), "whisker")
+            chart.interval((k + 0.5, difference.low), (k + 0.5, difference.high), "")
     many, medium = split_borders([group for group, _ in bins])
     _draw_rank_borders(chart, many, medium, len(bins), 0)
     spoken = ", ".join(f"{signed(difference.mean, 1)}" for _, difference in bins)
     title = f"Difference in {measure_word(measure)} by class frequency"
     return chart.svg(title, f"From frequent to rare classes: {spoken}.")
+
+
+def class_table(runs: Sequence[Run], table: Comparison) -> str:
+    """Every class by name, the frequent ones first: training images, the measure of each variant, their difference.
+
+    In columns that wrap; of many classes folded away.
+    """
+    known = [run for run in runs if run.per_class]
+    groups = sorted_groups(known, most=10**9)
+    if not groups:
+        return ""
+    found = {v: [run for run in known if run.variant == v] for v in table.variants}
+    columns = {
+        shown_name(v): [_shown(m) for m in mean_per_group(of, groups, lambda run: run.per_class)]
+        for v, of in found.items()
+        if of
+    }
+    if len(columns) == 2 and len(table.others) == 1:
+        pairs = difference_per_group(known, table.reference, table.others[0], groups)
+        columns["difference"] = ["–" if pair is None else signed(pair.mean, 1) for pair in pairs]
+    header = ["class", "images", *columns]
+    numbered = len(groups) > MOST_NAMES  # then the charts count them
+    names = [f"{k}. {group.name}" if numbered else group.name for k, group in enumerate(groups, 1)]
+    rows = list(zip(names, [f"{group.count:,.0f}" for group in groups], *columns.values(), strict=True))
+    beside = {3: 3, 4: 2, 5: 2}.get(len(header), 1)  # tables that fit beside each other on a wide screen
+    size = max(10, math.ceil(len(rows) / beside))
+    pieces = "".join(plain_table(header, rows[k : k + size]) for k in range(0, len(rows), size))
+    word = with_unit(measure_word(table.primary), table.primary.unit)
+    title = f"All {len(rows):,} classes by name, from frequent to rare: {word}"
+    pieces = f'<div class="pieces p{beside}">{pieces}</div>'
+    wide = " wide" if len(rows) > size or len(columns) > 1 else ""
+    if len(rows) <= MOST_CLASSES_OPEN:
+        return f'<div class="card classes{wide}"><h4>{escape(title)}</h4>{pieces}</div>'
+    return f'<details class="card classes{wide}"><summary>{escape(title)}</summary>{pieces}</details>'
+
+
+def _shown(mean: float | None) -> str:
+    return "–" if mean is None else f"{mean:.1f}"
 
 
 def influence_chart(name: str, runs: Sequence[Run]) -> str | None:
@@ -167,8 +207,9 @@ def influence_chart(name: str, runs: Sequence[Run]) -> str | None:
         return None
     classes = sum(len(group.members) for group in groups)
     ranks = [rank for rank, _, _ in known]
-    y = linear_axis([v for _, _, v in known], "gradient norm on the others", include_zero=True)
-    chart = Chart(name, count_axis([1.0, float(classes)], "class, from frequent to rare"), y)
+    y = linear_axis([v for _, _, v in known], "gradient norm on the others", include_zero=True, within=(0, None))
+    x = count_axis([1.0, float(classes)], SORTED)
+    chart = Chart(name, with_names(x, 1, [group.name for group in groups]) if classes <= MOST_NAMES else x, y)
     many, medium = (sum(len(group.members) for group in groups[:border]) for border in split_borders(groups))
     _draw_rank_borders(chart, many, medium, classes, 1)
     tips = [f"{group.name}: {value:.4g}, {group.count:.0f} training images" for _, group, value in known]
@@ -202,10 +243,11 @@ def influence_section(name: str, runs: Sequence[Run], whose: str) -> str:
         return ""
     title = f"<h3>Gradients on the other images of the batch (the paper’s Fig. 6){escape(whose)}</h3>"
     wrt = "features" if all(run.influence_wrt == "features" for run in runs if run.influence) else "pixels"
+    seeds = ", mean of the seeds" if len(runs) > 1 else ""
     drawn = figure(
         "Gradient norm of each class’s loss on the others",
         picture,
-        f"Test set, module on, norm at the {wrt} of the other images, mean of the seeds; line: smoothed.",
+        f"Test set, module on, norm at the {wrt} of the other images{seeds}; line: smoothed.",
     )
     return f'{title}<div class="grid">{drawn}<div class="card reading">{_influence_reading(runs)}</div></div>'
 
@@ -222,6 +264,7 @@ def _influence_reading(runs: Sequence[Run]) -> str:
         )
     single = [(run.seed, influence_correlation([run])) for run in runs if run.influence]
     seeds = ", ".join(f"{signed(found.rho)} (seed {seed})" for seed, found in single if found is not None)
+    each = f'<p class="muted">Each run alone: {escape(seeds)}.</p>' if len(single) > 1 else ""
     certain = overall.p is not None and overall.p < 0.05
     if not certain:
         reading = "Here there is no clear order: these runs neither show nor exclude what the paper reports."
@@ -233,7 +276,7 @@ def _influence_reading(runs: Sequence[Run]) -> str:
     return (
         f'{claim}<p class="rho">ρ = {signed(overall.rho)}</p><p class="muted">Spearman rank correlation between rarity '
         f"and gradient norm over the classes (+1: the rarer, the larger{chance}).</p><p><b>{reading}</b></p>"
-        f'<p class="muted">Each run alone: {escape(seeds)}.</p>'
+        f"{each}"
     )
 
 

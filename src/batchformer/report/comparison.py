@@ -41,6 +41,12 @@ class Comparison:
         return self.variants[1:]
 
     @property
+    def shown(self) -> tuple[str, ...]:
+        """The variants of a table: all, or the only one that was run, which is compared with nothing."""
+        found = tuple(v for v in self.variants if any(variant == v for _, variant, _ in self.values))
+        return found if len(found) == 1 else self.variants
+
+    @property
     def is_default_pair(self) -> bool:
         """With and without the module, the comparison that recipes make unless they say otherwise."""
         return self.variants == DEFAULT_PAIR

@@ -8,7 +8,7 @@ from batchformer.metrics.measures import Measure
 from batchformer.report.charts import Chart, variant_styles
 from batchformer.report.comparison import Comparison, measure_word, shown_name, signed, with_unit
 from batchformer.report.runs import Run
-from batchformer.report.scales import Axis, count_axis, linear_axis, thin
+from batchformer.report.scales import NO_BOUNDS, Axis, Bounds, count_axis, linear_axis, short_name, thin
 from batchformer.report.statistics import PairedDifference
 
 Curve = list[tuple[float, list[float]]]  # epochs, and the values of the seeds there
@@ -24,11 +24,10 @@ class DrawnCurve(NamedTuple):
 
 
 class DrawnDifference(NamedTuple):
-    """A picture, the side of zero on which a variant is better, and whether intervals were cut at what is possible."""
+    """A picture, and the side of zero on which a variant is better."""
 
     svg: str
     better_side: str
-    cut: bool
 
 
 def difference_chart(name: str, table: Comparison) -> DrawnDifference | None:
@@ -42,19 +41,19 @@ def difference_chart(name: str, table: Comparison) -> DrawnDifference | None:
     if not drawn:
         return None
     measure = table.primary
-    shown = [(label, variant, cut_to_bounds(d, measure)) for label, variant, d in drawn]
-    values = [v for _, _, difference in shown for v in difference if v is not None]
+    values, within = possible_differences([difference for *_, difference in drawn], measure)
     room = 0.1 * max(map(abs, values))  # the line of no difference is never the frame
-    x = linear_axis([*values, room, -room], with_unit(f"difference in {measure_word(measure)}", measure.points))
+    label = with_unit(f"difference in {measure_word(measure)}", measure.points)
+    x = linear_axis([*values, room, -room], label, within=within)
     height = len(rows)
     chart = _chart_of_rows(name, x, list(rows), 90 + max(40, 20 * len(table.others)) * height)
     styles, digits = variant_styles(table.variants), table.digits(measure)
-    for label, variant, difference in shown:
+    for label, variant, difference in drawn:
         place = (table.others.index(variant) + 0.5) / len(table.others)
         level = height - list(rows).index(label) - 0.1 - 0.8 * place
         style = styles[variant]
         if difference.low is not None and difference.high is not None:
-            chart.segment((difference.low, level), (difference.high, level), f"whisker {style}")
+            chart.interval((difference.low, level), (difference.high, level), style)
         tip = f"{label}, {shown_name(variant)}: {signed(difference.mean, digits)} {measure.points}".rstrip()
         chart.dots([(difference.mean, level)], style, [tip], radius=6 if len(table.others) == 1 else 4.5)
     right_is_better = measure.gain(1.0) > 0
@@ -65,15 +64,13 @@ def difference_chart(name: str, table: Comparison) -> DrawnDifference | None:
     )
     minus = f"{shown_name(table.others[0])} minus " if len(table.others) == 1 else "to "
     svg = chart.svg(f"Difference {minus}{table.reference} with 95 % interval", spoken)
-    return DrawnDifference(
-        svg, "Right" if right_is_better else "Left", [d for *_, d in drawn] != [d for *_, d in shown]
-    )
+    return DrawnDifference(svg, "Right" if right_is_better else "Left")
 
 
 def seeds_chart(name: str, rows: Mapping[str, Mapping[int, float]], measure: Measure, reference: str | None) -> Chart:
     """A row of rings for each variant, one ring a seed, and a bar at their mean; dotted: the mean of the reference."""
     label = with_unit(measure.words, measure.unit)
-    x = linear_axis([value for seeds in rows.values() for value in seeds.values()], label)
+    x = linear_axis([value for seeds in rows.values() for value in seeds.values()], label, within=measure.bounds)
     chart = _chart_of_rows(name, x, list(rows), 80 + 24 * len(rows))
     for k, (variant, seeds) in enumerate(rows.items()):
         level, mean = len(rows) - k - 0.5, math.fsum(seeds.values()) / len(seeds)
@@ -87,7 +84,7 @@ def seeds_chart(name: str, rows: Mapping[str, Mapping[int, float]], measure: Mea
 
 def _chart_of_rows(name: str, x: Axis, labels: Sequence[str], height: int) -> Chart:
     """Rows from above, the name of each beside it; the last one is at 0.5."""
-    short = [_short(label) for label in labels]
+    short = [short_name(label, _LONGEST_NAME) for label in labels]
     y = Axis(0, len(short), [(len(short) - k - 0.5, label) for k, label in enumerate(short)])
     return Chart(name, x, y, left=max(64, 7 * max(map(len, short)) + 16), height=height)
 
@@ -108,13 +105,15 @@ def _rows(table: Comparison) -> dict[str, dict[str, PairedDifference]]:
     return {label: differences for label, differences in found.items() if differences}
 
 
-def cut_to_bounds(difference: PairedDifference, measure: Measure) -> PairedDifference:
-    """The interval without what no difference of this measure can reach: a few seeds can span more than is possible."""
+def possible_differences(found: Iterable[PairedDifference], measure: Measure) -> tuple[list[float], Bounds]:
+    """Means and ends of intervals as far as a difference of this measure can reach, and how far: for their axis.
+
+    The interval of two or three seeds can span much more than is possible.
+    """
     low, high = measure.bounds
-    if low is None or high is None or difference.low is None or difference.high is None:
-        return difference
-    most = high - low
-    return PairedDifference(difference.mean, max(difference.low, -most), min(difference.high, most))
+    most = math.inf if low is None or high is None else high - low
+    values = [max(-most, min(most, value)) for difference in found for value in difference if value is not None]
+    return values, (-most, most)
 
 
 def curve_chart(
@@ -134,7 +133,8 @@ def curve_chart(
         return None
     start = epochs[len(epochs) // 5] if measure is not None else epochs[0]  # the axis need not hold the first fifth
     values = [v for curve in whole.values() for epoch, seeds in curve for v in seeds if epoch >= start]
-    chart = Chart(name, count_axis(epochs, "epoch"), linear_axis(values, label))
+    within = NO_BOUNDS if measure is None else measure.bounds
+    chart = Chart(name, count_axis(epochs, "epoch"), linear_axis(values, label, within=within))
     low, high = chart.y.low, chart.y.high
     curves = {
         variant: [(epoch, seeds) for epoch, seeds in curve if low <= min(seeds) and max(seeds) <= high]
@@ -183,10 +183,7 @@ def epoch_curve(found: Iterable[tuple[int, float | None, float | None]]) -> Curv
 def draw_curves(chart: Chart, styles: Mapping[str, str], curves: Mapping[str, Curve]) -> None:
     """All bands, from the smallest to the largest seed, and over them all lines, the means of the seeds."""
     for name, curve in curves.items():
-        chart.band([(e, min(v)) for e, v in curve], [(e, max(v)) for e, v in curve], styles[name])
+        if any(len(values) > 1 for _, values in curve):
+            chart.band([(e, min(v)) for e, v in curve], [(e, max(v)) for e, v in curve], styles[name])
     for name, curve in curves.items():
         chart.line([(e, math.fsum(v) / len(v)) for e, v in curve], styles[name])
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

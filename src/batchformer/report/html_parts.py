@@ -4,6 +4,7 @@ Everything that comes from a file goes through `escape` here or where it is put 
 """
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -14,13 +15,19 @@ from batchformer.report.runs import Run
 
 PICTURES, INDEX = "pictures", "pictures.json"
 _KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
+_SAMPLES = {
+    "band": '<rect class="band {}" width="26" height="12"/>',
+    "line": '<polyline class="line {}" points="0,6 26,6"/>',
+    "whisker": '<line class="whisker {}" x1="2" y1="6" x2="24" y2="6"/>',
+    "dot": '<circle class="dot {}" cx="13" cy="6" r="3.4"/>',
+}
 _MOST_BYTES = 4 * 2**20
 
 
 def figure(title: str, picture: str, caption: str, legend: Mapping[str, str] | None = None) -> str:
     """A picture with its heading; `legend` maps a style of the marks to its name."""
-    below = f"<figcaption>{escape(caption)}</figcaption>"
-    return f"<figure><h4>{escape(title)}</h4>{legend_of(legend or {})}{picture}{below}</figure>"
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"<figure><h4>{escape(title)}</h4>{legend_of(legend or {}, picture)}{picture}{below}</figure>"
 
 
 def missing(what: str, remedy: str) -> str:
@@ -34,16 +41,14 @@ def marked(text: str) -> str:
     return "".join(f"<code>{piece}</code>" if k % 2 else piece for k, piece in enumerate(pieces))
 
 
-def legend_of(names: Mapping[str, str]) -> str:
-    """Class name of the marks -> what they stand for."""
-    if not names:
-        return ""
-    items = "".join(
-        f'<li><svg viewBox="0 0 26 12" aria-hidden="true"><polyline class="line {style}" points="0,6 26,6"/>'
-        f'<circle class="dot {style}" cx="13" cy="6" r="3.4"/></svg>{escape(name)}</li>'
-        for style, name in names.items()
-    )
-    return f'<ul class="legend">{items}</ul>'
+def legend_of(names: Mapping[str, str], picture: str) -> str:
+    """Class name of the marks -> what they stand for; beside each name the marks that the picture has of that style."""
+    items = ""
+    for style, name in names.items():
+        kinds = [kind for kind in _SAMPLES if re.search(rf'class="{kind} {style}[ "]', picture)]
+        marks = "".join(_SAMPLES[kind].format(style) for kind in kinds)
+        items += f'<li><svg viewBox="0 0 26 12" aria-hidden="true">{marks}</svg>{escape(name)}</li>' if marks else ""
+    return f'<ul class="legend">{items}</ul>' if items else ""
 
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:

@@ -11,6 +11,7 @@ from batchformer.report.comparison import DEFAULT_PAIR, Comparison, compare_runs
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.sections import html_cell, recipe_section
 
+MADE_BY = "Made by <code>batchformer report</code>"
 _PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -29,7 +30,7 @@ $style</style>
 <p class="lede">$lede</p>
 $navigation</header>
 $overview$sections
-<footer>Made by <code>batchformer report</code> from result files; nothing on this page was typed in by hand.</footer>
+<footer>$made_by from result files; nothing on this page was typed in by hand.</footer>
 </main>
 </body>
 </html>
@@ -52,6 +53,7 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
     names = {recipe: f"recipe-{number}" for number, recipe in enumerate(recipes, 1)}
     links = "".join(f'<li><a href="#{name}">{escape(words)}</a></li>' for words, name in names.items())
     return _PAGE.substitute(
+        made_by=MADE_BY,
         title=escape(title or _title(runs, list(recipes))),
         style=files("batchformer.report").joinpath("page.css").read_text(encoding="utf-8"),
         lede=escape(_lede(runs, len(recipes))),
@@ -91,18 +93,20 @@ def _lede(runs: Sequence[Run], recipes: int) -> str:
 def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) -> str:
     """The primary measure of every recipe and variant, beside that of what it is held to."""
     tables = {recipe: compare_runs([run.raw for run in runs]) for recipe, runs in recipes.items()}
+    alone = all(len(table.shown) == 1 for table in tables.values())  # nothing is compared
     pairs = all(table.is_default_pair for table in tables.values())
     judged = dict.fromkeys(with_unit(table.primary.words, table.primary.unit) for table in tables.values())
     caption = "; ".join(judged)
-    heads = ["Recipe", *(["baseline", "BatchFormer"] if pairs else ["held to", "variant"]), "difference"]
+    compared = [*(["baseline", "BatchFormer"] if pairs else ["held to", "variant"]), "difference"]
+    heads = ["Recipe", *(["result"] if alone else compared)]
     lines = []
     for recipe, table in tables.items():
-        for variant in table.others or (table.reference,):
+        for variant in table.shown if alone else table.others or (table.reference,):
             link = f'<a href="#{names[recipe]}">{escape(recipe)}</a>'
             if len(judged) > 1:
                 measure = with_unit(measure_word(table.primary), table.primary.unit)
                 link += f'<span class="interval">{escape(measure)}</span>'
-            lines.append(f'<tr><th scope="row">{link}</th>{_overview_cells(table, variant, not pairs)}</tr>')
+            lines.append(f'<tr><th scope="row">{link}</th>{_overview_cells(table, variant, alone, not pairs)}</tr>')
     header = "".join(f'<th scope="col">{head}</th>' for head in heads)
     return (
         f'<div class="card overview"><table><caption>{escape(caption[:1].upper() + caption[1:])}</caption><thead><tr>'
@@ -110,11 +114,11 @@ def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) ->
     )
 
 
-def _overview_cells(table: Comparison, variant: str, name_variants: bool) -> str:
+def _overview_cells(table: Comparison, variant: str, alone: bool, name_variants: bool) -> str:
     measure, digits = table.primary, table.digits(table.primary)
     cells = []
-    for each in (table.reference, variant):
+    for each in (variant,) if alone else (table.reference, variant):
         cell = html_cell(table.cell(measure, each), digits)
-        small = f'<span class="interval">{escape(shown_name(each))}</span>' if name_variants else ""
+        small = f'<span class="interval">{escape(shown_name(each))}</span>' if name_variants or alone else ""
         cells.append(cell.removesuffix("</td>") + f"{small}</td>")
-    return "".join([*cells, html_cell(table.difference(measure, variant) or "–", digits)])
+    return "".join([*cells, "" if alone else html_cell(table.difference(measure, variant) or "–", digits)])

@@ -175,7 +175,17 @@ def knows_its_command(runs: Sequence[Run]) -> bool:
 
 
 def command(runs: Sequence[Run]) -> str:
-    """The command that trains these runs again; of those that do not know it, without fields that were changed."""
+    """The command that trains these runs again; of those that do not know it, without fields that were changed.
+
+    Where the data lay is not written down in it: DIR stands for that.
+    """
+    root = flatten(runs[0].raw.get("config")).get("data.root", "None")
+    place = "" if root in ("None", "data") else " --data-root DIR"
+    lines = _commands(runs).split("\n")
+    return "\n".join(line if ".root " in line or "--data-root " in line else line + place for line in lines)
+
+
+def _commands(runs: Sequence[Run]) -> str:
     if knows_its_command(runs):
         return "\n".join(dict.fromkeys(str(run.text("command")) for run in runs))
     recipe, seeds = runs[0].recipe, sorted({run.seed for run in runs})

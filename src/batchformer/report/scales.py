@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+Bounds = tuple[float | None, float | None]
+NO_BOUNDS: Bounds = (None, None)
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class Axis:
     label: str = ""
     log: bool = False
     reverse: bool = False
+    slanted: bool = False  # labels, where names are too long to stand side by side
 
     def place(self, value: float) -> float:
         if self.log:
@@ -24,20 +28,30 @@ class Axis:
         share = max(0.0, min(1.0, share))
         return 1 - share if self.reverse else share
 
+    def holds(self, value: float) -> bool:
+        slack = 1e-9 * (self.high - self.low)
+        return self.low - slack <= value <= self.high + slack
 
-def linear_axis(values: Sequence[float], label: str = "", *, include_zero: bool = False, count: int = 5) -> Axis:
-    """Round ends around the values."""
+
+def linear_axis(
+    values: Sequence[float], label: str = "", *, include_zero: bool = False, count: int = 5, within: Bounds = NO_BOUNDS
+) -> Axis:
+    """Round ends around the values; of values that lie `within` bounds, no end is beyond them."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if include_zero:
         low, high = min(low, 0.0), max(high, 0.0)
+    ends = low, high
     if low == high:
         pad = abs(low) * 0.1 or 1.0
         low, high = low - pad, high + pad
     step = round_step((high - low) / count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    lowest = max(first * step, -math.inf if within[0] is None else min(ends[0], within[0]))
+    highest = min(last * step, math.inf if within[1] is None else max(ends[1], within[1]))
     ticks = [(k * step, _plain(k * step, digits)) for k in range(first, last + 1)]
-    return Axis(first * step, last * step, ticks, label)
+    inside = [tick for tick in ticks if lowest - 1e-9 * step <= tick[0] <= highest + 1e-9 * step]
+    return Axis(lowest, highest, inside, label)
 
 
 def count_axis(values: Sequence[float], label: str = "", count: int = 6) -> Axis:
@@ -77,6 +91,16 @@ def named_axis(names: Sequence[str], label: str = "", most: int = 13) -> Axis:
     """A place for each name, the first at 0.5, the next at 1.5; so many are written that they fit."""
     shown = thin(range(len(names)), most if max(map(len, names), default=0) < 4 else 6)
     return Axis(0, max(len(names), 1), [(k + 0.5, names[k]) for k in shown], label)
+
+
+def with_names(axis: Axis, first: float, names: Sequence[str]) -> Axis:
+    """The axis with a name at each whole step from `first`; long names are cut and slanted."""
+    ticks = [(first + k, short_name(name, 14)) for k, name in enumerate(names)]
+    return replace(axis, ticks=ticks, slanted=max(map(len, names)) > 3)
+
+
+def short_name(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def round_step(step: float) -> float:

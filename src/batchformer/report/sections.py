@@ -1,12 +1,19 @@
 """The parts of the page about one recipe, as HTML. Everything that comes from a file goes through `escape`."""
 
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from batchformer.report.charts import variant_styles
-from batchformer.report.classes import MOST_POINTS, class_chart, class_difference_chart, influence_section
+from batchformer.report.classes import (
+    MOST_POINTS,
+    class_chart,
+    class_difference_chart,
+    class_table,
+    influence_section,
+)
 from batchformer.report.comparison import (
     Comparison,
     compare_runs,
@@ -44,7 +51,7 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
         streams_section(name, runs),
         f"<h3>Mixing</h3>{mixing}" if mixing else "",
         f"<h3>What is found in the images</h3>{found}" if found else "",
-        _classes(name, runs, table) if any(run.metrics.get(key) is not None for run in runs for key in _SPLITS) else "",
+        _classes(name, runs, table),
         *(
             influence_section(
                 f"{name}-influence{k}",
@@ -59,6 +66,14 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
 
 
 def _verdicts(table: Comparison) -> str:
+    if len(table.shown) == 1 and (found := table.cell(table.primary, *table.shown)):
+        measure, (variant,), how = table.primary, table.shown, ""
+        if table.is_default_pair:
+            how = marked(f"`batchformer compare {table.recipe}` trains it with and without BatchFormer.")
+            how = f'<br><span class="muted">Only this one was run: {how}</span>'
+        amount = with_unit(format_summary(found, table.digits(measure)), measure.unit).replace(",", "")
+        sentence = f"{shown_name(variant)}: {measure.words} {amount}."
+        return f'<p class="card verdict incomplete"><strong>Result</strong>{escape(sentence)}{how}</p>'
     cards = []
     for variant, judged in verdicts(table).items():
         word = _VERDICT_WORDS[judged.kind]
@@ -85,9 +100,13 @@ def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
     )
     measure = table.primary
     judged = f"{measure.words[0].upper()}{measure.words[1:]}"
-    caption = f"{with_unit(judged, measure.unit)}: mean ± standard deviation over seeds, and the difference of matched "
-    caption += "seeds with its 95 % interval"
-    caption += f" (in {measure.points})." if measure.points != measure.unit else "."
+    caption = with_unit(judged, measure.unit)
+    if len(table.seeds) > 1 or len(table.shown) > 1:
+        caption += ": mean ± standard deviation over seeds"
+    if len(table.shown) > 1:
+        caption += ", and the difference of matched seeds with its 95 % interval"
+        caption += f" (in {measure.points})" if measure.points != measure.unit else ""
+    caption += "."
     if table.targets:
         caption += " The mean is that over the targets, seed by seed, and so is its interval."
     if len(table.others) > 1:
@@ -109,11 +128,10 @@ def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
     )
     helps = "the method helps" if table.is_default_pair else f"a variant is better than {table.reference}"
     told = f"Dot: mean over matched seeds; line: 95 % interval. {drawn.better_side} of zero {helps}."
-    if drawn.cut:
-        told += " Intervals are cut at the largest difference that is possible."
+    told += _arrows(drawn.svg)
     notes = ", ".join(f"{each.label}: {each.note}" for each in table.measures if each.note and not table.targets)
     told += f" {notes}." if notes else ""
-    legend = _legend(table, table.others) if len(table.others) > 1 else {}
+    legend = _legend(table) if len(table.others) > 1 else {}
     picture = figure(
         f"Difference, {minus}" if len(table.others) == 1 else f"Difference {minus}", drawn.svg, told, legend
     )
@@ -145,6 +163,8 @@ def html_cell(cell: Cell, digits: int) -> str:
 
 
 def _per_run(runs: Sequence[Run], table: Comparison) -> str:
+    if len(runs) == 1:
+        return ""
     rows = []
     for variant in table.variants:
         for run in (run for run in runs if run.variant == variant):
@@ -155,18 +175,19 @@ def _per_run(runs: Sequence[Run], table: Comparison) -> str:
     return f"<details><summary>Every run</summary>{plain_table(header, rows)}</details>"
 
 
-def _legend(table: Comparison, variants: Sequence[str]) -> dict[str, str]:
+def _legend(table: Comparison) -> dict[str, str]:
+    """Of the variants, where there are several to tell apart."""
     styles = variant_styles(table.variants)
-    return {styles[variant]: shown_name(variant) for variant in variants}
+    return {style: shown_name(variant) for variant, style in styles.items()} if len(table.shown) > 1 else {}
 
 
-def _trained(runs: Sequence[Run], table: Comparison) -> list[str]:
-    return [variant for variant in table.variants if any(run.variant == variant for run in runs)]
+def _arrows(svg: str) -> str:
+    return " Arrow: the interval goes on beyond what is possible." if 'class="arrow' in svg else ""
 
 
 def _curves(name: str, runs: Sequence[Run], table: Comparison) -> str:
     title = "<h3>Learning curves</h3>"
-    measure, legend = table.primary, _legend(table, _trained(runs, table))
+    measure, legend = table.primary, _legend(table)
     label = with_unit(measure_word(measure), measure.unit)
     judged = curve_chart(f"{name}-measure", runs, table.variants, measure.key, label, measure)
     loss = curve_chart(f"{name}-loss", runs, table.variants, "train_loss", "training loss")
@@ -176,16 +197,15 @@ def _curves(name: str, runs: Sequence[Run], table: Comparison) -> str:
         )
     figures = ""
     if judged:
-        told = "Line: mean of the seeds; band: smallest to largest seed."
+        told = "Line: mean of the seeds; band: smallest to largest seed." if len(table.seeds) > 1 else ""
         told += " A seed is the mean over its targets." if table.targets else ""
         told += " The axis leaves out a steep start." if judged.start_left_out else ""
         told += " Lower is better." if measure.better == "lower" else ""
-        figures += figure(f"{measure.words[0].upper()}{measure.words[1:]}", judged.svg, told, legend)
+        figures += figure(f"{measure.words[0].upper()}{measure.words[1:]}", judged.svg, told.strip(), legend)
     if loss:
-        told = (
-            "As it was minimised. With BatchFormer it covers both streams, and some recipes scale it, so compare the "
-        )
-        figures += figure("Training loss", loss.svg, f"{told}shapes rather than the levels.", legend)
+        told = "As it was minimised. With BatchFormer it covers both streams, and some recipes scale it"
+        told += ", so compare the shapes rather than the levels." if legend else "."
+        figures += figure("Training loss", loss.svg, told, legend)
     return f'{title}<div class="grid">{figures}</div>'
 
 
@@ -215,13 +235,15 @@ def _own_section(name: str, run: Run, section: dict[str, Any]) -> str:
     labels = [str(series.get(axis) or "") for axis in ("xlabel", "ylabel")]
     drawn = lines_chart(name, section["title"], series.get("x") or [], lines, *labels) if lines else None
     styles = variant_styles(list(lines)) if drawn and len(lines) > 1 else {}
-    legend = legend_of({style: line for line, style in styles.items()})
+    legend = legend_of({style: line for line, style in styles.items()}, drawn or "")
     return f'<figure class="own"><h4>{escape(run.name)}</h4>{text}{legend}{drawn or ""}</figure>'
 
 
 def _classes(name: str, runs: Sequence[Run], table: Comparison) -> str:
     measure, word = table.primary, measure_word(table.primary)
-    title = f"<h3>{escape(word[0].upper() + word[1:])} per class against training frequency</h3>"
+    title, by_name = f"<h3>{escape(word[0].upper() + word[1:])} per class</h3>", class_table(runs, table)
+    if not any(run.metrics.get(key) is not None for run in runs for key in _SPLITS):
+        return title + by_name if by_name else ""
     scatter = class_chart(f"{name}-classes", runs, table.variants, measure)
     if scatter is None:
         return title + missing(
@@ -230,12 +252,9 @@ def _classes(name: str, runs: Sequence[Run], table: Comparison) -> str:
         )
     many = any(len(run.class_counts) > MOST_POINTS for run in runs)
     point = "some classes of like frequency" if many else "class"
-    figures = figure(
-        "Every class" if len(table.others) > 1 else "With and without the method",
-        scatter,
-        f"One point per {point} and variant, mean of the seeds.",
-        _legend(table, _trained(runs, table)),
-    )
+    told = f"One point per {point}{' and variant' if len(table.shown) > 1 else ''}"
+    told += ", mean of the seeds." if len(table.seeds) > 1 else "."
+    figures = figure("Against training frequency", scatter, told, _legend(table))
     bins = {
         v: class_difference_chart(f"{name}-bins{k}", runs, table.reference, v, measure)
         for k, v in enumerate(table.others)
@@ -245,10 +264,10 @@ def _classes(name: str, runs: Sequence[Run], table: Comparison) -> str:
     for variant, drawn in bins.items():
         if drawn is not None:
             whose = f", {shown_name(variant)}" if len(table.others) > 1 else ""
-            figures += figure(f"Difference by frequency{whose}", drawn, told)
-    if not any(bins.values()):
+            figures += figure(f"Difference by frequency{whose}", drawn, told + _arrows(drawn))
+    if not any(bins.values()) and len(table.shown) > 1:
         figures += missing("No seed was run with two variants", "run `batchformer compare`")
-    return f'{title}<div class="grid">{figures}</div>'
+    return f'{title}<div class="grid">{figures}{by_name}</div>'
 
 
 def _made(runs: Sequence[Run]) -> str:
@@ -259,12 +278,13 @@ def _made(runs: Sequence[Run]) -> str:
     if config:
         text = escape(json.dumps(config, indent=2, ensure_ascii=False, default=str))
         whole = f"<details><summary>The whole configuration ({escape(run.name)})</summary><pre>{text}</pre></details>"
-    told = (
-        "--data-root DIR says where the data are"
-        if knows_its_command(runs)
-        else "fields changed on the command line are in the configuration"
+    told = "" if knows_its_command(runs) else " (fields changed on the command line are in the configuration)"
+    lines = command(runs).split("\n")
+    told += ", with your folder of data for DIR" if any(line.endswith(" DIR") for line in lines) else ""
+    options = "\n".join(
+        " ".join(f'<span class="option">{escape(part)}</span>' for part in re.split(r" (?=--)", line)) for line in lines
     )
     return (
-        f'<h3>How it was made</h3><div class="card"><dl>{entries}</dl><p class="muted">Again ({told}):</p>'
-        f"<pre><code>{escape(command(runs))}</code></pre>{whole}</div>"
+        f'<h3>How it was made</h3><div class="card"><dl>{entries}</dl><p class="muted">Again{told}:</p>'
+        f"<pre><code>{options}</code></pre>{whole}</div>"
     )

@@ -48,7 +48,7 @@ def _losses(name: str, runs: Sequence[Run], health: Mapping[str, Any]) -> str:
         return ""
     dead = "stays up" if chance is None else "stays at chance"
     caption = (
-        f"Mean of the seeds; band: smallest to largest. A related stream that {dead} "
+        f"{'Mean of the seeds; band: smallest to largest. ' * (len(runs) > 1)}A related stream that {dead} "
         "while the plain one learns is dead: nothing is learnt through the module."
     )
     return figure("Training loss of both streams", picture, caption, STREAMS)
@@ -192,7 +192,7 @@ def _shares(_: list[float]) -> Axis:
 
 
 def _from_zero(values: list[float]) -> Axis:
-    return linear_axis(values, include_zero=True)
+    return linear_axis(values, include_zero=True, within=(0, None))
 
 
 def _decades(values: list[float]) -> Axis:

@@ -39,12 +39,15 @@ def comparison_table(table: Comparison) -> Table:
 def _by_target(table: Comparison) -> Table:
     measure, digits = table.primary, table.digits(table.primary)
     header = [with_unit(measure_word(measure), measure.unit) + _hint(measure), *table.targets, "mean"]
-    header.append("difference [95 % interval]")
     rows = []
-    for variant in table.variants:
+    for variant in table.shown:
         cells: list[Cell] = [table.cell(measure, variant, target) for target in (*table.targets, None)]
-        last = "the reference" if variant == table.reference else table.difference(measure, variant)
-        rows.append(Row(variant, [*cells, last], digits))
+        rows.append(Row(variant, cells, digits))
+    if len(rows) > 1:
+        header.append("difference [95 % interval]")
+        for row in rows:
+            held = row.head == table.reference
+            row.cells.append("the reference" if held else table.difference(measure, row.head))
     return Table(header, rows)
 
 
@@ -53,16 +56,14 @@ def _by_measure(table: Comparison) -> Table:
     first = "measure"
     if len(units) == 1 and len(hints) == 1:
         first = with_unit(measure_word(table.primary), units.pop()) + hints.pop()
-    header = [first, *table.variants]
-    several = len(table.others) > 1
-    header += [
-        f"{variant} − {table.reference} [95 %]" if several else "difference [95 % interval]" for variant in table.others
-    ]
+    others = table.others if len(table.shown) > 1 else ()
+    several = "{} − {} [95 %]" if len(others) > 1 else "difference [95 % interval]"
+    header = [first, *table.shown, *(several.format(variant, table.reference) for variant in others)]
     rows = []
     for measure in table.measures:
         head = measure.label if first != "measure" else measure.title + _hint(measure)
-        cells: list[Cell] = [table.cell(measure, variant) for variant in table.variants]
-        differences = [table.difference(measure, variant) for variant in table.others]
+        cells: list[Cell] = [table.cell(measure, variant) for variant in table.shown]
+        differences = [table.difference(measure, variant) for variant in others]
         rows.append(Row(head, [*cells, *differences], table.digits(measure)))
     return Table(header, rows)
 

@@ -12,6 +12,7 @@ from typing import Any
 from batchformer.errors import UserError
 from batchformer.files import remove_stale_temporaries, write_json, write_text
 
+LOCK = "run.lock"  # see runs.lock
 _STAGES = ".stages"
 _IN_A_RESULT = ("recipe", "seed", "steps", "metrics")  # what the commands cannot do without
 
@@ -50,7 +51,7 @@ class RunFolder:
 
     @property
     def started(self) -> bool:
-        return self.path.is_dir() and any(inside.name != _STAGES for inside in self.path.iterdir())
+        return self.path.is_dir() and any(not inside.name.startswith((_STAGES, LOCK)) for inside in self.path.iterdir())
 
     def stage(self, number: int, name: str) -> RunFolder:
         """The folder of an earlier stage; the last stage is in this folder itself."""
@@ -66,14 +67,17 @@ class RunFolder:
 
     def open_new(self, overwrite: bool) -> None:
         """Make the folder; one that holds something already is refused unless it may be overwritten."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path} is a file, not a folder; choose another --out.")
         if self.started:
             if not overwrite:
                 raise UserError(
                     f"{self.path} exists already: add --resume to go on, --overwrite to start anew, or --out DIR."
                 )
             self.clear()
+        self.make()
+
+    def make(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file, not a folder; choose another --out.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as problem:

@@ -53,9 +53,8 @@ def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: d
         "class_names": [str(name) for name in info.get("classes", ())],
         "sections": task.sections(),
     }
-    known = {
-        name: getattr(data, name) for name in ("fingerprint", "train_images", "test_images") if hasattr(data, name)
-    }
+    told = ("fingerprint", "train_images", "test_images", "evaluate_on")
+    known = {name: getattr(data, name) for name in told if hasattr(data, name)}
     return {
         "recipe": config["run"]["recipe"],
         "variant": variant_of(config),

@@ -1,6 +1,6 @@
 """One run from start to result.json, or from its last checkpoint to result.json."""
 
-import signal
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,13 @@ from batchformer.runs.options import RunOptions, with_current_keys
 from batchformer.runs.progress import ProgressLine
 from batchformer.runs.recorder import RunRecorder
 from batchformer.runs.result import analyse, build_result
-from batchformer.runs.trainer import in_one_sentence, make_trainer, refuse_to_train_nothing
+from batchformer.runs.trainer import (
+    in_one_sentence,
+    interrupts_as_they_are,
+    make_trainer,
+    refuse_to_train_nothing,
+    say_what_devices_mean,
+)
 from batchformer.training.weights import read_checkpoint
 
 # What may differ between a run and its continuation: it does not touch the numbers.
@@ -54,6 +60,9 @@ def prepare(
     task, data, trainer_keywords, options = parts
     with line.meanwhile("reading the data") if is_main_process() else nullcontext():
         data.setup("fit")
+    if is_main_process():
+        for remark in getattr(data, "remarks", list)():
+            warnings.warn(remark, UserWarning, stacklevel=1)  # shown once for all runs of a comparison
     goes_on = resume and folder.checkpoint.is_file()
     task.restored = goes_on
     task.construct(data)
@@ -69,6 +78,7 @@ def prepare(
     refuse_to_train_nothing(trainer)
     task.trainer = trainer
     task.setup("fit")  # Lightning calls it again; here it refuses schedules without an end before there is a folder
+    say_what_devices_mean(trainer, line)
     return Prepared(folder, task, data, trainer, recorder)
 
 
@@ -106,12 +116,13 @@ def train(
     # With max_steps Lightning would go through the end of the checkpoint's epoch a second time, and count it twice.
     trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
     try:
-        with torch.autograd.set_multithreading_enabled(False):
-            # A process has one device, and the way to autograd's own thread for it and back costs more than it gives.
-            trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
-    except SystemExit:  # what Lightning makes of Ctrl-C
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        raise KeyboardInterrupt from None
+        with interrupts_as_they_are(trainer):
+            with torch.autograd.set_multithreading_enabled(False):
+                # A process has one device: the way to autograd's own thread for it and back costs more than it gives.
+                trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
+            if recorder.validated_step != trainer.global_step:
+                trainer.validate(task, datamodule=data, verbose=False)
+                trainer.save_checkpoint(folder.checkpoint)  # with these numbers in it
     except NonFiniteLoss as problem:
         raise NonFiniteLoss(f"{str(problem).rstrip('.')}; {_what_is_left(folder)}.") from problem
     except UserError as problem:
@@ -125,9 +136,6 @@ def train(
         if (mistake := in_one_sentence(problem)) is not None:
             raise mistake from problem
         raise
-    if recorder.validated_step != trainer.global_step:
-        trainer.validate(task, datamodule=data, verbose=False)
-        trainer.save_checkpoint(folder.checkpoint)  # with these numbers in it
     result = build_result(task=task, data=data, trainer=trainer, recorder=recorder, config=config)
     if command is not None:
         result["command"] = command

@@ -5,6 +5,9 @@ Settings that cannot work are told in one sentence, before a run folder is made.
 
 import csv
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, interruption
 from batchformer.runs.checkpoints import AtomicCheckpointIO
 from batchformer.runs.folder import RunFolder
 from batchformer.runs.progress import ProgressLine, RunProgress
@@ -67,6 +70,17 @@ def trainer_or_sentence(keywords: dict[str, Any]) -> L.Trainer:
     return trainer
 
 
+def say_what_devices_mean(trainer: L.Trainer, line: ProgressLine) -> None:
+    """One sentence before Lightning starts processes on the CPU, which who asked for several GPUs may not expect."""
+    environment = trainer._accelerator_connector.cluster_environment
+    on_cpu = isinstance(trainer.accelerator, CPUAccelerator)
+    if trainer.num_devices > 1 and on_cpu and not environment.creates_processes_externally:
+        line.say(
+            f"No GPU is used: trainer.devices {trainer.num_devices} starts {trainer.num_devices} processes on the CPU "
+            "(DDP over gloo), each with batches of data.batch_size; without it one process trains."
+        )
+
+
 def _refuse_a_crowd(trainer: L.Trainer) -> None:
     """Refuse far more CPU devices than cores: each is a process of its own, and Lightning starts any number of them."""
     most = _PROCESSES_PER_CORE * (os.cpu_count() or 1)
@@ -75,6 +89,24 @@ def _refuse_a_crowd(trainer: L.Trainer) -> None:
             f"trainer.devices {trainer.num_devices} would start so many processes on the {os.cpu_count() or 1} cores "
             f"of this machine: give {most} or fewer."
         )
+
+
+@contextmanager
+def interrupts_as_they_are(trainer: L.Trainer) -> Iterator[None]:
+    """Ctrl-C and SIGTERM come out as KeyboardInterrupt; Lightning makes SystemExit of them, dying workers an error.
+
+    Of several processes Lightning tells each other of SIGTERM by a collective inside its handler, which waits for ever
+    where another process is in the middle of one: there the handler of the command is enough.
+    """
+    if trainer.world_size > 1 and callable(signal.getsignal(signal.SIGTERM)):
+        trainer._signal_connector._sigterm_notifier_fn = lambda *_: None  # type: ignore[method-assign]
+    try:
+        yield
+    except (Exception, SystemExit) as problem:
+        if not isinstance(problem, SystemExit) and interruption(problem) is None:
+            raise
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which Lightning switches off
+        raise KeyboardInterrupt from None
 
 
 def refuse_to_train_nothing(trainer: L.Trainer) -> None:

@@ -1,7 +1,5 @@
 """Tasks whose network classifies images: one image, one label, a criterion of outputs and labels."""
 
-import csv
-import io
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -15,11 +13,10 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.data import ClassificationData
-from batchformer.data.images import open_image
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.errors import UserError
-from batchformer.files import refuse_unwritable, write_text
+from batchformer.files import csv_text, refuse_to_replace, refuse_unwritable, write_text
 from batchformer.metrics import ShotAccuracy
 from batchformer.models.create import NOT_STOCK, OWN
 from batchformer.training.network_task import NetworkTask
@@ -36,7 +33,10 @@ class ClassifierTask(NetworkTask):
     """
 
     data_class: ClassVar[type] = ClassificationData
-    predict_options: ClassVar[Mapping[str, str]] = {"topk": "how many classes of each image are written"}
+    predict_options: ClassVar[Mapping[str, str]] = {
+        "topk": "how many classes of each image are written",
+        "strict": "stop at the first image that cannot be read",
+    }
 
     criterion: nn.Module
     metrics: nn.ModuleDict
@@ -123,38 +123,49 @@ class ClassifierTask(NetworkTask):
         return metadata, f"timm.create_model({self.backbone!r}, num_classes={classes}{arguments})", "import timm"
 
     def predict(self, images: list[Path], data: Any, out: Path | None, line: Any, **options: str) -> str:
-        """A CSV file with one line per image: path, class_1, score_1, class_2, ... (probabilities, the best first)."""
+        """A CSV file with one line per image: path, class_1, score_1, class_2, ..., error (why it was not read).
+
+        Scores are probabilities, the best class first.
+        """
         out = out or Path("predictions.csv")
         refuse_unwritable(out)  # thousands of images may lie between here and the writing
+        refuse_to_replace(out, lambda content: content.startswith(b"path,class_1,score_1"))
         names = [str(name) for name in self.data_info.classes]
         top = min(_whole_number("topk", options.get("topk", "5")), len(names))
         rows = []
-        for done, (path, classes) in enumerate(self._classified(images, data.predict_transform, top)):
+        found = self._classified(images, data.predict_transform, top, "strict" in options)
+        for done, (path, classes) in enumerate(found):
             if done >= _BATCH:  # a few images are done before anybody could read it
                 line.update(done / len(images), path.name)
-            rows.append([str(path), *(cell for label, score in classes for cell in (names[label], f"{score:.6f}"))])
+            cells = [cell for label, score in classes for cell in (names[label], f"{score:.6f}")]
+            error = "" if cells else self.unreadable[path]
+            rows.append([str(path), *(cells or [""] * 2 * top), error])
         line.clear()
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["path", *(f"{kind}_{k + 1}" for k in range(top) for kind in ("class", "score"))])
-        writer.writerows(rows)
-        write_text(out, text.getvalue())
-        told = [f"{row[0]}: {row[1]} ({float(row[2]):.1%})" for row in rows[:5]]
-        if len(rows) > 5:
-            told.append(f"... and {len(rows) - 5} more")
-        many = f"{len(rows)} {'image' if len(rows) == 1 else 'images'}"
+        good = [row for row in rows if not row[-1]]
+        if not good:
+            raise UserError(rows[0][-1])
+        columns = ["path", *(f"{kind}_{k + 1}" for k in range(top) for kind in ("class", "score")), "error"]
+        write_text(out, csv_text(columns, rows))
+        told = [f"{row[0]}: {row[1]} ({float(row[2]):.1%})" for row in good[:5]]
+        if len(good) > 5:
+            told.append(f"... and {len(good) - 5} more")
+        many = f"{len(good)} {'image' if len(good) == 1 else 'images'}"
         return "\n".join([*told, f"\n{many} classified: {out}"])
 
     def _classified(
-        self, images: list[Path], transform: Any, top: int
+        self, images: list[Path], transform: Any, top: int, strict: bool
     ) -> Iterator[tuple[Path, list[tuple[int, float]]]]:
+        """Each image with its best classes; without any where it cannot be read."""
         with torch.inference_mode():
             for start in range(0, len(images), _BATCH):
                 paths = images[start : start + _BATCH]
-                batch = torch.stack([transform(open_image(path, upright=True)) for path in paths]).to(self.device)
-                scores, labels = self.predict_step(batch, 0).topk(top, dim=1)
-                for path, row_scores, row_labels in zip(paths, scores.tolist(), labels.tolist(), strict=True):
-                    yield path, list(zip(row_labels, row_scores, strict=True))
+                pictures = [self.read_image(path, strict) for path in paths]
+                best: Iterator[Any] = iter(())
+                if pixels := [transform(picture) for picture in pictures if picture is not None]:
+                    scores, labels = self.predict_step(torch.stack(pixels).to(self.device), 0).topk(top, dim=1)
+                    best = zip(labels.tolist(), scores.tolist(), strict=True)
+                for path, picture in zip(paths, pictures, strict=True):
+                    yield path, [] if picture is None else list(zip(*next(best), strict=True))
 
 
 def _whole_number(name: str, text: str) -> int:

@@ -158,7 +158,8 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float, fused: bool, tensor_on: 
 
 def refuse_negative_rates(options: Any) -> None:
     """torch looks at the optimiser's default learning rate alone; each group has its own, and would climb the loss."""
-    for name in ("lr", "weight_decay", "module_lr_factor", "module_weight_decay"):
+    names = ("lr", "backbone_lr", "sampling_lr", "weight_decay", "module_lr_factor", "module_weight_decay")
+    for name in names:
         if (getattr(options, name, None) or 0) < 0:
             raise UserError(f"model.optimizer.{name}={getattr(options, name)} must not be negative.")
 

@@ -56,15 +56,17 @@ class BatchFormerOptions(ModuleOptions):
 
 
 def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Options:
-    """The options themselves, or made from the plain dict that a checkpoint holds."""
-    if isinstance(value, kind):
-        return value
-    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    if not isinstance(value, Mapping):
-        raise UserError(f"{kind.__name__} expected, or a dict with some of: {', '.join(known)}; got {value!r}.")
-    if unknown := [name for name in value if name not in known]:
-        raise UserError(f"{kind.__name__} has no {unknown[0]!r}; it has: {', '.join(known)}.")
-    return kind(**value)
+    """The options themselves, or made from the plain dict that a checkpoint holds; looked through by their `check`."""
+    if not isinstance(value, kind):
+        known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+        if not isinstance(value, Mapping):
+            raise UserError(f"{kind.__name__} expected, or a dict with some of: {', '.join(known)}; got {value!r}.")
+        if unknown := [name for name in value if name not in known]:
+            raise UserError(f"{kind.__name__} has no {unknown[0]!r}; it has: {', '.join(known)}.")
+        value = kind(**value)
+    if hasattr(value, "check"):
+        value.check()
+    return value
 
 
 def plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:

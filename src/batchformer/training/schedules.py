@@ -28,14 +28,13 @@ class ScheduleOptions:
     milestones: list[int] = field(default_factory=list)
     gamma: float = 0.1
 
-    def check(self, trainer: L.Trainer) -> None:
-        if self.name == "cosine" and total_epochs_of(trainer) < 1:
-            raise UserError(
-                "the cosine schedule needs an end: set trainer.max_epochs or trainer.max_steps, or "
-                "schedule.name=constant."
-            )
+    def check(self) -> None:
         if self.warmup_epochs < 0:
             raise UserError(f"schedule.warmup_epochs={self.warmup_epochs} must be 0 or more.")
+
+    def check_end(self, trainer: L.Trainer) -> None:
+        if self.name == "cosine":
+            check_has_end(trainer, ", or schedule.name=constant")
 
 
 @dataclass
@@ -101,8 +100,8 @@ def total_epochs_of(trainer: L.Trainer) -> int:
     if trainer.max_epochs is not None and trainer.max_epochs > 0:
         return trainer.max_epochs
     if trainer.max_steps > 0:
-        steps = trainer.num_training_batches / trainer.accumulate_grad_batches
-        return math.ceil(trainer.max_steps / steps) if 0 < steps < math.inf else 1
+        known = 0 < trainer.num_training_batches < math.inf
+        return math.ceil(trainer.max_steps / steps_per_epoch(trainer)) if known else 1
     return 0
 
 
@@ -123,6 +122,6 @@ def steps_per_epoch(trainer: L.Trainer) -> float:
     return max(1.0, math.ceil(batches / trainer.accumulate_grad_batches))
 
 
-def check_has_end(trainer: L.Trainer) -> None:
-    if (trainer.max_epochs is None or trainer.max_epochs < 1) and trainer.max_steps < 1:
-        raise UserError("the cosine schedule needs an end: set trainer.max_epochs or trainer.max_steps.")
+def check_has_end(trainer: L.Trainer, other_way: str = "") -> None:
+    if total_epochs_of(trainer) < 1:
+        raise UserError(f"the cosine schedule needs an end: set trainer.max_epochs or trainer.max_steps{other_way}.")

@@ -9,7 +9,8 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from batchformer.data.info import DataInfo
+from batchformer.data.images import open_image
+from batchformer.data.info import DataInfo, class_differences
 from batchformer.data.loading.epoch_loader import as_batch, samples_in
 from batchformer.errors import UserError
 from batchformer.metrics.measures import Measure
@@ -71,6 +72,7 @@ class Task(L.LightningModule):
         self.built = False
         self.init_from: dict[str, str] = {}  # part of the network ("network": all of it) -> its weights
         self.restored = False  # whether all weights come from a checkpoint of this very task
+        self.unreadable: dict[Path, str] = {}  # images that `predict` could not read, with the reason
         self.per_class: list[float] = []  # of the primary measure, where it has a value for each class
         self._whole_step = False
         self._last_lr: float | None = None
@@ -131,13 +133,26 @@ class Task(L.LightningModule):
         return (torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(0)),)
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:
-        """(metadata of the file, expression that makes the plain network, imports it needs)."""
-        kind = type(self)
-        return {}, f"{kind.__name__}(...).plain_network()", f"from {kind.__module__} import {kind.__name__}"
+        """(metadata of the file, expression that makes the plain network, imports it needs); from the run if empty."""
+        return {}, "", ""
 
     def predict(self, images: list[Path], data: Any, out: Path | None, line: Any, **options: str) -> str:
         """Predict on a user's images and write files; returns what to tell. `line` shows progress."""
         raise UserError(f"{type(self).__name__} cannot predict on images.")
+
+    def read_image(self, path: Path, strict: bool = False) -> Any:
+        """A user's image for `predict`, as viewers show it.
+
+        One that cannot be read is an error where `strict`, else None, with the reason in `unreadable`: one of thousands
+        must not cost the others, and the command tells it at its end.
+        """
+        try:
+            return open_image(path, upright=True)
+        except UserError as problem:
+            if strict:
+                raise
+            self.unreadable[path] = str(problem)
+            return None
 
     def sections(self) -> list[dict[str, Any]]:
         """The task's own parts of the page: dicts with title, text, table, series (see docs/your-own-task.md)."""
@@ -164,13 +179,22 @@ class Task(L.LightningModule):
     def take_up(self, data: DataInfo) -> None:
         """Called in place of `build` when the task is built already and is given other data with the same classes."""
 
-    def _refuse_other_classes(self, info: DataInfo) -> None:
-        before, now = (len(one.get("classes", ())) for one in (self.data_info, info))
-        if before != now:
+    def _refuse_other_classes(self, now: DataInfo, trained: DataInfo | None = None) -> None:
+        """Labels mean what they did in training only where the classes are the same, in the same order."""
+        before, after = ([str(n) for n in one.get("classes", ())] for one in (trained or self.data_info, now))
+        if before == after:
+            return
+        if any(names == [str(label) for label in range(len(names))] for names in (before, after)):  # without names
+            if len(before) == len(after):
+                return
             raise UserError(
-                f"this task was built for {before} classes and cannot take {now}: use the data it was trained on, or a "
-                f"new task."
+                f"this task was built for {len(before)} classes and cannot take {len(after)}: use the data it was "
+                "trained on, or a new task."
             )
+        raise UserError(
+            f"the classes of the data are not those of the training ({class_differences(before, after)}), so labels "
+            "would mean other classes: name and order them as in the training, or train on these data."
+        )
 
     def expect_checkpoint(self) -> None:
         """Prepare for loading a checkpoint without training: fetch no weights, compile and capture nothing."""
@@ -190,6 +214,9 @@ class Task(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         if stage != "fit":
+            data = getattr(self.trainer, "datamodule", None)
+            if self.built and data is not None and (info := DataInfo.of(data)).get("classes"):
+                self._refuse_other_classes(info)
             return
         if self.cuda_graph:
             self._refuse_what_a_graph_cannot_do()
@@ -382,6 +409,8 @@ class Task(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint["task"] = self._saved_state(checkpoint)
+        if self.built:  # resumed
+            self._refuse_other_classes(self.data_info, DataInfo(**saved["data"]))
         self.restored = True
         self.init_from = self.init_from or dict(saved.get("init_from") or {})  # what is frozen may depend on it
         self.construct(DataInfo(**saved["data"]))

@@ -71,18 +71,10 @@ def crop_rectangles(
     """torchvision's RandomResizedCrop: the first of ten attempts that fits, or else the largest centre that may be."""
     tall, wide = _sides(draws, height, width, area, ratio, (height, width))
     drawn = _placed(draws, tall, wide, height, width)
-    last_tall, last_wide = _largest(height, width, ratio)
+    last_tall, last_wide = min(height, round(width / ratio[0])), min(width, round(height * ratio[1]))
     centre = (height - last_tall) // 2, (width - last_wide) // 2, last_tall, last_wide
     found = tall > 0
     return Rectangles(*(np.where(found, value, last) for value, last in zip(drawn, centre, strict=True)))
-
-
-def _largest(height: int, width: int, ratio: Range) -> tuple[int, int]:
-    if width / height < ratio[0]:
-        return round(width / ratio[0]), width
-    if width / height > ratio[1]:
-        return height, round(height * ratio[1])
-    return height, width
 
 
 def erased_rectangles(

@@ -142,6 +142,10 @@ class DataModule(L.LightningDataModule):
             "evaluation_sets": list(self.evaluation_sets), "targets": list(self.targets), "target": self.target
         }  # fmt: skip
 
+    def remarks(self) -> list[str]:
+        """What was found in the data that who trains on them should know, a line each; asked after `setup`."""
+        return []
+
     @property
     def info(self) -> DataInfo:
         """What the data declare about themselves; reads them if that has not been done."""

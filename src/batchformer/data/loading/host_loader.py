@@ -1,6 +1,9 @@
 """Batches made on the host, image by image, in worker processes if wanted."""
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -90,7 +93,9 @@ class HostLoader(SampleLoader):
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         self._addresses.prepare(self._order, epoch, start)
         try:
-            for batch in self._loader:
+            with _signals_wait():
+                batches = iter(self._loader)
+            for batch in batches:
                 if isinstance(batch, str):
                     raise BadSample(batch)
                 if self.channels_last:
@@ -105,6 +110,28 @@ class HostLoader(SampleLoader):
         if self._iterator is not None:
             self._iterator._shutdown_workers()
             self._iterator = None
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Ctrl-C and SIGTERM come when the worker processes are started, not in the middle of it.
+
+    The workers keep this handler of Ctrl-C, so that only the process that reads from them answers it; for SIGTERM torch
+    gives them one of their own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, _: came.append(number)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _batch_or_message(samples: list[Any] | str, collate: Callable[[list[Any]], Batch]) -> Batch | str:

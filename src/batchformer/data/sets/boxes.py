@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,7 @@ class Scenes:
     area: Float[np.ndarray, " boxes"]
     crowd: Bool[np.ndarray, " boxes"]
     ignore: Bool[np.ndarray, " boxes"]
+    left_out: int = field(default=0, kw_only=True)  # boxes of negative width or height that the files have besides
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -73,18 +74,16 @@ class Scenes:
         counts = np.diff(self.first)[images]
         rows = np.concatenate([np.arange(0), *(np.arange(self.first[k], self.first[k + 1]) for k in images)])
         parts = {**dict.fromkeys(_PER_BOX, rows.astype(int)), **dict.fromkeys(_PER_IMAGE, images)}
-        chosen = {
-            field.name: getattr(self, field.name)[parts[field.name]] for field in fields(self) if field.name in parts
-        }
+        chosen = {each.name: getattr(self, each.name)[parts[each.name]] for each in fields(self) if each.name in parts}
         return replace(self, first=np.concatenate([[0], np.cumsum(counts)]), **chosen)
 
     def fingerprint(self) -> str:
         """sha256 of everything but the position it was read from."""
         digest = hashlib.sha256()
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, np.ndarray) and field.name != "segmentations":
-                digest.update(f"{field.name} {value.shape} ".encode() + np.ascontiguousarray(value).tobytes())
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, np.ndarray) and each.name != "segmentations":
+                digest.update(f"{each.name} {value.shape} ".encode() + np.ascontiguousarray(value).tobytes())
         return digest.hexdigest()
 
 
@@ -94,13 +93,18 @@ def make_scenes(
     images: list[tuple[int, str, int, int]],
     owner: Int[np.ndarray, " boxes"],
     names: list[Any],
+    keep_negative: bool = False,
     **per_box: np.ndarray,
 ) -> Scenes:
     """From images (id, path, height, width) and boxes in any order, each with the position of its image (`owner`).
 
-    `names` are what messages call the boxes.
+    `names` are what messages call the boxes. Those of negative width or height are of no object and left out, of
+    training and of evaluation.
     """
     order = np.argsort(owner, kind="stable")
+    negative = (per_box["boxes"][order, 2:] < per_box["boxes"][order, :2]).any(1) & (not keep_negative)
+    order, left_out = order[~negative], int(negative.sum())
+    owner = owner[order]
     counts = np.bincount(owner, minlength=len(images)) if len(owner) else np.zeros(len(images), dtype=np.int64)
     scenes = Scenes(
         source=source,
@@ -110,8 +114,9 @@ def make_scenes(
         sizes=np.array([size for _, _, *size in images], dtype=np.int64).reshape(-1, 2),
         first=np.concatenate([[0], np.cumsum(counts)]),
         **{name: values[order] for name, values in per_box.items()},
+        left_out=left_out,
     )
-    _check_boxes(scenes, owner[order], [names[k] for k in order])
+    _check_boxes(scenes, owner, [names[k] for k in order])
     return scenes
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from batchformer.data.images import first_line
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
+from batchformer.data.sets.files import refuse_outside
 from batchformer.data.sets.miniature import THINGS, TRAIN_SCENES, VAL_SCENES, save_scene
 from batchformer.errors import UserError
 
@@ -94,11 +95,13 @@ def read_categories(content: dict[str, Any], path: Path) -> Categories:
     return Categories([int(ids[k]) for k in order], [str(names[k]) for k in order], [things[k] for k in order])
 
 
-def read_images(content: dict[str, Any], path: Path) -> list[tuple[int, str, int, int]]:
-    """(id, file, height, width), in the order of their ids."""
+def read_images(content: dict[str, Any], path: Path, root: str, folder: str) -> list[tuple[int, str, int, int]]:
+    """(id, file, height, width), in the order of their ids; files are in this folder of the root."""
     entries = content["images"]
     columns = [_whole(values(entries, key, "image", path), f"image {key}s", path) for key in ("id", "height", "width")]
     files = [str(file) for file in values(entries, "file_name", "image", path)]
+    for identity, file in zip(columns[0], files, strict=True):
+        refuse_outside(file, root, f"{path}, image {identity},", folder)
     _refuse_twice(columns[0], "image", path)
     order = np.argsort(columns[0])
     return [(int(columns[0][k]), files[k], int(columns[1][k]), int(columns[2][k])) for k in order]
@@ -125,13 +128,13 @@ def read_instances(
     content = read_json(path)
     own = read_categories(content, path)
     categories = own if known is None else same_categories(own, known, path)
-    images = read_images(content, path)
+    images = read_images(content, path, root, folder)
     entries = content["annotations"]
     names = [entry.get("id", f"number {position + 1}") for position, entry in enumerate(entries)]
     image_ids = values(entries, "image_id", "annotation", path)
     owner = positions(image_ids, [image[0] for image in images], "image", names, path)
     per_box = read_per_box(entries, "annotation", names, own, categories, path)
-    return make_scenes(str(path), str(Path(root) / folder), images, owner, names, **per_box), categories
+    return make_scenes(str(path), str(Path(root) / folder), images, owner, names, False, **per_box), categories
 
 
 def read_per_box(

@@ -18,6 +18,7 @@ from batchformer.data.images import open_image
 from batchformer.data.sets import coco
 from batchformer.data.sets.boxes import Categories, DetectionSamples, Sample, Scenes, Transform, box_target, make_scenes
 from batchformer.data.sets.detection import DetectionData
+from batchformer.data.sets.files import refuse_outside
 from batchformer.data.sets.miniature import THINGS, TRAIN_SCENES, VAL_SCENES, GeneratedScene, draw_scene
 from batchformer.errors import UserError
 
@@ -86,10 +87,11 @@ def read_panoptic(
     files, listed, image_ids = (
         coco.values(entries, key, "annotation", path) for key in ("file_name", "segments_info", "image_id")
     )
-    for file, segments in zip(files, listed, strict=True):
+    for file, segments, identity in zip(files, listed, image_ids, strict=True):
         if not isinstance(segments, list) or not all(isinstance(segment, dict) for segment in segments):
             raise UserError(f"{path}: 'segments_info' of {file} is not a list of segments.")
-    all_images = coco.read_images(content, path)
+        refuse_outside(str(file), root, f"{path}, the annotation of image {identity},", segmentations)
+    all_images = coco.read_images(content, path, root, images)
     of_image = coco.positions(image_ids, [image[0] for image in all_images], "image", files, path)
     order = np.argsort(of_image, kind="stable")
     if len(np.unique(of_image)) != len(of_image):
@@ -104,7 +106,7 @@ def read_panoptic(
     coco.values(segments, "area", "segment", path)  # one without it is refused: a segment is no box
     per_box = coco.read_per_box(segments, "segment", names, own, categories, path)
     chosen = [all_images[of_image[k]] for k in order]
-    scenes = make_scenes(str(path), str(Path(root) / images), chosen, owner, names, **per_box)
+    scenes = make_scenes(str(path), str(Path(root) / images), chosen, owner, names, True, **per_box)
     return PanopticScenes(
         **{field.name: getattr(scenes, field.name) for field in fields(scenes)},
         segment_ids=coco.numbers(coco.values(segments, "id", "segment", path), "id", names, path).astype(np.int64),

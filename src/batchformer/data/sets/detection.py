@@ -191,6 +191,16 @@ class DetectionData(DataModule):
             **options,
         )
 
+    def remarks(self) -> list[str]:
+        told = super().remarks()
+        for scenes in self._scenes.values():
+            if count := scenes.left_out:
+                boxes = "1 box is" if count == 1 else f"{count} boxes are"
+                told.append(f"{scenes.source}: {boxes} of negative width or height and left out")
+        if self.evaluate_on == "train":
+            told.append("results are those on the training images (data.evaluate_on: train)")
+        return told
+
     def declare(self) -> dict[str, Any]:
         return {**super().declare(), "category_ids": list(self.category_ids), "is_thing": list(self.is_thing)}
 

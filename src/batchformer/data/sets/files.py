@@ -3,6 +3,7 @@
 import hashlib
 import os
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,21 +14,24 @@ from PIL import Image
 from torch import Tensor
 
 from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics, check_images
-from batchformer.data.images import EXTENSIONS, images_in
+from batchformer.data.images import EXTENSIONS, images_in, passed_over
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.sets.classification import ClassificationData
 from batchformer.errors import UserError
 
+_OTHER_NAMES_OF_VAL = ("valid", "validation", "test", "eval")
+
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files relative to the data set's root, their labels, where they were listed (for messages), and what else
-    is known of every image (domains, pairs ...)."""
+    """Image files relative to the data set's root, their labels, where they were listed (for messages), what else is
+    known of every image (domains, pairs ...), and the endings of other files that lay beside them."""
 
     paths: list[str]
     labels: np.ndarray
     source: str
     fields: dict[str, np.ndarray] = field(default_factory=dict)
+    others: Counter[str] = field(default_factory=Counter)
 
 
 class FileData(ClassificationData):
@@ -77,6 +81,10 @@ class FileData(ClassificationData):
                 raise UserError(f"image {first}, the first in {listing.source}, does not exist: check data.root.")
         self._folder = os.path.join(root, "")
 
+    def remarks(self) -> list[str]:
+        others = sum((listing.others for listing in self._listings.values()), Counter[str]())
+        return [*super().remarks(), *([f"{self.root}: {passed_over(others)}"] if others else [])]
+
     def make_loader(self, name: str, training: bool) -> EpochLoader:
         from batchformer.data.augment.host import file_transform
         from batchformer.data.loading.samples import FileSamples
@@ -119,13 +127,32 @@ def read_lines(path: Path) -> list[str]:
         raise UserError(f"{path} cannot be read as text ({error}).") from error
 
 
-def read_pairs(path: Path, pair: Callable[[str], tuple[str, int] | None], expected: str) -> Listing:
+def refuse_outside(file: str, root: str | Path, source: str, folder: str = "") -> None:
+    """Refuse an image outside the data root: a list of somebody else's could name any file of this machine.
+
+    `file` is relative to `folder` in `root`, which is a setting and may be anywhere; `source` says who names it.
+    """
+    if ".." not in file and not os.path.isabs(file):  # nearly all, of a million
+        return
+    place = os.path.abspath(os.path.join(root, folder, file))
+    allowed = {
+        look(os.path.join(root, inside)) for look in (os.path.abspath, os.path.realpath) for inside in ("", folder)
+    }
+    if not any(place.startswith(os.path.join(base, "")) for base in allowed):
+        raise UserError(
+            f"{source} names {file[:200]}, which is outside of {root}: put the images there, or set data.root to a "
+            f"folder that holds them all."
+        )
+
+
+def read_pairs(path: Path, pair: Callable[[str], tuple[str, int] | None], expected: str, root: str | Path) -> Listing:
     """An image on each line, which `pair` makes (path, label) of; one it makes nothing of is named, empty ones not."""
     pairs = []
     for number, line in enumerate(read_lines(path), 1):
         if line.strip():
             if (found := pair(line)) is None:
                 raise UserError(f"{path}, line {number}: expected {expected}, found {line.strip()[:80]!r}.")
+            refuse_outside(found[0], root, f"{path}, line {number},")
             pairs.append(found)
     if not pairs:
         raise UserError(f"{path} lists no image.")
@@ -153,8 +180,16 @@ def class_folders(root: str, part: str) -> list[str]:
         above = Path(root).parent
         if Path(root).name in ("train", "val") and (above / part).is_dir():
             raise UserError(f"{root} holds one part of the images only: name the folder above it, {above}.")
+        way_out = ""
+        if part == "val":
+            beside = [name for name in _OTHER_NAMES_OF_VAL if (Path(root) / name).is_dir()]
+            way_out = (
+                f"; rename {Path(root) / beside[0]} to val" if beside else "; move some images of each class there"
+            )
+            way_out += ", since results are measured on images that are not trained on"
         raise UserError(
-            f"there is no folder {folder}: images are expected in {root}/train/<class>/ and {root}/val/<class>/."
+            f"there is no folder {folder}: images are expected in {root}/train/<class>/ and {root}/val/<class>/"
+            f"{way_out}."
         )
     names = visible_folders(folder)
     if not names:
@@ -169,15 +204,17 @@ def list_images(root: str, part: str, names: list[str], allow_empty: bool = Fals
     """
     paths: list[str] = []
     labels: list[int] = []
+    others: Counter[str] = Counter()
     for label, name in enumerate(names):
         folder = Path(root) / part / name
         above = len(str(folder)) - len(os.path.join(part, name))
-        found = [path[above:] for path in images_in(folder)]  # os.path.relpath of a million files takes a while
+        found = [path[above:] for path in images_in(folder, others)]  # os.path.relpath takes a while
         if not found and part == "train" and not allow_empty:
+            there = f"; {passed_over(others)}" if others else ""
             raise UserError(
-                f"class {name} has no training image in {folder} (looked for {' '.join(EXTENSIONS)}): "
+                f"class {name} has no training image in {folder} (looked for {' '.join(EXTENSIONS)}{there}): "
                 f"add some, or remove the folder."
             )
         paths += found
         labels += [label] * len(found)
-    return Listing(paths, np.array(labels, dtype=np.int64), str(Path(root) / part))
+    return Listing(paths, np.array(labels, dtype=np.int64), str(Path(root) / part), others=others)

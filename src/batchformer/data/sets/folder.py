@@ -31,6 +31,10 @@ class ImageFolders(FileData):
             raise UserError(f"no images in {val.source}: put some to evaluate on there, one folder per class.")
         return {"train": train, "val": val}, names
 
+    def remarks(self) -> list[str]:
+        test = Path(self.root or "").expanduser() / "test"
+        return [*super().remarks(), *([f"{test} is not used: results are those on val"] if test.is_dir() else [])]
+
 
 def miniature(folder: Path) -> None:
     """Eight classes of 160 to 2 training images."""

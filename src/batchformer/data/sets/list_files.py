@@ -37,8 +37,8 @@ class ListFiles(FileData):
         self.names = names
 
     def _read_listings(self, root: str) -> tuple[dict[str, Listing], list[str]]:
-        train = read_list(find_file(self.train_list, root, "train_list"))
-        test = read_list(find_file(self.val_list, root, "val_list"))
+        train = read_list(find_file(self.train_list, root, "train_list"), root)
+        test = read_list(find_file(self.val_list, root, "val_list"), root)
         classes, listings = int(train.labels.max()) + 1, {"train": train, "val": test}
         if self.names is None:
             return listings, [str(c) for c in range(classes)]
@@ -51,7 +51,7 @@ class ListFiles(FileData):
         return listings, names
 
 
-def read_list(path: Path) -> Listing:
+def read_list(path: Path, root: str) -> Listing:
     """The paths may contain spaces."""
 
     def pair(line: str) -> tuple[str, int] | None:
@@ -59,7 +59,7 @@ def read_list(path: Path) -> Listing:
         known = label and label[0].isascii() and label[0].isdigit()
         return (file.strip(), int(label[0])) if known else None
 
-    return read_pairs(path, pair, '"path label" with a label from 0 on')
+    return read_pairs(path, pair, '"path label" with a label from 0 on', root)
 
 
 class _ListedFiles(NamedTuple):

@@ -95,7 +95,7 @@ def _validation_files(root: Path, wnids: list[str]) -> Listing:
         wnid = rest.partition("\t")[0].strip()
         return (f"val/images/{file.strip()}", label_of[wnid]) if wnid in label_of else None
 
-    return read_pairs(listing, pair, "a file and one of the wnids of wnids.txt, separated by a tab")
+    return read_pairs(listing, pair, "a file and one of the wnids of wnids.txt, separated by a tab", root)
 
 
 def _expect(there: bool, path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from batchformer.data.images import EXTENSIONS
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
-from batchformer.data.sets.files import read_lines
+from batchformer.data.sets.files import read_lines, refuse_outside
 from batchformer.data.sets.miniature import TRAIN_SCENES, VAL_SCENES, GeneratedScene, save_scene
 from batchformer.errors import UserError
 
@@ -88,7 +88,10 @@ def _read_list(root: Path, name: str) -> list[dict[str, Any]]:
                 f"Annotations, ImageSets and JPEGImages, or write data.train and data.val as VOC2007/trainval."
             )
     # lists of one class have a second column
-    stems = [line.split()[0] for line in read_lines(listing) if line.strip()]
+    lines = {number: line.split()[0] for number, line in enumerate(read_lines(listing), 1) if line.strip()}
+    for number, stem in lines.items():
+        refuse_outside(stem, root, f"{listing}, line {number},", str(Path(base) / "JPEGImages"))
+    stems = list(lines.values())
     if not stems:
         raise UserError(f"{listing} lists no image.")
     first = folder / "JPEGImages" / stems[0]

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from batchformer import mix as bfmix
 from batchformer.errors import UserError, did_you_mean
 from batchformer.mix.base import Images, SoftLabels
 from batchformer.mix.transmix import TransMixed
+from batchformer.models.create import fetching, load_file
 from batchformer.tasks.classification.options import MixOptions
 from batchformer.training.compiling import compile_in_place
 from batchformer.training.reseed import seed_from
@@ -133,7 +134,7 @@ class SeededMix(Mixing):
 
     def expect(self, images: Images, late: LateTargets) -> TransMixed:
         assert self.transmix is not None
-        mixed = TransMixed(self.transmix, images, *late)
+        mixed = TransMixed(images, *late, mix=self.transmix)
         self.transmix.expect(mixed)
         return mixed
 
@@ -206,7 +207,8 @@ def load_extractor(name: str, checkpoint: str | None = None) -> nn.Module:
     may have to fetch them.
     """
     try:
-        model = _create(name, pretrained=checkpoint is None)
+        with fetching() if checkpoint is None else nullcontext():
+            model = _create(name, pretrained=checkpoint is None)
     except (OSError, RuntimeError) as problem:  # huggingface_hub's and urllib's are OSErrors
         if checkpoint is not None:
             raise
@@ -215,7 +217,7 @@ def load_extractor(name: str, checkpoint: str | None = None) -> nn.Module:
             f"file that holds them, --model.mix.extractor_checkpoint FILE."
         ) from problem
     if checkpoint is not None:
-        _load(model, name, Path(checkpoint))
+        load_file(model, name, checkpoint, "model.mix.extractor_checkpoint", use_ema=False)
     return bfmix.feature_map(model.eval().requires_grad_(False))
 
 
@@ -239,15 +241,3 @@ def _create(name: str, pretrained: bool) -> nn.Module:
     raise UserError(
         f"model.mix.extractor {name!r} is known neither to timm nor to torchvision.{hint or ' See timm.list_models().'}"
     )
-
-
-def _load(model: nn.Module, name: str, file: Path) -> None:
-    from timm.models import load_state_dict
-
-    if not file.is_file():
-        raise UserError(f"model.mix.extractor_checkpoint: there is no file {file}.")
-    try:
-        model.load_state_dict(load_state_dict(str(file), use_ema=False))
-    except Exception as problem:  # a damaged file, keys or shapes of another network
-        reason = " ".join(str(problem).split())[:200]
-        raise UserError(f"{file} does not hold the weights of a {name}: {reason}.") from problem

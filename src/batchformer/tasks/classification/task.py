@@ -69,13 +69,9 @@ class Classification(ClassifierTask):
         super().__init__(backbone, backbone_args, method, stream_loss, **options)
         self.module_options = batchformer = as_options(InsertionOptions, batchformer)
         self.mix_options = mix = as_options(MixOptions, mix)
-        self.mix_options.check()
         self.distillation_options = distillation = as_options(DistillationOptions, distillation)
-        self.distillation_options.check()
         self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer)
-        self.optimizer_options.check()
         self.schedule_options = schedule = as_options(CosineOptions, schedule)
-        self.schedule_options.check()
         if not 0 <= label_smoothing < 1:
             raise UserError(f"model.label_smoothing={label_smoothing} must be 0 or more and less than 1.")
         if ema is not None and not 0 <= ema < 1:

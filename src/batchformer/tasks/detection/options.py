@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from batchformer.errors import UserError
 from batchformer.nn.encoder import Norm
-from batchformer.training.optimizers import refuse_bad_betas
+from batchformer.training.optimizers import refuse_bad_betas, refuse_negative_rates
 from batchformer.training.options import ModuleOptions
 from batchformer.training.schedules import ScheduleOptions
 
@@ -69,10 +69,7 @@ class DetectorOptimizerOptions:
     def check(self) -> None:
         if self.lr <= 0:
             raise UserError(f"model.optimizer.lr={self.lr} must be more than 0.")
-        for name in ("backbone_lr", "sampling_lr", "weight_decay", "module_lr_factor"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise UserError(f"model.optimizer.{name}={value} must not be negative.")
+        refuse_negative_rates(self)
         refuse_bad_betas(self.betas)
 
 

@@ -185,10 +185,6 @@ class Panoptic(Detection):
         outputs = self.test_outputs({name: value for name, value in batch.items() if name != "labels"})
         return self.segments(outputs, batch, threshold)
 
-    def predictions(self, outputs: Any, sizes: Tensor, threshold: float = 0.0) -> list[dict[str, Tensor]]:
-        """The boxes of the detector below the head: see `Detection`."""
-        return super().predictions(outputs, sizes, threshold)
-
     # ---- commands
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,17 +9,24 @@ from typing import Any
 
 import torch
 
-from batchformer.data.images import check_image, open_image
+from batchformer.data.images import check_image
 from batchformer.errors import UserError
-from batchformer.files import write_text
+from batchformer.files import csv_text, refuse_to_replace, write_text
 
 MOST_BOXES = 100  # of an image in the files, as COCO's evaluation counts them
 DRAWN_FROM = 0.5
 JSON, CSV, SEGMENTS = "predictions.json", "predictions.csv", "segments"
+_MARK = "batchformer predict"  # in the pictures, by which those of an earlier prediction are known
 
 
 def predict_objects(
-    task: Any, images: list[Path], data: Any, out: Path, line: Any, threshold: str | None = None
+    task: Any,
+    images: list[Path],
+    data: Any,
+    out: Path,
+    line: Any,
+    threshold: str | None = None,
+    strict: str | None = None,
 ) -> str:
     """Predict image by image, nothing padded; returns what to tell."""
     sure = _probability(threshold)
@@ -31,24 +36,50 @@ def predict_objects(
     for path, name in zip(images, names, strict=True):
         if path.resolve() == (out / f"{name}.png").resolve():
             raise UserError(f"--out {out} is where {path} is, which would be overwritten: name another folder.")
-        check_image(path)  # before anything is written
-    out.mkdir(parents=True, exist_ok=True)
+        if strict is not None:
+            check_image(path)  # before anything is written
+    _refuse_what_is_not_ours(out, names)
     writer = _writer_of(task, out, sure)
-    drawn = 0
+    drawn = read = 0
     try:
         for done, (path, name, number) in enumerate(zip(images, names, image_ids(images), strict=True)):
             line.update(done / len(images), path.name)
-            picture = open_image(path, upright=True)
+            if (picture := task.read_image(path, strict is not None)) is None:
+                writer.rows.append([str(path), *[""] * (len(writer.columns) - 2), task.unreadable[path]])
+                continue
+            read += 1
+            out.mkdir(parents=True, exist_ok=True)
             drawn += writer.add(number, path, name, picture, predict_one(task, data, picture, sure))
         line.update(1.0, "done", force=True)
     finally:
         line.clear()
+    if not read:
+        raise UserError(next(iter(task.unreadable.values())))
     writer.write()
-    many = f"{len(images)} {'image' if len(images) == 1 else 'images'}"
-    return (
-        f"{drawn} {'object' if drawn == 1 else 'objects'} drawn on {many}: {out}/\n"
-        f"  what was found: {out / JSON} (COCO's format), {out / CSV}"
+    many = f"{read} {'image' if read == 1 else 'images'}"
+    told = f"{drawn} {'object' if drawn == 1 else 'objects'} drawn on {many}: {out}/"
+    if not drawn:
+        told += f"\n  {writer.why_nothing()}"
+    return f"{told}\n  what was found: {out / JSON} (COCO's format), {out / CSV}"
+
+
+def _refuse_what_is_not_ours(out: Path, names: Sequence[str]) -> None:
+    columns = tuple(",".join(kind.columns).encode() for kind in (BoxWriter, SegmentWriter))
+    refuse_to_replace(out / CSV, lambda content: content.startswith(columns))
+    refuse_to_replace(
+        out / JSON, lambda content: content.startswith((b'[\n{"image_id"', b"[\n\n]", b'{\n "images": ['))
     )
+    for name in names:
+        for folder in (out, out / SEGMENTS):
+            refuse_to_replace(folder / f"{name}.png", lambda content: _MARK.encode() in content)
+
+
+def _save(picture: Any, path: Path) -> None:
+    from PIL.PngImagePlugin import PngInfo
+
+    note = PngInfo()
+    note.add_text("Software", _MARK)
+    picture.save(path, pnginfo=note)
 
 
 def predict_one(task: Any, data: Any, picture: Any, threshold: float | None = None) -> dict[str, Any]:
@@ -122,7 +153,7 @@ def _writer_of(task: Any, out: Path, threshold: float | None) -> BoxWriter | Seg
 class BoxWriter:
     """Boxes: COCO's list of results (pycocotools' `loadRes` reads it), with the file and class spelled out."""
 
-    columns = ("path", "class", "score", "x", "y", "width", "height")
+    columns = ("path", "class", "score", "x", "y", "width", "height", "error")
 
     def __init__(self, out: Path, names: Sequence[str], identities: Sequence[int], threshold: float) -> None:
         self.out, self.names, self.identities, self.threshold = out, names, identities, threshold
@@ -146,21 +177,30 @@ class BoxWriter:
                     "score": round(score, 6),
                 }
             )
-            self.rows.append([str(path), self.names[label], f"{score:.6f}", *map(str, box)])
+            self.rows.append([str(path), self.names[label], f"{score:.6f}", *map(str, box), ""])
         sure = scores >= self.threshold
         drawing = draw_boxes(picture, boxes[sure], labels[sure].tolist(), self.names, scores[sure].tolist())
-        drawing.save(self.out / f"{name}.png")
+        _save(drawing, self.out / f"{name}.png")
         return int(sure.sum())
+
+    def why_nothing(self) -> str:
+        best = max(self.entries, key=lambda entry: entry["score"], default=None)
+        if best is None:
+            return "no box was found"
+        return (
+            f"the best score is {best['score']:.2g} ({best['category_name']} in {best['file_name']}), boxes are drawn "
+            f"from {self.threshold:g} on: lower --threshold to see more"
+        )
 
     def write(self) -> None:
         write_text(self.out / JSON, _json_lines(self.entries))
-        write_text(self.out / CSV, _csv(self.columns, self.rows))
+        write_text(self.out / CSV, csv_text(self.columns, self.rows))
 
 
 class SegmentWriter:
     """Segments: COCO's panoptic format, a JSON file and a PNG of ids for each image."""
 
-    columns = ("path", "segment", "class", "kind", "score", "area")
+    columns = ("path", "segment", "class", "kind", "score", "area", "error")
 
     def __init__(self, out: Path, names: Sequence[str], identities: Sequence[int], is_thing: Sequence[bool]) -> None:
         self.out, self.names, self.identities, self.is_thing = out, names, identities, is_thing
@@ -170,13 +210,15 @@ class SegmentWriter:
 
     def add(self, number: int, path: Path, name: str, picture: Any, objects: dict[str, Any]) -> int:
         import numpy as np
+        from PIL import Image
 
         from batchformer.data.drawing import draw_segments
-        from batchformer.data.sets.coco_panoptic import write_segment_ids
+        from batchformer.data.sets.coco_panoptic import colours_of_ids
 
         ids, infos = objects["segmentation"], objects["segments_info"]
         (self.out / SEGMENTS).mkdir(exist_ok=True)
-        write_segment_ids(self.out / SEGMENTS / f"{name}.png", ids.astype(np.int64))
+        colours = Image.fromarray(colours_of_ids(ids.astype(np.int64)))
+        _save(colours, self.out / SEGMENTS / f"{name}.png")
         segments = []
         for info in infos:
             rows, columns = np.nonzero(ids == info["id"])
@@ -194,11 +236,14 @@ class SegmentWriter:
                 }
             )
             kind = "thing" if self.is_thing[label] else "stuff"
-            self.rows.append([str(path), str(info["id"]), self.names[label], kind, f"{score:.6f}", str(area)])
+            self.rows.append([str(path), str(info["id"]), self.names[label], kind, f"{score:.6f}", str(area), ""])
         self.images.append({"id": number, "file_name": str(path), "height": ids.shape[0], "width": ids.shape[1]})
         self.entries.append({"image_id": number, "file_name": f"{name}.png", "segments_info": segments})
-        draw_segments(picture, ids, infos, self.names).save(self.out / f"{name}.png")
+        _save(draw_segments(picture, ids, infos, self.names), self.out / f"{name}.png")
         return len(infos)
+
+    def why_nothing(self) -> str:
+        return "no query is sure enough of a segment: lower --threshold to see more"
 
     def write(self) -> None:
         categories = [
@@ -208,17 +253,9 @@ class SegmentWriter:
         ]
         content = {"images": self.images, "annotations": self.entries, "categories": categories}
         write_text(self.out / JSON, json.dumps(content, indent=1) + "\n")
-        write_text(self.out / CSV, _csv(self.columns, self.rows))
+        write_text(self.out / CSV, csv_text(self.columns, self.rows))
 
 
 def _json_lines(entries: Sequence[dict[str, Any]]) -> str:
     """A list with one entry a line: readable, and hundreds of boxes stay a small file."""
     return "[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n"
-
-
-def _csv(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()

@@ -65,7 +65,10 @@ class Detection(NetworkTask):
     measures = DETECTION
     checkpoint_key_of_0_1 = "detection"
     data_class: ClassVar[type] = DetectionData
-    predict_options: ClassVar[Mapping[str, str]] = {"threshold": "from which score on a box is drawn (0.5)"}
+    predict_options: ClassVar[Mapping[str, str]] = {
+        "threshold": "from which score on a box is drawn (0.5)",
+        "strict": "stop at the first image that cannot be read",
+    }
 
     def __init__(
         self,
@@ -91,7 +94,6 @@ class Detection(NetworkTask):
         self.module_options = batchformer = as_options(DetectorModuleOptions, batchformer)
         self.evaluate_with_batch = evaluate_with_batch and method == "batchformer"
         self.optimizer_options = optimizer = as_options(DetectorOptimizerOptions, optimizer)
-        self.optimizer_options.check()
         self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
         self.metrics: dict[str, Any] = {}
         self.batch_metrics: dict[str, Any] = {}
@@ -167,7 +169,7 @@ class Detection(NetworkTask):
         load_weights(self.net, part, source, self.attachment is not None, weights)
 
     def check_trainer(self) -> None:
-        self.schedule_options.check(self.trainer)
+        self.schedule_options.check_end(self.trainer)
 
     def setup(self, stage: str) -> None:
         if str(self.trainer.precision) in ("bf16-true", "16-true"):
@@ -267,7 +269,7 @@ class Detection(NetworkTask):
 
     def predict(self, images: list[Path], data: Any, out: Path | None, line: Any, **options: str) -> str:
         """A folder with one picture per image, and files that say what was found in COCO's format: see `predict`."""
-        return predict_objects(self, images, data, out or Path("predictions"), line, options.get("threshold"))
+        return predict_objects(self, images, data, out or Path("predictions"), line, **options)
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:
         metadata = {

@@ -98,7 +98,6 @@ class LongTailed(ClassifierTask):
         self.module_options = batchformer = as_options(BatchFormerOptions, batchformer)
         self.loss_options = loss = as_options(LossOptions, loss)
         self.optimizer_options = optimizer = as_options(OptimizerOptions, optimizer)
-        self.optimizer_options.check()
         self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
         self.loss_weight = loss_weight
         self.save_hyperparameters(plain_values(locals()))
@@ -140,7 +139,7 @@ class LongTailed(ClassifierTask):
         super().begin_epoch()
 
     def check_trainer(self) -> None:
-        self.schedule_options.check(self.trainer)
+        self.schedule_options.check_end(self.trainer)
 
     def learning_rate(self) -> float:
         epochs = total_epochs_of(self.trainer)
