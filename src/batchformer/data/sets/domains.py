@@ -358,7 +358,7 @@ class PACS(DomainFolders):
         found = {}
         for name in names:
             parts = ("test", "test") if name == self.target else ("train", "crossval")
-            found[name] = [read_list(place / f"{name}_{part}_kfold.txt") for part in parts]
+            found[name] = [read_list(place / f"{name}_{part}_kfold.txt", os.path.join(root, inside)) for part in parts]
         return _from_lists(root, inside, found, first=1)
 
 
@@ -397,7 +397,7 @@ class VisDA(DomainFolders):
     def _read_domains(self, root: str, inside: str, names: list[str]) -> tuple[dict[str, tuple[Part, ...]], list[str]]:
         found = {}
         for name in names:
-            listing = read_list(Path(root) / name / "image_list.txt")
+            listing = read_list(Path(root) / name / "image_list.txt", os.path.join(root, name))
             paths = [os.path.join(name, path) for path in listing.paths]
             found[name] = [Listing(paths, listing.labels, listing.source)]
         return _from_lists(root, inside, found)

@@ -1,7 +1,7 @@
 """What generalization and adaptation share: optimizer, schedule, frozen BatchNorm, scores, selection on source data."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ import batchformer as bf
 from batchformer.data.info import DataInfo
 from batchformer.errors import UserError
 from batchformer.metrics import DomainScores
-from batchformer.metrics.measures import DOMAINS
+from batchformer.metrics.measures import DOMAINS, Measure
 from batchformer.tasks.domains.options import DomainOptimizerOptions
 from batchformer.training.averaging import SWAD
 from batchformer.training.classifier_task import ClassifierTask
@@ -32,7 +32,7 @@ class DomainTask(ClassifierTask):
     The target is never used to choose: `oracle=True` adds the best accuracy on it, under a name that says so.
     """
 
-    measures = DOMAINS
+    measures: Sequence[Measure] = DOMAINS
     valley_set = SOURCE
 
     def __init__(
