@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from batchformer.cli import main
 from batchformer.data import DataInfo
 from batchformer.errors import UserError
 from batchformer.losses import coral_penalty, irm_penalty, vrex_penalty
@@ -176,3 +179,27 @@ def test_the_measure_that_decides_is_chosen_and_the_oracle_never_does():
         assert [m.key for m in built(judge_by=judge, swad={}).measures if m.primary] == [key]
     with pytest.raises(UserError, match=r"set model\.swad"):
         built(judge_by="swad")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A short training of the embedded digits."""
+    out = tmp_path_factory.mktemp("domains") / "run"
+    words = ["fit", "digits-domains", "--data.steps_per_epoch", "3", "--run.checkpoint_every_epochs", "1",
+             "--model.oracle", "true", "--trainer.accelerator", "cpu", "--model.method", "batchformer"]  # fmt: skip
+    assert main([*words, "--trainer.max_epochs", "6", "--out", str(out)]) == 0
+    return json.loads((out / "result.json").read_text())
+
+
+def test_the_target_is_reported_at_the_step_best_on_source_and_chooses_nothing(run):
+    metrics = run["metrics"]
+    (section,) = [each for each in run["sections"] if each["title"].startswith("Source and target")]
+    source, target = section["series"]["lines"]["source validation"], section["series"]["lines"]["target"]
+    assert section["series"]["x"] == [3, 6, 9, 12, 15, 18]
+    assert metrics["accuracy_selected"] == pytest.approx(target[source.index(max(source))], abs=1e-4)
+    assert metrics["accuracy_oracle"] == pytest.approx(max(target), abs=1e-4)
+    assert metrics["accuracy"] == pytest.approx(target[-1], abs=1e-4)
+    assert metrics["source/accuracy"] == pytest.approx(source[-1], abs=1e-4)
+    assert {"accuracy_swad", "source/accuracy_swad", "accuracy_classes"} <= metrics.keys()
+    assert run["target"] == "75-degrees"
+    assert run["swad"]["steps"] == [3, 6, 9, 12, 15, 18]

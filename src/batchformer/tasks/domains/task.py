@@ -58,6 +58,7 @@ class DomainTask(ClassifierTask):
         self.measures = [replace(measure, primary=measure.key == decides) for measure in self.measures]
         self._source: dict[str, float] = {}
         self._best: dict[str, float] = {}
+        self._seen: list[tuple[int, float, float]] = []  # step, accuracy on source validation and on the target
 
     # ---- building
 
@@ -162,6 +163,7 @@ class DomainTask(ClassifierTask):
         return values
 
     def _select(self, accuracy: float) -> None:
+        self._seen.append((self.trainer.global_step, self._source["accuracy"], accuracy))
         if self._source["accuracy"] > self._best.get("source", -1.0):
             self._best |= {"source": self._source["accuracy"], "accuracy_selected": accuracy,
                            "step": self.trainer.global_step}  # fmt: skip
@@ -173,16 +175,27 @@ class DomainTask(ClassifierTask):
         return float(self.source_scores.compute()["loss"])
 
     def _evaluate_average(self, swad: SWAD) -> None:
-        source, best = self._source, dict(self._best)
+        before = self._source, dict(self._best), list(self._seen)
         super()._evaluate_average(swad)
-        self._source, self._best = source, best  # nothing is selected by the averaged weights
+        self._source, self._best, self._seen = before  # nothing is selected by the averaged weights
+
+    def sections(self) -> list[dict[str, Any]]:
+        if not self._seen:
+            return super().sections()
+        steps, source, target = (list(column) for column in zip(*self._seen, strict=True))
+        series = {"x": steps, "lines": {"target": target, "source validation": source}, "xlabel": "step",
+                  "ylabel": "accuracy, %"}  # fmt: skip
+        best, selected = self._best["step"], self._best["accuracy_selected"]
+        text = f"Best on source validation at step {best}: {selected:.1f} % on the target."
+        return [{"title": "Source and target along the training", "text": text, "series": series}, *super().sections()]
 
     # ---- checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint["task"]["best"] = dict(self._best)
+        checkpoint["task"] |= {"best": dict(self._best), "seen": [list(row) for row in self._seen]}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self._best = dict(checkpoint["task"].get("best", {}))
+        self._seen = [tuple(row) for row in checkpoint["task"].get("seen", ())]
