@@ -67,6 +67,7 @@ def test_two_sets_two_views_and_two_optimizers_were_trained(run):
     assert any(".batchformer." in key for key in checkpoint["state_dict"])
 
 
+@pytest.mark.slow
 def test_a_run_killed_inside_an_epoch_ends_with_the_bits_of_one_never_killed(folder, run):
     out = folder / "killed"
     words = ["fit", str(folder / "ink.yaml"), *SHORT, "--out", str(out)]

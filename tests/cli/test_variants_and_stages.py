@@ -174,6 +174,7 @@ class TestStages:
         last = result_of(tmp_path / "run")["config"]["run"]["init_from"]
         assert last == {"network": str(tmp_path / "run/.stages/1-features")}
 
+    @pytest.mark.slow
     def test_a_finished_run_is_kept_and_overwritten_only_when_told(self, say, recipe, tmp_path):
         words = ["compare", recipe, *self.SMALL, "--seeds", "1", "--out", tmp_path / "c"]
         assert say(*words)[0] == 0

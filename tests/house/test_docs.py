@@ -109,6 +109,7 @@ def test_the_tables_of_recipes_are_what_the_recipe_files_say(monkeypatch):
     assert [name for name in recipe_names() if f"| [`{name}`]" not in text] == []
 
 
+@pytest.mark.slow
 def test_the_tables_of_models_are_what_the_behaviour_suite_checks():
     pages = [page for page in PAGES if models_table.BEGIN in page.read_text(encoding="utf-8")]
     assert DOCS / "attach.md" in pages
