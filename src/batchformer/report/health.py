@@ -73,7 +73,7 @@ class Reading:
 
 
 def reading(health: Mapping[str, Any]) -> Reading:
-    """Dead: the loss of the related rows is at chance, whatever that of the plain ones. Idle: alive, hardly related.
+    """Interpret a measurement. Dead: related rows at chance, whatever the plain ones have learnt. Idle: hardly related.
 
     The thresholds are those the project sets for a variant that trains at any depth: each insertion changes the related
     tokens by 5 % of their norm or more (without dropout), and 1 % or more of a sample's gradient, by norms, falls on

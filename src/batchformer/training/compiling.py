@@ -15,7 +15,7 @@ def compile_in_place(net: nn.Module, **options: Any) -> None:
     """`net.compile` for batches of one shape; no key changes.
 
     torch recompiles a network for the objects that attach or TransMix put into it, keeps the code of deleted networks,
-    and after eight of them runs a class uncompiled. A comparison over many seeds needs a higher limit.
+    and after eight compilations runs a class uncompiled. A comparison over many seeds needs a higher limit.
     """
     torch._dynamo.config.recompile_limit = max(_COMPILED_FORMS, torch._dynamo.config.recompile_limit)
     net.compile(dynamic=False, **options)
