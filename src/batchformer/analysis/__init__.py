@@ -1,4 +1,4 @@
-"""What a module does: gradient influence (Fig. 6), Grad-CAM (Fig. 5), stream health, attention over the batch."""
+"""Analyses of a module: gradient influence (Fig. 6), Grad-CAM (Fig. 5), stream health, attention over the batch."""
 
 from batchformer.analysis.batch_attention import (
     AttentionOverBatch,

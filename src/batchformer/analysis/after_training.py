@@ -1,4 +1,4 @@
-"""Analyses of a run right after its training, by the names that tasks ask for them with."""
+"""Analyses of a run right after training, by the names that tasks list in `analyses`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ HEALTH_IMAGES = 128
 
 
 def gradient_influence_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """The paper's Fig. 6 for this run: how much each class's loss moves the other images of its batch."""
+    """The paper's Fig. 6 for this run: the gradient of each class's loss at the other images of its batch."""
     from batchformer.analysis import gradient_influence
 
     if task.attachment is None:
@@ -31,7 +31,7 @@ def gradient_influence_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
 
 
 def stream_health_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Of one training batch, not mixed, in the precision of the run: is the related stream alive, does it relate?"""
+    """`stream_health` of one training batch, not mixed, in the precision of the run."""
     from batchformer.analysis import stream_health
 
     if task.attachment is None:
@@ -48,7 +48,7 @@ def stream_health_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
 
 @contextmanager
 def _attending_alone(attachment: Any) -> Iterator[None]:
-    """One process measures, the others have gone on: with scope="global" it would wait for them for ever."""
+    """Attend over this process alone: only one process measures, and with scope="global" it would deadlock."""
     scopes = {point.module: point.module.scope for point in attachment.points}
     try:
         for module in scopes:

@@ -19,7 +19,7 @@ _FLOATS_AT_ONCE = 2**26
 
 @dataclass
 class AttentionOverBatch:
-    """`weights[n, i, j]`: how much sample i looks at sample j at position n; sums to 1 over j. On the CPU."""
+    """`weights[n, i, j]`: attention of sample i to sample j at position n; sums to 1 over j. On the CPU."""
 
     path: str
     weights: Float[Tensor, "position batch batch"]
@@ -28,15 +28,15 @@ class AttentionOverBatch:
     side: str = "after"
 
     def at(self, position: int | tuple[int, int]) -> Float[Tensor, "batch batch"]:
-        """Who looks (rows) at whom (columns) at one position: its number, or (row, column) of a patch."""
+        """Attention of each sample (rows) to each sample (columns) at one position: its number, or (row, column)."""
         return self.weights[self.layout.index(position)]
 
     def factors(self, position: int | tuple[int, int]) -> Float[Tensor, "batch batch"]:
-        """The same in multiples of uniform attention over the samples that can be seen."""
+        """`at` in multiples of uniform attention over the visible samples."""
         return self.at(position) * group_sizes(self.weights.shape[-1], self.group_size)[:, None]
 
     def mass(self) -> Float[Tensor, "batch position"]:
-        """How much each position of a sample is looked at by the *others*; 1 is what it gets from uniform attention.
+        """Attention of the *other* samples to each position of a sample; 1 is what uniform attention gives.
 
         At one position the samples compete: what one image gets another lacks (V2, D.3: background is suppressed
         where other images have objects).
@@ -77,7 +77,7 @@ def attention_over_batch(
 
 @dataclass(frozen=True)
 class ObjectsAndBackground:
-    """How much the other images look at positions on objects and at the rest; 1 is uniform attention."""
+    """Attention of the other images to positions on objects and to the rest; 1 is uniform attention."""
 
     objects: float
     background: float
@@ -148,7 +148,7 @@ def attention_weights(
     x: Float[Tensor, "batch position dim"],
     valid: Bool[Tensor, "batch position"] | None = None,
 ) -> Float[Tensor, "position head batch batch"]:
-    """How much sample i (third axis) looks at sample j (last axis) at each position, before dropout; rows sum to 1."""
+    """Attention of sample i (third axis) to sample j (last axis) at each position, before dropout; rows sum to 1."""
     batch, positions, _ = x.shape
     dim = attention.dim
     projected = F.linear(x, attention.in_proj_weight[: 2 * dim], attention.in_proj_bias[: 2 * dim])
@@ -177,14 +177,14 @@ def attention_in_chunks(
 def relative_entropy(
     weights: Float[Tensor, "position head batch batch"], group_size: int | None = None
 ) -> Float[Tensor, " head"]:
-    """Entropy of each row over log(samples it can see), averaged: 1 looks at all alike, 0 at one sample."""
+    """Entropy of each row over log(samples it can see), averaged: 1 is uniform, 0 is one sample only."""
     seen = group_sizes(weights.shape[-1], group_size).to(weights.device)
     most = seen.clamp_min(2).log()  # alone in its group: entropy 0, whatever it is divided by
     return (torch.special.entr(weights).sum(-1) / most).mean(dim=(0, 2))
 
 
 def on_itself(weights: Float[Tensor, "position head batch batch"]) -> Float[Tensor, " head"]:
-    """Mass that a sample leaves on itself, averaged. A module that ignores the others has 1."""
+    """Attention of a sample to itself, averaged; 1 in a module that ignores the others."""
     return weights.diagonal(dim1=-2, dim2=-1).mean(dim=(0, 2))
 
 

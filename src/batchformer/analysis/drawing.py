@@ -23,7 +23,7 @@ def to_pictures(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> list[Image.Image]:
-    """What the model was shown, as pictures. Without mean and std each image is stretched between its extremes."""
+    """Model inputs as pictures. Without mean and std each image is scaled from its own minimum to its maximum."""
     if not isinstance(images, Tensor):
         raise UserError(f"images must be one tensor with the whole batch, not {type(images).__name__}.")
     if images.ndim != 4 or images.shape[1] not in (1, 3):
@@ -56,7 +56,7 @@ def tile(picture: Image.Image, size: int = TILE) -> Image.Image:
 
 
 def corner(fitted: Image.Image, size: int = TILE) -> tuple[int, int]:
-    """Where a fitted picture begins on its tile."""
+    """Top left corner of a fitted picture on its tile."""
     return (size - fitted.width) // 2, (size - fitted.height) // 2
 
 
@@ -67,7 +67,7 @@ def heat_over(picture: Image.Image, mass: Float[Tensor, "row column"], limit: fl
 
 
 def light_over(picture: Image.Image, share: Float[Tensor, "row column"]) -> Image.Image:
-    """The picture in grey, tinted with `MORE` as far as `share`, between 0 and 1, says."""
+    """The picture in grey, tinted with `MORE` by `share`, between 0 and 1."""
     return _over(picture, share.numpy().astype(np.float32), 0)
 
 
@@ -84,7 +84,7 @@ def colour_map(colours: Float[Tensor, "row column 3"], size: tuple[int, int]) ->
 
 
 def contact_sheet(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
-    """Rows of tiles, each under its heading, for which torchvision's `make_grid` has no room."""
+    """Rows of tiles, each under its heading (torchvision's `make_grid` has none)."""
     columns = max(len(tiles) for _, tiles in rows)
     headings = max(text_width(heading, 26) for heading, _ in rows)
     width = 2 * MARGIN + max(columns * (TILE + GAP) - GAP, headings)
@@ -112,7 +112,7 @@ def text_width(words: str, size: int) -> int:
 
 
 def scale_bar(sheet: Image.Image, left: int, top: int, width: int, limit: float) -> None:
-    """What the tints of `heat_over` mean."""
+    """Draw the colour scale of `heat_over`."""
     height = 16
     level = np.broadcast_to(np.linspace(-1, 1, width, dtype=np.float32)[None, :, None], (height, width, 1))
     sheet.paste(Image.fromarray(_tinted(_GROUND, level)), (left, top))

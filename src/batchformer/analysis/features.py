@@ -16,7 +16,7 @@ from batchformer.nn.token_layout import TokenLayout
 class FeaturePair:
     """Tokens of the plain model, and with all modules relating the batch, at one insertion. On the CPU.
 
-    Those that leave the submodule the module stands after, or enter the one it stands before.
+    The output of the submodule that the module is after, or the input of the one it is before.
     """
 
     path: str
@@ -29,8 +29,8 @@ class FeaturePair:
     def colours(self) -> tuple[Float[Tensor, "batch row column 3"], Float[Tensor, "batch row column 3"]]:
         """Both as RGB maps in [0, 1]: the first three principal components of all patches of both together.
 
-        One basis and one scale for both, so a difference in colour is a difference in the features. Padding has no
-        part in them.
+        One basis and one scale for both, so a difference in colour is a difference in the features. Padding is
+        left out.
         """
         if self.layout.grid is None:
             raise UserError(
@@ -52,7 +52,7 @@ class FeaturePair:
 
 
 def features_with_and_without(model: nn.Module, images: Tensor, place: int | str = 0) -> FeaturePair:
-    """What one insertion passes on, in the plain model and in mini-batch inference."""
+    """Features at one insertion, in the plain model and in mini-batch inference."""
     seen = record_inference(model, images, place)
     return FeaturePair(seen.path, seen.without.cpu(), seen.related.cpu(), seen.layout, seen.side)
 
@@ -68,7 +68,7 @@ def features_over_scenes(
     """The same of an attached detector, over the cells of one of its feature maps.
 
     The paper shows the largest map of Deformable DETR, with the module in the first encoder layer: `level=0`,
-    `place=0`. What is padding by `pixel_mask` has no part in the colours.
+    `place=0`. Padding, by `pixel_mask`, is left out of the colours.
     """
     seen = record_inference(model, pixel_values, place, pixel_mask=pixel_mask, level=level)
     inside = None
@@ -83,8 +83,8 @@ def principal_components(
 ) -> Float[Tensor, "row {count}"]:
     """Centred rows in the basis of their largest principal directions; signs so that each basis vector's sum is >= 0.
 
-    Centre and directions are those of the `fitted` rows, all unless given. Where there are fewer directions than asked
-    for, the rest is 0.
+    Centre and directions are those of the `fitted` rows, all unless given. Where there are fewer directions than
+    `count`, the rest is 0.
     """
     centred = rows.double() - (rows if fitted is None else rows[fitted]).double().mean(0)
     spread = centred if fitted is None else centred[fitted]

@@ -22,20 +22,20 @@ def grad_cam(
     *,
     channels: Channels = "auto",
 ) -> Float[Tensor, "batch row column"]:
-    """Where the evidence for a class lies, between 0 and 1 (the most of an image); on the CPU.
+    """Grad-CAM maps for a class, each scaled to a maximum of 1; on the CPU.
 
     With A the output of `layer` and y the score of the class: ReLU(sum_c w_c A_c), w_c the mean of dy/dA_c over the
     places (Selvaraju et al., eqs. 1 and 2). Computed in eval mode, that is of the plain model, which is what the paper
-    shows: the module acts in training alone, and the picture tells what its training left behind. The model stays as
-    it is. An image whose places all speak against the class is 0 all over.
+    shows: the module acts in training alone, and the map shows its effect on the trained weights. The model is not
+    changed. An image without evidence for the class is 0 everywhere.
 
     Args:
         model: gives scores (batch, classes), or an output with `logits`, as transformers' classifiers do.
         layer: path of a submodule that gives maps (batch, C, H, W), (batch, H, W, C) or tokens (batch, N, C); tokens
             before those of the patches are left out. `layer4` of a ResNet. In a ViT not the last block when the
             classifier reads the class token, because the patches that leave it are not read, but `norm1` in it.
-        targets: classes to explain; None: those the model finds.
-        channels: of maps; "auto" tells by the sides of the images.
+        targets: classes to explain; None: those the model predicts.
+        channels: of maps; "auto" infers them from the sides of the images.
     """
     if not isinstance(images, Tensor) or images.ndim != 4:
         raise UserError("images must be one tensor with the whole batch, (batch, channel, height, width).")
@@ -57,7 +57,7 @@ def grad_cam(
             raise UserError(f"{layer!r} is not used in a forward of the model: choose another submodule.")
         features = seen[-1]
         targets = scores.argmax(1) if targets is None else _checked(targets, scores)
-        chosen = scores.gather(1, targets[:, None]).sum()  # images do not meet in eval mode
+        chosen = scores.gather(1, targets[:, None]).sum()  # images are independent in eval mode
         (gradient,) = torch.autograd.grad(chosen, features, allow_unused=True)
     if gradient is None or not bool(gradient.any()):
         raise UserError(

@@ -7,7 +7,7 @@ Eq. 3 splits the gradient of one sample's loss into its own part and a part on t
 and says that the second part exists only through BatchFormer. Fig. 6 shows its norm per class over the test set and
 finds: the rarer the class, the larger. The paper does not say which norm, loss or `X` it drew, and no code for it was
 released. Here: influence of i = sum over j != i of the Euclidean norm of dL_i / dX_j, with L_i the loss of the
-*related* row of i behind the shared classifier (the plain row never touches another sample), averaged over the samples
+*related* row of i behind the shared classifier (the plain row is independent of the others), averaged over the samples
 of a class. The network and the module are in eval mode, so neither dropout nor batch statistics take part.
 
 `gradient_on_others` is the same part as a share of the whole gradient, for modules at any depth.
@@ -58,7 +58,7 @@ def gradient_influence(
             of the whole backbone over the batch *per sample*: bound it with `max_batches`).
         max_batches: read only so many batches.
         criterion: losses per row from (logits, labels); None is cross entropy. With the prior of Balanced Softmax in
-            the loss, rare classes have larger gradients by construction: say so where you show it.
+            the loss, rare classes have larger gradients by construction: say so where you report it.
         mix_seed: test sets are often sorted by class, and a batch of one class is not what the module was trained on:
             samples are shuffled over all batches read, by this seed. None keeps the loader's own batches.
     """
@@ -133,7 +133,7 @@ def _feature_gradients(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Chunks of (rows i, dL_i / d features as (batch, rows, *position, dim)).
 
-    The module relates every position by itself. So k copies of the batch, laid out as k positions, are k independent
+    The module treats positions independently. So k copies of the batch, laid out as k positions, are k independent
     batches: the loss of row i_k is read from copy k alone, and one ordinary backward of the sum gives all k gradients
     without mixing them. Exact, and it works with every kernel that has a backward.
     """

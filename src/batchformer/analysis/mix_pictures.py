@@ -62,7 +62,7 @@ def draw_mixed(
         raise UserError(f"{len(mixed)} mixed images and {len(images)} to compare them with: pass the batch mixed.")
     count = min(len(mixed), most)
     partner = mixed.partner.tolist()
-    # one range for all of them: mixed images are to look like what they are made of
+    # one value range for all, so that mixed images look like the images they come from
     every = to_pictures(torch.cat([images, mixed.images]), mean, std)
     originals, mixtures = every[: len(images)], every[len(images) :]
     attention = mixed.attention() if isinstance(mixed, TransMixed) else None

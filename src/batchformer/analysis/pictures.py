@@ -52,7 +52,7 @@ PLANE_CAPTION = "The mean token of each image, in the plane of the first two pri
 
 
 def draw_attention_mass(attention: AttentionOverBatch, pictures: Sequence[Image.Image]) -> Image.Image:
-    """Images, and below each where the other samples of the batch look: orange more than by chance, blue less."""
+    """Images, and below each the attention of the other samples to it: orange above uniform, blue below."""
     maps = attention.mass_map()
     limit = limit_of(maps)
     shown = shown_of(len(pictures))
@@ -68,9 +68,9 @@ def draw_attention_mass(attention: AttentionOverBatch, pictures: Sequence[Image.
 def draw_who_looks_at_whom(
     attention: AttentionOverBatch, pictures: Sequence[Image.Image], position: Position
 ) -> Image.Image:
-    """A table with images on both sides: the row looks at the column, at the position marked.
+    """A table of the attention of each image (row) to each image (column) at the position marked.
 
-    The cells say how many times more than by chance (uniform attention over the samples that can be seen).
+    Cells are multiples of uniform attention over the visible samples.
     """
     shown, cell = shown_of(len(pictures)), 96
     factors, count = attention.factors(position)[shown][:, shown], len(shown)
@@ -156,7 +156,7 @@ def draw_plane(
 
 
 def on_sheet(points: Float[Tensor, "point 2"], size: tuple[int, int]) -> Float[Tensor, "point 2"]:
-    """Where points of a plane lie on a sheet of this width and height, as large as fits."""
+    """Points of a plane in pixels of a sheet of this width and height, as large as fits."""
     low, high = points.amin(0), points.amax(0)
     inside = torch.tensor(size) - 2.0 * (MARGIN + 10)
     scale = (inside / (high - low).clamp_min(1e-12)).amin()
@@ -208,7 +208,7 @@ def write_pictures(
 
 
 def shown_of(count: int) -> list[int]:
-    """Which of so many images are drawn: evenly spread, so that of images in the order of their classes all are."""
+    """Indices of the images to draw: evenly spread, so that images sorted by class show all classes."""
     shown = min(count, MOST_SHOWN)
     return [k * count // shown for k in range(shown)]
 

@@ -52,9 +52,9 @@ class RecordedForward:
 class RecordedInference:
     """One insertion in a forward of the batch: tokens (batch, position, dim) of the plain model, and with all modules.
 
-    They are those that leave the submodule of `path` where the module stands after it, and those that enter it where
-    it stands before. `entered` is what entered the batch attention of the layer asked for, `valid` the mask of valid
-    positions that came with it.
+    They are the output of the submodule `path` where the module is after it, and its input where the module is before
+    it. `entered` is the input of the batch attention of the chosen layer, `valid` the mask of valid positions that came
+    with it.
     """
 
     path: str
@@ -94,7 +94,7 @@ def record_inference(
 ) -> RecordedInference:
     """Two forwards in eval mode, without and with the modules (V2's mini-batch inference); the model is restored.
 
-    Of a detector `pixel_mask` says where the images are, and `level` takes the cells of one feature map, 0 the largest.
+    Of a detector `pixel_mask` marks image pixels, and `level` takes the cells of one feature map, 0 the largest.
     """
     attachment = attachment_or_error(model)
     if not isinstance(images, Tensor):
@@ -134,7 +134,7 @@ def record_inference(
 
 
 def attachment_or_error(model: nn.Module) -> Attachment:
-    """The attachment of a model, which must be there and enabled."""
+    """The enabled attachment of a model; an error without one."""
     attachment = attachment_of(model)
     if attachment is None:
         raise UserError(f"nothing is attached to this {type(model).__name__}: call attach first.")
@@ -156,7 +156,7 @@ def insertion_number(attachment: Attachment, place: int | str) -> int:
 
 
 def calls_before(attachment: Attachment, number: int) -> int:
-    """How often the module of an insertion was called before it: one that serves several is called at each in turn."""
+    """How often the module of an insertion is called before it: a shared one is called at each of its insertions."""
     module = attachment.points[number].module
     return [point.module for point in attachment.points[:number]].count(module)
 
@@ -241,7 +241,7 @@ def _record_block(
         tensor = out if isinstance(out, Tensor) else next((o for o in out if isinstance(o, Tensor)), None)
         if tensor is None or not tensor.is_floating_point() or tensor.ndim not in (2, 3, 4):
             return
-        # a module before the classifier, where nothing has rows and columns, does not tell how maps are laid out
+        # a module before the classifier acts on vectors, and does not know the layout of maps
         channels = getattr(module, "channels", None) or side_of_channels(tensor, inputs)
         tokens = _evenly_spaced(as_tokens(tensor, channels), positions)
         if record.calls:
@@ -295,7 +295,7 @@ class _MapShapes:
 
 
 def _evenly_spaced(x: Tensor, positions: int | None) -> Tensor:
-    """So many positions of the second axis, evenly from the first. The module relates each position by itself."""
+    """So many positions of the second axis, evenly from the first. The module acts on each position independently."""
     if positions is None or x.shape[1] <= positions:
         return x
     return x[:, torch.arange(positions, device=x.device) * x.shape[1] // positions]

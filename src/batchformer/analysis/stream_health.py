@@ -1,7 +1,7 @@
 """Health of the related stream: statistics at every insertion and every block, on one batch.
 
-V2 reports that training with insertions at many depths can collapse and leaves the reason open. These are the numbers
-that tell: whether related tokens keep their norm and still differ between samples, whether they are the same under
+V2 reports that training with insertions at many depths can collapse and leaves the reason open. Measured
+here: whether related tokens keep their norm and still differ between samples, whether they are the same under
 another dropout mask (what is not cannot be learnt from), what each insertion changes and how much of that comes from
 other samples, how its attention is spread, and which gradient each stream sends into the shared blocks.
 """
@@ -41,7 +41,7 @@ from batchformer.nn.streams import plain_count, repeat_targets
 
 @dataclass
 class LayerAttention:
-    """Per head of one layer: entropy relative to its largest value, and the mass a sample leaves on itself."""
+    """Per head of one layer: entropy relative to its largest value, and the attention of a sample to itself."""
 
     entropy: list[float]
     on_itself: list[float]
@@ -49,7 +49,7 @@ class LayerAttention:
 
 @dataclass
 class PointHealth:
-    """One insertion.
+    """Statistics of one insertion.
 
     `change`: |module(x) - x| / |x| of the related tokens, dropout as in training; `change_quiet`: without dropout.
     `from_others`: |module(x) - module(each sample by itself)| / |x|, without dropout: what other samples do to a token.
@@ -87,7 +87,7 @@ class BlockGradients:
 
 @dataclass
 class BlockHealth:
-    """One block: the tokens of each stream that leave it (behind an insertion there), the gradients that reach it.
+    """Statistics of one block: its output tokens in each stream (behind an insertion there), its gradients.
 
     `signal`: as of the insertions, of the related tokens.
     """
@@ -132,14 +132,14 @@ def stream_health(
     samples: int = 8,
     seed: int = 0,
 ) -> StreamHealth:
-    """Measure the streams of an attached model on one batch; the model, its gradients and the random state stay.
+    """Measure the streams of an attached model on one batch; model, gradients and random state are unchanged.
 
     Call it under autocast to measure in that precision.
 
     Args:
         blocks: submodules whose gradients and tokens are measured; None: those beside the insertions.
         row_losses: losses per row from (outputs, targets); None: cross entropy with class ids or soft labels.
-        positions: token positions that are looked at, evenly spread from the first; None: all of them.
+        positions: token positions that are measured, evenly spread from the first; None: all of them.
         samples: for the gradient on other samples: one backward each, in training mode and quiet; 0 leaves it out.
     """
     attachment = attachment_or_error(model)

@@ -1,4 +1,4 @@
-"""The ``batchformer`` command: finds the sub-command, runs it, and tells mistakes in one line."""
+"""The ``batchformer`` command: finds the sub-command, runs it, and reports errors in one line."""
 
 import importlib
 import io
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
     args = [word for word in args if word != "--debug"]
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that a terminal cannot show must not cost what was computed
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an unprintable name must not raise an error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _sigterm_as_interrupt():
@@ -112,7 +112,7 @@ def _command(name: str) -> Any:
 
 
 def _is_of_one_process(problem: BaseException) -> bool:
-    """Whether only this process knows the cause (an unreadable image, no memory left): then it must print it itself."""
+    """Whether the error is of this process alone (an unreadable image, no memory left), which must then print it."""
     causes: list[BaseException] = [problem]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
@@ -123,7 +123,7 @@ def _explain(problem: BaseException) -> tuple[int, str]:
     if (stopped := interruption(problem)) is not None:
         return 130, str(stopped) or "stopped."
     cause: BaseException | None = problem
-    while cause is not None:  # jsonargparse puts its own words around what a constructor of an optional type says
+    while cause is not None:  # jsonargparse wraps errors from constructors of optional types in its own
         if isinstance(cause, UserError):
             return 2, " ".join(str(cause).split())
         cause = cause.__cause__

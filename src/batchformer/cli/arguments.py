@@ -1,7 +1,7 @@
-"""Short options of a command, split from the keys of a recipe.
+"""Parser of a command line: the command's own options, and keys of a recipe.
 
 Written by hand because argparse guesses: it accepts abbreviations, takes the value of an unknown option for a
-positional argument, and answers mistakes with a page of usage.
+positional argument, and prints a page of usage for an error.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Option:
 
 @dataclass
 class Arguments:
-    """What a command was given."""
+    """The parsed arguments of a command."""
 
     positional: list[str] = field(default_factory=list)
     values: dict[str, list[str]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def read_arguments(args: Sequence[str], options: Sequence[Option], recipe_keys: 
 
 
 def _keys_of(recipe: list[str]) -> set[str]:
-    """The keys of a recipe as the command line takes them; none where it cannot be read, for that is told later."""
+    """The keys of a recipe as the command line takes them; none where it cannot be read, which is reported later."""
     from batchformer.recipes import find_recipe
 
     try:

@@ -103,7 +103,7 @@ def run(args: list[str]) -> int:
     again = f"batchformer compare {words_again(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
 
-    def clear() -> None:  # as late as the first run is ready: a wrong call must not cost the old comparison
+    def clear() -> None:  # only when the first run is ready: a wrong call must not delete the old comparison
         if given.flag("overwrite"):
             _clear(out, folders)
 

@@ -32,7 +32,7 @@ def run(args: list[str]) -> int:
 
 
 def layout_table() -> str:
-    """A data set a line, its name and the layout of its folder."""
+    """One line per data set: its name and the layout of its folder."""
     from batchformer.data.sets import layouts
 
     texts = layouts()

@@ -43,7 +43,7 @@ def run(args: list[str]) -> int:
 
 
 def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
-    """Write the file; refuse to if a fresh stock model does not load it or answers differently."""
+    """Write the file; refuse to if a fresh stock model does not load it or has other outputs."""
     import torch
     from safetensors.torch import load, save
 
@@ -55,8 +55,8 @@ def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
     except UserError as problem:
         raise UserError(f"{found.folder.path}: {problem}") from problem
     inputs = task.export_inputs(found.data)
-    net.to(memory_format=torch.contiguous_format)  # another layout sums in another order
-    net.requires_grad_(False)  # and so do products of weights that are trained, beside those of frozen ones
+    net.to(memory_format=torch.contiguous_format)  # another memory format sums in another order
+    net.requires_grad_(False)  # so do matrix products of weights that require gradients
     with torch.inference_mode():
         expected = _answers(net.eval()(*inputs))
     plain = bf.detach(net) if bf.attachment_of(net) is not None else net
@@ -86,7 +86,7 @@ def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
 
 
 def _answers(outputs: Any) -> list[Any]:
-    """What a network answers: logits, or those, boxes and masks of a detector."""
+    """The output tensors of a network: logits; of a detector boxes and masks too."""
     named = [getattr(outputs, name, None) for name in ("logits", "pred_boxes", "pred_masks")]
     return [answer for answer in named if answer is not None] or [outputs]
 

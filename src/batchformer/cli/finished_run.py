@@ -12,7 +12,7 @@ from batchformer.runs.folder import RunFolder
 
 @dataclass
 class FinishedRun:
-    """What ``test``, ``predict`` and ``export`` start from; the task carries the weights of the last checkpoint."""
+    """A run loaded for ``test``, ``predict`` or ``export``; `task` has the weights of the last checkpoint."""
 
     folder: RunFolder
     config: dict[str, Any]

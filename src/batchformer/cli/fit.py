@@ -91,7 +91,7 @@ def run(args: list[str]) -> int:
     if resume and folder.finished:
         if folder.config.is_file():
             refuse_other_settings(folder, config)
-        folder.read_result()  # a damaged one is told before anything else
+        folder.read_result()  # an error for a damaged one, before anything else
         print(f"{folder.path} is finished already; nothing to do.")
         _show(folder)
         return 0
@@ -108,9 +108,9 @@ def run(args: list[str]) -> int:
 
 
 def _variant(cli: Any, file: Path, given: Arguments, overrides: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The keys of the variant that was asked for, the last one if it was named twice.
+    """The keys of the variant given by `--variant`, the last one if it was given twice.
 
-    Without `--variant` the recipe is trained as it is, under the name of the variant that it then is, if it is one.
+    Without `--variant` the recipe is trained as it is, under the name of the variant with these settings, if any.
     """
     as_it_is = cli.load(file, [] if given.flag("variant") else overrides)
     known = cli.variants
@@ -121,7 +121,7 @@ def _variant(cli: Any, file: Path, given: Arguments, overrides: list[tuple[str, 
             raise UserError(f"{file.stem} has no variant {name}.{hint}")
         changed = [*known.get(name, []), *changed]
     elif given.flag("method") or all(keys == [("model.method", each)] for each, keys in known.items()):
-        return []  # the method is its name
+        return []  # its name is that of the method
     else:
         same = [each for each, keys in known.items() if cli.load(file, [*overrides, *keys]) == as_it_is]
         if len(same) != 1 or as_it_is["run"].get("variant"):

@@ -1,4 +1,4 @@
-"""jsonargparse's many-line errors, told as one line with the nearest name or the expected type."""
+"""Turns jsonargparse's multi-line errors into one line with the nearest name or the expected type."""
 
 import re
 from collections.abc import Iterable

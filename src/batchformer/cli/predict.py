@@ -71,7 +71,7 @@ def find_images(places: list[str]) -> Iterator[Path]:
     for place in map(Path, places):
         if place.is_dir():
             others: Counter[str] = Counter()
-            inside = [path for path in images_in(place, others) if Path(path).is_file()]  # not a link to nowhere
+            inside = [path for path in images_in(place, others) if Path(path).is_file()]  # no broken links
             there = f"; {passed_over(others)}" if others else ""
             if not inside:
                 raise UserError(f"There is no image in the folder {place} (looked for {' '.join(EXTENSIONS)}{there}).")

@@ -1,4 +1,4 @@
-"""Keep the libraries' banners, tips and warnings out of the terminal, so that a person reads only what matters."""
+"""Keep the libraries' banners, tips and warnings out of the terminal."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Errors still come through as exceptions, and the warnings of this package as one line each; ``--debug`` shows
+    """Context manager: errors are still raised, warnings of this package are one line each; ``--debug`` shows
     everything.
 
     Logging is switched off as a whole because Lightning sets the level of its own logger when it is imported.
@@ -30,5 +30,5 @@ def quiet_libraries() -> Iterator[None]:
 
 
 def _one_line(message: Warning | str, *_: Any, **__: Any) -> str:
-    """Without the line of code it comes from, which is ours and tells a user nothing."""
+    """A warning without the line of code that raised it."""
     return f"batchformer: warning: {' '.join(str(message).split())}\n"

@@ -1,4 +1,4 @@
-"""Recipes through Lightning's CLI: every field typed, every field overridable, mistakes told in one line."""
+"""Recipes through Lightning's CLI: every field typed, every field overridable, errors in one line."""
 
 import argparse
 import importlib
@@ -20,7 +20,7 @@ from batchformer.runs.options import RunOptions, current_key, with_current_keys
 from batchformer.tasks import TASKS, Task
 
 TRAINER_DEFAULTS = {
-    "use_distributed_sampler": False,  # the data modules share the order among processes themselves
+    "use_distributed_sampler": False,  # the data modules split samples among processes themselves
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
     "log_every_n_steps": 50,
@@ -32,11 +32,11 @@ _KNOWN_CODE = ("batchformer.", "lightning.", "pytorch_lightning.", "torch.")
 
 
 class RecipeCLI:
-    """Loads and builds recipes of every task; the parser of a task is made when the first of its recipes comes.
+    """Loads and builds recipes of every task; the parser of a task is built on first use.
 
     Args:
         trust: whether classes outside this package that a file names may be imported. A recipe is the user's own; the
-            config.yaml of a run folder may be anybody's.
+            config.yaml of a run folder may not be.
     """
 
     def __init__(self, trust: bool = True) -> None:
@@ -89,7 +89,7 @@ class RecipeCLI:
             hint = did_you_mean(str(name), TASKS) or f" There are: {', '.join(TASKS)}, or the class path of your own."
             raise UserError(f"task in {file}: there is no {name}.{hint}")
         if str(code) not in sys.path:
-            sys.path.append(str(code))  # at the end: it must not take the place of anybody's module
+            sys.path.append(str(code))  # at the end: it must not shadow other modules
         module, _, kind = name.rpartition(".")
         try:
             found = getattr(importlib.import_module(module), kind)
@@ -121,13 +121,13 @@ class TaskCLI(LightningCLI):
             parser_kwargs={"exit_on_error": False, "allow_abbrev": False},
         )
 
-    # LightningCLI parses, seeds and instantiates in its constructor; here that waits for `load`.
+    # LightningCLI parses, seeds and instantiates in its constructor; here `load` does it.
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.get_defaults()
 
     def _set_seed(self) -> None:
-        """The task and the data carry their own seeds; generators are seeded from them at every step."""
+        """No-op: the task and the data have their own seeds; generators are seeded from them at every step."""
 
     def instantiate_classes(self) -> None:
         pass
@@ -210,7 +210,7 @@ def _named_overrides(given: Any, where: str) -> dict[str, Overrides]:
 
 
 def _as_overrides(keys: dict[str, Any]) -> Overrides:
-    """Dotted keys and values as on the command line; the sections of a recipe (model:, data:) are taken apart."""
+    """Dotted keys and values as on the command line; the sections of a recipe (model:, data:) are flattened."""
     return [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in _leaves(keys)]
 
 
@@ -224,14 +224,14 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _code_folder(content: dict[str, Any], file: Path) -> Path:
-    """Where classes outside the package are looked for: beside the recipe, or where a run remembers that it was."""
+    """Where classes outside the package are looked for: beside the recipe, or in the folder that a run recorded."""
     run = content.get("run")
     kept = run.get("code") if isinstance(run, dict) else None
     return Path(kept) if isinstance(kept, str) else file.resolve().parent
 
 
 def _class_paths(values: Any) -> Iterator[str]:
-    """Every class path in a file, wherever it stands."""
+    """Every class path in a file, at any depth."""
     if isinstance(values, dict):
         for key, value in values.items():
             if key == "class_path" and isinstance(value, str):

@@ -38,7 +38,7 @@ def run(args: list[str]) -> int:
     with interrupts_as_they_are(trainer):
         trainer.validate(found.task, datamodule=found.data, verbose=False)
     if not is_main_process():
-        return 0  # the first process has the numbers of all, and says them once
+        return 0  # rank 0 has the results of all processes and prints them
     fresh = {
         "recipe": found.config["run"]["recipe"],
         "variant": variant_of(found.config),

@@ -25,7 +25,7 @@ COMMON = (
     Option("no-analysis", "nothing"),
 )
 METHODS = ("baseline", "batchformer")
-SEED_OF_LIGHTNING = "seed_everything"  # what people know from Lightning; here another word for --seed
+SEED_OF_LIGHTNING = "seed_everything"  # Lightning's name for it; an alias of --seed
 Overrides = list[tuple[str, str]]
 
 
@@ -48,7 +48,7 @@ def _name_in(file: Path) -> str:
 
     try:
         content = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError):  # told when the recipe is parsed
+    except (yaml.YAMLError, UnicodeDecodeError):  # reported when the recipe is parsed
         return ""
     run = content.get("run") if isinstance(content, dict) else None
     name = run.get("recipe") if isinstance(run, dict) else None

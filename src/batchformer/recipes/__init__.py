@@ -59,7 +59,7 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class About:
-    """What a recipe says about itself.
+    """The section `about` of a recipe.
 
     Args:
         title: one line.
@@ -81,7 +81,7 @@ class About:
 
 
 def recipe_names() -> list[str]:
-    """All shipped recipes by name, numbers in them by value."""
+    """Names of all shipped recipes, sorted with numbers by value."""
     return _names_in(_folder())
 
 
@@ -97,7 +97,7 @@ def recipe_groups(folder: Path | None = None) -> dict[str, list[str]]:
 
 
 def about(recipe: str | Path) -> About:
-    """What a shipped recipe, or the user's own YAML file, says about itself."""
+    """The section `about` of a shipped recipe or of the user's own YAML file."""
     name, file = find_recipe(str(recipe))
     given = _with_parents(file, ()).get("about", {})
     paper = given.get("paper")
@@ -129,7 +129,7 @@ def find_recipe(given: str) -> tuple[str, Path]:
 
 
 def read_recipe(file: Path) -> dict[str, Any]:
-    """The whole recipe with what it extends, after what jsonargparse would say less clearly about its outermost level.
+    """The recipe merged with what it extends; its top level is checked here, with clearer errors than jsonargparse's.
 
     `task: {class_path: package.Class, init_args: {...}}` is returned as `task: package.Class` with the arguments in
     `model`, where `model` of the same file wins.
@@ -198,7 +198,7 @@ def _find_parent(name: str, child: Path) -> Path:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """One file, its outermost level checked."""
+    """One file, its top level checked."""
     import yaml
 
     try:
@@ -234,7 +234,7 @@ def _with_task_by_name(content: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _check_about(given: Any, file: Path) -> None:
-    """A mistake in `about` is one sentence that names the key."""
+    """Raise an error of one sentence that names the wrong key of `about`."""
     _check_keys(given, About.__dataclass_fields__, "about", file)
     kinds = {"title": str, "group": str, "needs": str | None, "paper": dict | None, "small": dict}
     for key, kind in kinds.items():

@@ -27,7 +27,7 @@ class Chart:
         self._marks: list[str] = []
 
     def at(self, x: float, y: float) -> Point:
-        """Place of a data point on the paper."""
+        """Position of a data point in the SVG."""
         across = self.left + self.x.place(x) * (WIDTH - self.left - RIGHT)
         down = self.height - self.bottom - self.y.place(y) * (self.height - TOP - self.bottom)
         return across, down
@@ -86,7 +86,7 @@ class Chart:
         self._marks.append(f'<text class="heading" x="{across:.1f}" y="{TOP - 8}">{escape(text)}</text>')
 
     def svg(self, title: str, description: str) -> str:
-        """The finished picture; title and description are what a screen reader says."""
+        """The SVG text; title and description are for screen readers."""
         head, body = f"{self.name}-title", f"{self.name}-desc"
         return (
             f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-labelledby="{escape(head)} {escape(body)}">'

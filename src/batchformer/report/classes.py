@@ -1,4 +1,4 @@
-"""Classes sorted by training frequency, what the runs say about each, and the charts of that on the page."""
+"""Classes sorted by training frequency, the results of the runs for each, and their charts on the page."""
 
 import itertools
 import math
@@ -18,8 +18,8 @@ from batchformer.report.statistics import PairedDifference, RankCorrelation, pai
 
 MOST_POINTS = 400
 SORTED = "class, from frequent to rare"
-MOST_NAMES = 12  # of classes that stand at the axis of a chart
-MOST_CLASSES_OPEN = 20  # of the table of classes; more are folded away
+MOST_NAMES = 12  # class names at the axis of a chart
+MOST_CLASSES_OPEN = 20  # rows of the table of classes that are shown; larger tables are collapsed
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def sorted_groups(runs: Sequence[Run], most: int = MOST_POINTS) -> list[ClassGro
 
 
 def class_ranks(groups: Sequence[ClassGroup]) -> list[float]:
-    """Where each group stands among the sorted classes, counted from 1: the middle of its members."""
+    """Rank of each group among the sorted classes, counted from 1: the middle of its members."""
     ends = itertools.accumulate(len(group.members) for group in groups)
     return [end - (len(group.members) - 1) / 2 for end, group in zip(ends, groups, strict=True)]
 
@@ -164,7 +164,7 @@ def class_difference_chart(
 def class_table(runs: Sequence[Run], table: Comparison) -> str:
     """Every class by name, the frequent ones first: training images, the measure of each variant, their difference.
 
-    In columns that wrap; of many classes folded away.
+    In columns that wrap; collapsed where there are many classes.
     """
     known = [run for run in runs if run.per_class]
     groups = sorted_groups(known, most=10**9)

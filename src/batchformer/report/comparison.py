@@ -1,4 +1,4 @@
-"""A comparison: any number of variants of one recipe, held to one of them, over seeds and targets."""
+"""A comparison: any number of variants of one recipe, against one of them, over seeds and targets."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +17,8 @@ _NAMES = {"batchformer": "BatchFormer"}
 class Comparison:
     """The numbers of the runs of one recipe. Made by `compare_runs`.
 
-    `variants`: the one that the others are held to first, whether or not it has runs. `targets` is empty where the
-    recipe has none. `measures`: the primary one, and those that a run has a number for and that are no mere detail.
+    `variants`: the reference first, whether or not it has runs. `targets` is empty where the
+    recipe has none. `measures`: the primary one, and those without `detail` that some run has a value for.
     """
 
     recipe: str
@@ -73,7 +73,7 @@ class Comparison:
         """Variant minus reference over matched seeds, with the interval over the seeds.
 
         Without a target every (target, seed) is a pair; the differences of a seed are averaged over the targets first,
-        because the runs of one seed share weights and order and are no independent draws.
+        because the runs of one seed share weights and order and are not independent.
         """
         seeds = self.paired_seeds(measure, variant, target)
         if variant == self.reference or not seeds:

@@ -1,4 +1,4 @@
-"""Charts of a comparison: differences with their intervals, curves over the epochs, lines of a family's own section."""
+"""Charts of a comparison: differences with their intervals, curves over the epochs, lines of a task's own section."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ def difference_chart(name: str, table: Comparison) -> DrawnDifference | None:
         return None
     measure = table.primary
     values, within = possible_differences([difference for *_, difference in drawn], measure)
-    room = 0.1 * max(map(abs, values))  # the line of no difference is never the frame
+    room = 0.1 * max(map(abs, values))  # keeps the line of no difference off the frame
     label = with_unit(f"difference in {measure_word(measure)}", measure.points)
     x = linear_axis([*values, room, -room], label, within=within)
     height = len(rows)
@@ -121,8 +121,8 @@ def curve_chart(
 ) -> DrawnCurve | None:
     """One quantity over the epochs: mean of the seeds as a line, smallest to largest seed as a band.
 
-    A seed with several targets counts as their mean. Of a `measure` a steep start may be left out, which would press
-    the rest together.
+    A seed with several targets counts as their mean. Of a `measure` a steep start may be left out, which would compress
+    the rest.
     """
     whole = {
         variant: epoch_curve((r.seed, e["epoch"], e.get(key)) for r in runs if r.variant == variant for e in r.history)
@@ -153,7 +153,7 @@ def lines_chart(
     xlabel: str,
     ylabel: str,
 ) -> str | None:
-    """Lines over a common axis, as a family's own section gives them; None where there is no point."""
+    """Lines over a common axis, as a task's own section gives them; None where there is no point."""
     points = {
         line: [(x, y) for x, y in zip(across, values, strict=True) if x is not None and y is not None]
         for line, values in lines.items()

@@ -22,7 +22,7 @@ def read_health(result: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def read_json(file: Path, suspicion: str, remedy: str) -> Any:
-    """The content, or one sentence: what is wrong with the file and what to do."""
+    """The parsed content; an error says in one sentence what is wrong with the file and what to do."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -39,7 +39,7 @@ def _checked(health: Any, file: Path) -> dict[str, Any]:
 
 
 def number(entry: Any, *keys: str) -> float | None:
-    """A number deep in a measurement, None where it is not there."""
+    """A number by nested keys, None where it is missing."""
     for key in keys:
         entry = entry.get(key) if isinstance(entry, dict) else None
     return next(iter(known([entry])), None)
@@ -66,14 +66,14 @@ def attention_per_head(points: Sequence[Mapping[str, Any]], what: str) -> list[l
 
 @dataclass(frozen=True)
 class Reading:
-    """What the numbers amount to. `alive` is None where they do not tell."""
+    """Interpretation of a measurement. `alive` is None where it cannot be decided."""
 
     alive: bool | None
     sentence: str
 
 
 def reading(health: Mapping[str, Any]) -> Reading:
-    """Dead: the related rows sit at chance, whatever the plain ones have learnt. Idle: alive, but hardly related.
+    """Interpret a measurement. Dead: related rows at chance, whatever the plain ones have learnt. Idle: hardly related.
 
     The thresholds are those the project sets for a variant that trains at any depth: each insertion changes the related
     tokens by 5 % of their norm or more (without dropout), and 1 % or more of a sample's gradient, by norms, falls on

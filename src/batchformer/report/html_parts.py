@@ -36,7 +36,7 @@ def missing(what: str, remedy: str) -> str:
 
 
 def marked(text: str) -> str:
-    """Text with what stands between backticks as code."""
+    """Text as HTML, with backticks as code."""
     pieces = [escape(piece) for piece in text.split("`")]
     return "".join(f"<code>{piece}</code>" if k % 2 else piece for k, piece in enumerate(pieces))
 

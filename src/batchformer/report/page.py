@@ -91,7 +91,7 @@ def _lede(runs: Sequence[Run], recipes: int) -> str:
 
 
 def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) -> str:
-    """The primary measure of every recipe and variant, beside that of what it is held to."""
+    """The primary measure of every recipe and variant, beside that of its reference."""
     tables = {recipe: compare_runs([run.raw for run in runs]) for recipe, runs in recipes.items()}
     alone = all(len(table.shown) == 1 for table in tables.values())  # nothing is compared
     pairs = all(table.is_default_pair for table in tables.values())

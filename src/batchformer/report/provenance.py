@@ -49,7 +49,7 @@ _MAY_DIFFER_BELOW = ("run.variant", "run.init_from")
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """What to know about the runs, as (question, answer); unknown answers are left out."""
+    """Facts about the runs, as (name, value); unknown values are left out."""
     run = shown_run(runs)
     settings = flatten(run.raw.get("config"))
     if not has_module(run):
@@ -89,7 +89,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def shown_run(runs: Sequence[Run]) -> Run:
-    """The run whose settings stand for all: one of a variant that is held to the reference, where there is one."""
+    """The run whose settings are shown for all: of a variant other than the reference, where there is one."""
     others = _variants(runs)[1:]
     return next((run for run in runs if run.variant in others), runs[0])
 
@@ -104,7 +104,7 @@ def _variants(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _unread_of_the_mix(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """Beginnings of the options that the chosen way of mixing does not read; all of them where nothing is mixed."""
+    """Prefixes of the options that the chosen mixing does not read; all of them where nothing is mixed."""
     method = settings.get("model.mix.method")
     idle = [
         alpha for alpha, other in _NOT_OF_A_MIX.items() if method == other or settings.get(alpha, "0.0") in ("0", "0.0")
@@ -115,12 +115,12 @@ def _unread_of_the_mix(settings: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def caveats(runs: Sequence[Run]) -> list[str]:
-    """What makes the comparison less than clean: anything that differs between the runs and should not."""
+    """Warnings about the comparison: anything that differs between the runs and should not."""
     found = []
     if {run.variant for run in runs} <= set(DEFAULT_PAIR):
         if differing := _differing(runs):
             found.append(f"The runs differ in more than method and seed: {', '.join(differing)}.")
-    else:  # what other variants change is theirs to say: only runs of the same one must be alike
+    else:  # variants differ on purpose: only runs of the same one must have equal settings
         for variant in _variants(runs):
             if differing := _differing([run for run in runs if run.variant == variant]):
                 found.append(f"Runs of {variant} differ in more than target and seed: {', '.join(differing)}.")
@@ -160,7 +160,7 @@ def _differing(runs: Sequence[Run]) -> list[str]:
 
 
 def loss_scale(run: Run) -> float:
-    """By how much the loss of a run exceeds the mean over its rows."""
+    """The factor between the loss of a run and the mean over its rows."""
     settings = flatten(run.raw.get("config"))
     two_streams = settings.get("model.method") == "batchformer" and (
         settings.get("model.batchformer.streams", "duplicate") == "duplicate"
@@ -170,14 +170,14 @@ def loss_scale(run: Run) -> float:
 
 
 def knows_its_command(runs: Sequence[Run]) -> bool:
-    """Results of earlier versions do not."""
+    """Whether the runs recorded their command; results of earlier versions did not."""
     return all(run.text("command") is not None for run in runs)
 
 
 def command(runs: Sequence[Run]) -> str:
-    """The command that trains these runs again; of those that do not know it, without fields that were changed.
+    """The command that trains these runs again; without changed fields where the runs did not record it.
 
-    Where the data lay is not written down in it: DIR stands for that.
+    DIR stands for the path of the data.
     """
     root = flatten(runs[0].raw.get("config")).get("data.root", "None")
     place = "" if root in ("None", "data") else " --data-root DIR"

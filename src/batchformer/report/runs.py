@@ -60,12 +60,12 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
     places = [Path(path) for path in paths]
     runs: dict[tuple[str, str, str, int], Run] = {}
     for file, named in _result_files(places):
-        # it may be anybody's file that lies in the folder or was named by mistake: no word of deleting it
+        # the file may be unrelated, or named by mistake: do not suggest to delete it
         remedy = "run that recipe again, or name the runs without it"
         data = read_json(file, "is damaged or no result file", remedy)
         keys = data if isinstance(data, dict) else {}
         if not named and sum(key in keys for key in (*_REQUIRED, "method")) < 2:
-            continue  # somebody else's file
+            continue  # not a result file
         run = _checked(data, file)
         key = (run.recipe, run.variant, run.target or "", run.seed)
         twin = runs.setdefault(key, run)
@@ -110,7 +110,7 @@ def by_recipe(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 
 def _result_files(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
-    """Files to read; the flag says that the user, or its name, claims that it is a result."""
+    """Files to read; the flag: given by the user or named like a result, so that other content is an error."""
     found: dict[Path, tuple[Path, bool]] = {}
     for path in paths:
         if path.is_file():
@@ -183,7 +183,7 @@ def _measures(data: Mapping[str, Any], file: Path) -> tuple[Measure, ...]:
 
 
 def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
-    """A family's own parts of the page: a title, and any of a text, a table and lines over a common axis."""
+    """A task's own sections of the page: a title, and any of a text, a table and lines over a common axis."""
     sections = _list(value, "sections", file)
     for section in sections:
         if not isinstance(section, dict) or not isinstance(section.get("title"), str):

@@ -1,4 +1,4 @@
-"""Axes: from numbers to places on the paper, and the round numbers written beside them."""
+"""Axes: from values to positions in a chart, and round tick labels."""
 
 import math
 from collections.abc import Sequence

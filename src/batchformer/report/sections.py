@@ -32,7 +32,7 @@ from batchformer.report.statistics import PairedDifference
 from batchformer.report.streams import streams_section
 from batchformer.report.tables import Cell, comparison_table, verdicts
 
-_MOST_RUNS_OPEN = 4  # of a section that a family has for each run; the others are folded away
+_MOST_RUNS_OPEN = 4  # runs shown of a task's section per run; the others are collapsed
 _SPLITS = ("many", "medium", "few")
 _VERDICT_WORDS = {"helped": "It helped", "hurt": "It hurt", "unclear": "Undecided", "incomplete": "Incomplete"}
 
@@ -91,7 +91,7 @@ def _caveats(runs: Sequence[Run]) -> str:
 
 def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
     made = comparison_table(table)
-    heads = [shown_name(head.split(" [95 %")[0]) for head in made.header]  # what an interval is stands in the caption
+    heads = [shown_name(head.split(" [95 %")[0]) for head in made.header]  # the caption explains the interval
     header = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
     body = "".join(
         f'<tr><th scope="row">{escape(shown_name(row.head))}</th>'
@@ -176,7 +176,7 @@ def _per_run(runs: Sequence[Run], table: Comparison) -> str:
 
 
 def _legend(table: Comparison) -> dict[str, str]:
-    """Of the variants, where there are several to tell apart."""
+    """The legend of the variants, where there are several."""
     styles = variant_styles(table.variants)
     return {style: shown_name(variant) for variant, style in styles.items()} if len(table.shown) > 1 else {}
 
@@ -210,7 +210,7 @@ def _curves(name: str, runs: Sequence[Run], table: Comparison) -> str:
 
 
 def _own_sections(name: str, runs: Sequence[Run]) -> str:
-    """What the family of the task has to say about its runs: each title once, and below it a part for each run."""
+    """The task's own sections: each title once, and below it a part for each run."""
     titles = dict.fromkeys(section["title"] for run in runs for section in run.sections)
     shown = []
     for k, title in enumerate(titles):

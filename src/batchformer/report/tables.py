@@ -1,4 +1,4 @@
-"""What a comparison says, in words: the table of the terminal and of the page, and one sentence for each variant."""
+"""A comparison as text: the table of the terminal and of the page, and one sentence for each variant."""
 
 from typing import Literal, NamedTuple
 
@@ -69,7 +69,7 @@ def _by_measure(table: Comparison) -> Table:
 
 
 def _hint(measure: Measure) -> str:
-    """Higher is what people expect; where it is the other way round, the table says so."""
+    """The direction of a measure, where lower is better."""
     return "" if measure.better == "higher" else " (lower is better)"
 
 
@@ -93,23 +93,23 @@ def format_cell(cell: Cell, digits: int) -> str:
 
 
 class Verdict(NamedTuple):
-    """`mixed`: the variants of a comparison do not all fare alike."""
+    """`mixed`: the variants of a comparison have different verdicts."""
 
     kind: Literal["helped", "hurt", "unclear", "incomplete", "mixed"]
     sentence: str
 
 
 def verdict(table: Comparison) -> Verdict:
-    """A sentence for each variant that is held to the reference, one below the other."""
+    """A sentence for each variant that is compared with the reference, one below the other."""
     found = list(verdicts(table).values())
     kinds = {each.kind for each in found}
     return Verdict(found[0].kind if len(kinds) == 1 else "mixed", "\n".join(each.sentence for each in found))
 
 
 def verdicts(table: Comparison) -> dict[str, Verdict]:
-    """Variant -> what its paired difference in the primary measure says: better, worse, or nobody can tell.
+    """Variant -> what its paired difference in the primary measure says: better, worse, or no clear difference.
 
-    One measure decides, chosen beforehand, so that four looks at the data do not make a chance result look like a gain.
+    One measure decides, chosen beforehand: with several, a chance result would look like a gain.
     """
     if not table.others:
         only = f"Only runs of {table.reference} are here: add runs of another variant to compare."

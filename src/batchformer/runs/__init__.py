@@ -1,1 +1,1 @@
-"""One training run on disk: its folder, its checkpoints, its result file, and how to go on after a stop."""
+"""One training run on disk: its folder, its checkpoints, its result file, and resuming."""

@@ -1,4 +1,4 @@
-"""Checkpoints: when one is written, and that a file is whole or absent."""
+"""Checkpoints: when they are written, and that they are written atomically."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from batchformer.training.weights import read_checkpoint
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Lightning's way in and out of checkpoint files: temporary file in the same folder, fsync, rename."""
+    """Lightning's checkpoint IO with atomic writes: temporary file in the same folder, fsync, rename."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
@@ -53,7 +53,7 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Steps, time or a callback may end a run too; the file must then say that it is over."""
+        """Write the last state also where steps, time or a callback ended the run."""
         if trainer.current_epoch != trainer.max_epochs or self._saved_step != trainer.global_step:
             self._save(trainer)
 

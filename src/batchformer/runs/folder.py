@@ -14,11 +14,11 @@ from batchformer.files import remove_stale_temporaries, write_json, write_text
 
 LOCK = "run.lock"  # see runs.lock
 _STAGES = ".stages"
-_IN_A_RESULT = ("recipe", "seed", "steps", "metrics")  # what the commands cannot do without
+_IN_A_RESULT = ("recipe", "seed", "steps", "metrics")  # keys that the commands need
 
 
 def is_main_process() -> bool:
-    """Whether this is the first process: under DDP the command runs once per device, and one of them writes folders.
+    """Whether this is rank 0: under DDP the command runs once per device, and rank 0 alone writes folders.
 
     torchrun numbers the processes of all machines by RANK. Lightning's own launcher sets NODE_RANK and LOCAL_RANK,
     the latter also where a cluster has set RANK to the number of the machine.

@@ -2,7 +2,7 @@
 
 The file appears with all its content in one step (a link to a temporary one): of two commands started at the same
 moment one wins. A lock whose process is gone is replaced by one command only: they queue on the old file (flock), and
-who comes second finds another file in its place. Only processes of one host do so, where flock can be relied upon.
+the second finds another file in its place. Only processes of one host do so, where flock is reliable.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ _GONE = 0
 
 @contextmanager
 def locked(folders: Iterable[RunFolder]) -> Iterator[None]:
-    """Hold the locks of these run folders; under DDP the first process does so for all."""
+    """Hold the locks of these run folders; under DDP rank 0 does so for all."""
     with ExitStack() as held:
         for folder in folders if is_main_process() else ():
             held.enter_context(_locked(folder))
@@ -44,7 +44,7 @@ def _locked(folder: RunFolder) -> Iterator[None]:
         try:
             yield
         finally:
-            with suppress(OSError):  # it may have been removed by hand, and be another's by now
+            with suppress(OSError):  # it may have been removed by hand, and be another process's by now
                 if lock.read_text() == content:
                     lock.unlink()
     finally:
@@ -111,7 +111,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _this_place() -> dict[str, str]:
-    """Where a process id means the same process; containers may share the name of their host, but not its processes."""
+    """The host and container in which process ids are unique; containers may share a host name, but not process ids."""
     try:
         return {"host": socket.gethostname(), "processes_of": os.readlink("/proc/self/ns/pid")}
     except OSError:
@@ -119,9 +119,9 @@ def _this_place() -> dict[str, str]:
 
 
 def _start_of(process: int) -> int | None:
-    """When a process began, in ticks since the machine did; `_GONE` if there is none, None where it cannot be seen.
+    """Start time of a process in ticks since boot; `_GONE` if there is no such process, None if it cannot be read.
 
-    A process id is given again after a while; together with this number it is not.
+    Process ids are reused; together with this number they are unique.
     """
     try:
         os.kill(process, 0)

@@ -52,7 +52,7 @@ def current_key(key: str) -> str:
 def with_current_keys(content: dict[str, Any]) -> dict[str, Any]:
     """A recipe or config.yaml of version 0.1 with the keys of today; others as they are.
 
-    Recipes of this package have none of the old keys, so one that is there was given by who extends one of them.
+    Recipes of this package have none of the old keys, so an old key was set by the recipe that extends one of them.
     """
     model = content.get("model")
     if not isinstance(model, dict) or not _PARTS_OF_0_1.keys() & model.keys():

@@ -1,4 +1,4 @@
-"""One quiet line of progress, for one run or for all the runs of a comparison.
+"""One line of progress, for one run or for all the runs of a comparison.
 
 In a terminal the line is redrawn in place at most four times a second; in a file or a pipe a new line is written for
 every tenth of the work, so logs stay short.
@@ -39,7 +39,7 @@ class ProgressLine:
         self._run, self._label = index, label
 
     def skip_to(self, fraction_of_run: float) -> None:
-        """Work that an earlier process has done says nothing about the time that is left."""
+        """Leave out work of an earlier process in the estimate of the time left."""
         self._fraction_at_start = self._overall(fraction_of_run)
         self._started = time.perf_counter()
 
@@ -56,7 +56,7 @@ class ProgressLine:
 
     @contextmanager
     def meanwhile(self, text: str) -> Iterator[None]:
-        """What is done before the first step, which may take a while; told in a terminal only, and gone after it."""
+        """Context manager: show `text` during work before the first step, in a terminal only."""
         if self.in_place:
             self._draw(self._overall(0.0), text, time.perf_counter())
         try:

@@ -14,11 +14,11 @@ STREAMS = ("plain", "related")
 
 
 class RunRecorder(Checkpoint):
-    """Collects the history of a run across stops.
+    """Callback that collects the history of a run, also across resumes.
 
     It writes no checkpoint, yet is a ``Checkpoint`` to Lightning: those callbacks come after the task's own
-    ``on_train_epoch_end``, where the training loss of the epoch may be logged. It must stand before the one that
-    writes, so that what it knows of the epoch is in the file.
+    ``on_train_epoch_end``, where the training loss of the epoch may be logged. It must come before the one that
+    writes, so that its state of the epoch is in the file.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class RunRecorder(Checkpoint):
         """Training only, validation left out, and without the first epoch of a process (compiling, warming up)."""
         return self._images / self._train_s if self._train_s > 0 else float("nan")
 
-    # -- the state that travels in checkpoints ---------------------------------------------------------------------
+    # -- the state in checkpoints ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -121,7 +121,7 @@ class RunRecorder(Checkpoint):
         self._epochs_here += 1
         self._record_streams(trainer)
         if self._staged is not None:
-            # Read only in epochs that validated: reading a number waits for the device.
+            # Read only in epochs that validated: reading a value synchronises with the device.
             if (loss := trainer.callback_metrics.get("train/loss")) is not None:
                 self._staged["train_loss"] = float(loss)
             self._add(epochs_done(trainer))
@@ -166,8 +166,8 @@ class RunRecorder(Checkpoint):
 
 
 def epochs_done(trainer: L.Trainer) -> int:
-    """Begun and trained, the last one perhaps in part; unlike ``current_epoch`` the same inside the end of an epoch,
-    after it, and when its checkpoint is read again."""
+    """Epochs trained, the last one perhaps in part; unlike ``current_epoch`` the same in ``on_train_epoch_end``,
+    after it, and after resuming."""
     return trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
 
 

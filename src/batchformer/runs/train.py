@@ -26,11 +26,11 @@ from batchformer.runs.trainer import (
 )
 from batchformer.training.weights import read_checkpoint
 
-# What may differ between a run and its continuation: it does not touch the numbers.
+# Settings that may differ when a run is resumed: they do not change its results.
 _FREE_TO_CHANGE = ("run.checkpoint", "run.code", "run.variant", "run.reference", "data.init_args.root",
                    "data.init_args.workers", "data.init_args.cache", "trainer.enable_progress_bar",
                    "seed_everything")  # fmt: skip
-# Fields of recipes that runs of earlier versions do not have in their config.yaml, and what these did.
+# Fields that config.yaml of earlier versions does not have, with the values those versions correspond to.
 _CAME_LATER = {
     "model.batchformer.scope": "local",
     "model.batchformer.backend": "auto",
@@ -44,7 +44,7 @@ _CAME_LATER = {
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that can start: nothing of it is on the disk yet."""
+    """A run that is ready to start; nothing is written yet."""
 
     folder: RunFolder
     task: Any
@@ -56,7 +56,7 @@ class Prepared:
 def prepare(
     folder: RunFolder, parts: tuple[Any, Any, dict[str, Any], RunOptions], line: ProgressLine, resume: bool
 ) -> Prepared:
-    """Read the data, make the network and the Trainer: what is wrong with them is said before anything is written."""
+    """Read the data, make the network and the Trainer, so that errors come before anything is written."""
     task, data, trainer_keywords, options = parts
     with line.meanwhile("reading the data") if is_main_process() else nullcontext():
         data.setup("fit")
@@ -83,7 +83,7 @@ def prepare(
 
 
 def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwrite: bool) -> Path | None:
-    """Prepare the run folder; returns the checkpoint to go on from, or None to start at the beginning."""
+    """Prepare the run folder; returns the checkpoint to resume from, or None."""
     if not is_main_process():
         return folder.checkpoint if resume and folder.checkpoint.is_file() else None
     if resume and folder.started:
@@ -108,17 +108,17 @@ def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwri
 def train(
     run: Prepared, config: dict[str, Any], checkpoint: Path | None, analysis: bool = True, command: str | None = None
 ) -> dict[str, Any]:
-    """Train (or go on), evaluate the last weights, write result.json; returns what it holds.
+    """Train (or resume), evaluate the last weights, write result.json; returns its content.
 
-    `command` is what trains it again, for those who read the result.
+    `command`: the command that trains the run again, for result.json.
     """
     folder, task, data, trainer, recorder = run.folder, run.task, run.data, run.trainer, run.recorder
-    # With max_steps Lightning would go through the end of the checkpoint's epoch a second time, and count it twice.
+    # With max_steps Lightning would run the end of the checkpoint's epoch a second time, and count it twice.
     trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
     try:
         with interrupts_as_they_are(trainer):
             with torch.autograd.set_multithreading_enabled(False):
-                # A process has one device: the way to autograd's own thread for it and back costs more than it gives.
+                # A process has one device: switching to autograd's thread for it and back only costs time.
                 trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
             if recorder.validated_step != trainer.global_step:
                 trainer.validate(task, datamodule=data, verbose=False)
@@ -131,7 +131,7 @@ def train(
             raise BadSample(f"{str(problem).rstrip('.')}; {what_is_left}.") from problem
         raise
     except Exception as problem:
-        if trainer.current_epoch == 0:  # later there is something to look at
+        if trainer.current_epoch == 0:  # later the logs are worth keeping
             _leave_what_can_go_on(folder)
         if (mistake := in_one_sentence(problem)) is not None:
             raise mistake from problem
@@ -172,7 +172,7 @@ def config_text(config: dict[str, Any]) -> str:
 def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
     """Refuse to resume a run with other settings: it would not end with the weights of one never stopped.
 
-    A finished run is only looked at, so settings that it did not know, being of an older version, count for nothing.
+    A finished run is only read, so settings that its (older) version did not have are ignored.
     """
     before, now = _flat(with_current_keys(yaml.safe_load(folder.config.read_text()))), _flat(config)
     for key in sorted(before.keys() & now.keys() if folder.finished else before.keys() | now.keys()):

@@ -1,6 +1,6 @@
-"""Lightning's Trainer with what every run has besides its settings: loggers, progress, whole checkpoints.
+"""Lightning's Trainer with the loggers, progress line and checkpoints that every run has.
 
-Settings that cannot work are told in one sentence, before a run folder is made.
+Invalid settings raise a one-sentence error before a run folder is made.
 """
 
 import csv
@@ -30,7 +30,7 @@ _RETURN_NOTHING = ("_spawn", "_fork", "_notebook")
 def make_trainer(
     folder: RunFolder, keywords: dict[str, Any], callbacks: list[Any], line: ProgressLine | None, resume_step: int = 0
 ) -> L.Trainer:
-    """Lightning's Trainer with what every run of ours has besides the settings of its recipe."""
+    """Lightning's Trainer with the settings of a recipe, and the loggers and callbacks that every run has."""
     keywords = dict(keywords)
     own_callbacks = list(callbacks)
     if line is not None and keywords.get("enable_progress_bar") is not False:
@@ -71,7 +71,7 @@ def trainer_or_sentence(keywords: dict[str, Any]) -> L.Trainer:
 
 
 def say_what_devices_mean(trainer: L.Trainer, line: ProgressLine) -> None:
-    """One sentence before Lightning starts processes on the CPU, which who asked for several GPUs may not expect."""
+    """Print a note before Lightning starts processes on the CPU: the user may have expected GPUs."""
     environment = trainer._accelerator_connector.cluster_environment
     on_cpu = isinstance(trainer.accelerator, CPUAccelerator)
     if trainer.num_devices > 1 and on_cpu and not environment.creates_processes_externally:
@@ -93,10 +93,10 @@ def _refuse_a_crowd(trainer: L.Trainer) -> None:
 
 @contextmanager
 def interrupts_as_they_are(trainer: L.Trainer) -> Iterator[None]:
-    """Ctrl-C and SIGTERM come out as KeyboardInterrupt; Lightning makes SystemExit of them, dying workers an error.
+    """Raise KeyboardInterrupt on Ctrl-C and SIGTERM; Lightning raises SystemExit, and an error for killed workers.
 
-    Of several processes Lightning tells each other of SIGTERM by a collective inside its handler, which waits for ever
-    where another process is in the middle of one: there the handler of the command is enough.
+    With several processes Lightning's handler broadcasts SIGTERM by a collective, which deadlocks while another process
+    is inside one: there the handler of the command is enough.
     """
     if trainer.world_size > 1 and callable(signal.getsignal(signal.SIGTERM)):
         trainer._signal_connector._sigterm_notifier_fn = lambda *_: None  # type: ignore[method-assign]
@@ -105,7 +105,7 @@ def interrupts_as_they_are(trainer: L.Trainer) -> Iterator[None]:
     except (Exception, SystemExit) as problem:
         if not isinstance(problem, SystemExit) and interruption(problem) is None:
             raise
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # which Lightning switches off
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning has disabled it
         raise KeyboardInterrupt from None
 
 
@@ -120,9 +120,9 @@ def refuse_to_train_nothing(trainer: L.Trainer) -> None:
 
 
 def in_one_sentence(problem: Exception) -> UserError | None:
-    """What torch says of batches that are too small or too large, with the way out; None of anything else.
+    """torch's errors about batches that are too small or too large, with a remedy; None for other errors.
 
-    And what Lightning finds only once it has the loaders: a part of the batches that is less than one of them.
+    Also Lightning's error, raised once it has the loaders, about a fraction of the batches below one batch.
     """
     if isinstance(problem, MisconfigurationException):
         return UserError(f"Lightning refuses the trainer settings: {' '.join(str(problem).split()).rstrip('.')}.")
@@ -157,7 +157,7 @@ class RunCSVLogger(CSVLogger):
         return writer
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """config.yaml has them already."""
+        """No-op: config.yaml has them already."""
 
 
 def rows_before(path: Path, step: int) -> list[dict[str, Any]]:

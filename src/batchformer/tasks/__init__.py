@@ -14,7 +14,7 @@ from batchformer.training.options import BatchFormerOptions
 from batchformer.training.schedules import CosineOptions, ScheduleOptions
 from batchformer.training.task import Task
 
-#: what a recipe may name under `task:`, besides the class path of somebody's own
+#: names that a recipe may give under `task:`, besides the class path of a user's own task
 TASKS: dict[str, type[Task]] = {
     "long_tailed": LongTailed,
     "classification": Classification,

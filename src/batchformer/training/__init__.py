@@ -1,1 +1,1 @@
-"""What every training shares and no task owns: the contract of a task, optimizers, schedules, the captured step."""
+"""Code that all tasks share: the `Task` base class, optimizers, schedules, weight averaging, the captured step."""

@@ -41,7 +41,7 @@ class SwadOptions:
 
 @dataclass(frozen=True)
 class LossValley:
-    """Which segments of a training are averaged, by the losses so far.
+    """The segments of a training that SWAD averages, computed from the validation losses so far.
 
     A segment is the steps between two evaluations, E_k the loss measured at the end of segment k; N_s, N_e and r are
     `n_converge`, `n_tolerance` and 1 + `tolerance_ratio`.
@@ -49,11 +49,11 @@ class LossValley:
         optimum    the first t with E_t = min(E_t, ..., E_{t+N_s-1})
         threshold  l = r / N_s * (E_t + ... + E_{t+N_s-1})
         start      t, and before it up to N_e - N_s segments as long as each has E <= l
-        end        the last segment with E <= l before N_e in a row are above it (then the valley is dead)
+        end        the last segment with E <= l before N_e in a row are above it (then the valley has ended)
         average    of the weights after every step from start to end; without an optimum: of the last segment
 
-    Optimum, threshold and death are Algorithm 1 of the paper. There the average starts at t itself, and ends with the
-    training where the valley is alive. Walking back from t, and leaving out the last segments above l, are done by the
+    Optimum, threshold and end are Algorithm 1 of the paper. There the average starts at t itself, and ends with the
+    training where it has not ended. Walking back from t, and leaving out the last segments above l, are done by the
     released code. Its first segment is one step long; here all are as long as there are steps between evaluations.
 
     The released code (`released`) differs further: it loses the first segment of the valley and counts that of the
@@ -66,7 +66,7 @@ class LossValley:
         settled: the weights of so many segments from the first on do not depend on losses to come.
         optimum: the segment t; None: not reached yet.
         threshold: l.
-        dead: the evaluation that found the valley dead; None: it is alive.
+        dead: the evaluation at which the valley ended; None: it has not ended.
     """
 
     weights: list[int]
@@ -78,7 +78,7 @@ class LossValley:
     @classmethod
     def of(cls, losses: Sequence[float], options: SwadOptions) -> LossValley:
         n_s, n_e, count = options.n_converge, options.n_tolerance, len(losses)
-        oldest = max(0, count - n_e)  # of the last n_e: no other one matters for an optimum to come
+        oldest = max(0, count - n_e)  # only the last n_e segments matter for a later optimum
         optima = (t for t in range(count - n_s + 1) if losses[t] == min(losses[t : t + n_s]))
         if (optimum := next(optima, None)) is None:
             return cls([int(k == count - 1) for k in range(count)], oldest)
@@ -112,7 +112,7 @@ class LossValley:
 def _released_weights(
     losses: Sequence[float], options: SwadOptions, optimum: int, threshold: float
 ) -> tuple[list[int], int | None]:
-    """How often the released code adds each segment, and the evaluation that found the valley dead.
+    """How often the released code adds each segment, and the evaluation at which the valley ended.
 
     Its queue holds the last n_e segments; `first` is the oldest of them.
     """
@@ -145,9 +145,9 @@ def _released_weights(
 
 
 class SWAD:
-    """The average itself: `update` after every step, `close_segment` at every evaluation, `put_into` at the end.
+    """The averaged weights: call `update` after every step, `close_segment` at every evaluation, `put_into` at the end.
 
-    The training goes on when the valley is dead (the released code stops): the average is closed then, and the run also
+    Training continues after the end of the valley (the released code stops): the average is fixed then; the run also
     gives the result without it. Parameters are averaged, those of BatchFormer too; buffers stay those of the network,
     so BatchNorm's statistics must be frozen, as in the paper's protocol, or they do not fit the averaged weights.
 
@@ -162,19 +162,19 @@ class SWAD:
         options.check()
         self.options = options
         self.losses: list[float] = []
-        self.steps: list[int] = []  # done at the end of each segment
+        self.steps: list[int] = []  # steps done at the end of each segment
         self._parameters: list[Tensor] = []
         self._sums: list[Tensor] = []  # of the current segment
-        self._updates = torch.zeros((), dtype=torch.int64)  # in it; a tensor, since a graph counts too
+        self._updates = torch.zeros((), dtype=torch.int64)  # steps in it; a tensor, so that a CUDA graph can count
         self._queue: list[tuple[list[Tensor], int]] = []  # sums and counts of the segments that are not settled
-        self._closed: tuple[list[Tensor], int] = ([], 0)  # of the segments that are
+        self._closed: tuple[list[Tensor], int] = ([], 0)  # of the settled segments
 
     @property
     def valley(self) -> LossValley:
         return LossValley.of(self.losses, self.options)
 
     def begin(self, network: nn.Module) -> None:
-        """Make the sums for the parameters of a network, or take up those of a checkpoint on its device."""
+        """Allocate the sums for the parameters of a network, or move those of a checkpoint to its device."""
         self._parameters = list(network.parameters())
         sums = self._sums or _zeros(self._parameters)
         device = self._parameters[0].device
@@ -184,13 +184,13 @@ class SWAD:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Count the weights after a step."""
+        """Add the weights after a step to the current segment."""
         torch._foreach_add_(self._sums, self._parameters)
         self._updates.add_(1)
 
     @torch.no_grad()
     def close_segment(self, loss: float) -> None:
-        """An evaluation gave this loss: the steps since the last one are a segment. Without a step nothing happens."""
+        """Close the current segment with the loss of an evaluation; without a step since the last one, do nothing."""
         count = int(self._updates)
         if count == 0:
             return
@@ -226,7 +226,7 @@ class SWAD:
 
     @contextmanager
     def applied_to(self, network: nn.Module) -> Iterator[None]:
-        """The network with the averaged parameters; afterwards it has its own again, to the bit."""
+        """Context manager: the averaged parameters in the network; its own are restored afterwards, bit for bit."""
         with torch.no_grad():
             own = [parameter.detach().clone() for parameter in network.parameters()]
         self.put_into(network)
@@ -237,7 +237,7 @@ class SWAD:
                 for parameter, value in zip(network.parameters(), own, strict=True):
                     parameter.copy_(value)
 
-    # ---- what is told
+    # ---- results
 
     def summary(self) -> dict[str, Any]:
         """For result.json. `start_step` and `end_step`: the first and the last step whose weights are averaged."""
@@ -286,7 +286,7 @@ class SWAD:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state; before further steps call `begin`."""
+        """Load a state; call `begin` before further steps."""
         self.losses, self.steps = list(state["losses"]), list(state["steps"])
         self._sums, self._updates = list(state["sums"]), state["updates"].clone()
         self._queue, self._closed = list(state["queue"]), state["closed"]
@@ -301,7 +301,7 @@ def _on(device: torch.device, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _added(total: tuple[list[Tensor], int], segment: tuple[list[Tensor], int], weight: int) -> tuple[list[Tensor], int]:
-    """The sums and the count with a segment counted so often; changes `total` in place."""
+    """Add a segment `weight` times to sums and count; changes `total` in place."""
     if weight:
         torch._foreach_add_(total[0], segment[0], alpha=weight)
     return total[0], total[1] + weight * segment[1]

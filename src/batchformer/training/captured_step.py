@@ -12,16 +12,16 @@ Step = Callable[[Any], Any]
 
 
 class CapturedStep:
-    """Runs `step(batch)`: first as it is, then captured once and replayed. A batch is a nest of dicts and tuples.
+    """Runs `step(batch)`: eagerly at first, then captured once and replayed. A batch is nested dicts and tuples.
 
-    The first `warmup` calls are real steps on a side stream, as capture asks for: they make the optimiser's buffers,
+    The first `warmup` calls are real steps on a side stream, as capture requires: they make the optimiser's buffers,
     compile what is to be compiled and choose cuDNN's algorithms. The next call captures (which computes nothing) and
     replays. From then on a call costs the copies into the captured inputs and one launch. A batch of another structure,
-    shape or dtype, such as the last of an epoch, and anything not on a CUDA device, takes the plain way.
+    shape or dtype, such as the last of an epoch, and anything not on a CUDA device, runs eagerly.
 
-    What `step` must keep to: no synchronisation with the device; everything it reads or updates between calls (weights,
+    Requirements on `step`: no host synchronisation; everything it reads or updates between calls (weights,
     learning rates, counters) stays the same tensor, changed in place; it drops the gradients at its start
-    (`zero_grad(set_to_none=True)`), so that those of the capture live in the graph's own memory; what it returns is
+    (`zero_grad(set_to_none=True)`), so that those of the capture are in the graph's memory pool; what it returns is
     detached and holds until the next call. Random numbers come from the default generator as it stands at each call, so
     seeding it before a call gives the numbers an uncaptured step would draw.
 
@@ -92,14 +92,14 @@ class CapturedStep:
 
 
 def count_step(trainer: L.Trainer) -> None:
-    """One step was made without Lightning's optimiser wrapper, which would have counted it."""
+    """Count a step that was made without Lightning's optimiser wrapper, which would have counted it."""
     progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
     progress.increment_ready()
     progress.increment_completed()
 
 
 def align_step_counts(trainer: L.Trainer) -> None:
-    """Let the counters of manual and of automatic optimisation agree: a run may be resumed with the other kind."""
+    """Set the step counters of manual and automatic optimisation equal: a run may be resumed with the other kind."""
     loop = trainer.fit_loop.epoch_loop
     totals = (
         loop.manual_optimization.optim_step_progress.total,

@@ -26,9 +26,9 @@ _BATCH = 64
 
 
 class ClassifierTask(NetworkTask):
-    """The loss over both streams, accuracies of the plain network, predictions as a table.
+    """Base class of classifiers: the loss over both streams, accuracies of the plain network, predictions as CSV.
 
-    A subclass gives, besides what `NetworkTask` asks for, the loss of one stream (`build_criterion`), the metric
+    A subclass gives, besides what `NetworkTask` requires, the loss of one stream (`build_criterion`), the metric
     (`build_metric`) and `step`.
     """
 
@@ -52,7 +52,7 @@ class ClassifierTask(NetworkTask):
 
     @property
     def normed_classifier(self) -> bool:
-        """Whether the backbone's classifier was turned into one of cosines."""
+        """Whether the backbone's classifier was replaced by a cosine classifier."""
         return False
 
     # ---- building
@@ -71,7 +71,7 @@ class ClassifierTask(NetworkTask):
             self.to(self.device)
 
     def _judge_by(self, data: DataInfo) -> None:
-        """Losses and metrics, which know how many images of each class there are."""
+        """Build losses and metrics, which depend on the number of images of each class."""
         self.criterion = self.build_criterion(data)
         names = data.get("evaluation_sets") or ("val",)
         self.metrics = nn.ModuleDict({name: self.build_metric(data) for name in names})
@@ -80,7 +80,7 @@ class ClassifierTask(NetworkTask):
     # ---- evaluation
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "rows classes"]:
-        # one layout whatever mixed the batch: for another one the compiler would start anew, in a capture maybe
+        # one memory format for every mixing: another one would recompile, perhaps during graph capture
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return self.net(images.contiguous(memory_format=layout))
 
@@ -128,14 +128,14 @@ class ClassifierTask(NetworkTask):
         Scores are probabilities, the best class first.
         """
         out = out or Path("predictions.csv")
-        refuse_unwritable(out)  # thousands of images may lie between here and the writing
+        refuse_unwritable(out)  # before predicting, which may take long
         refuse_to_replace(out, lambda content: content.startswith(b"path,class_1,score_1"))
         names = [str(name) for name in self.data_info.classes]
         top = min(_whole_number("topk", options.get("topk", "5")), len(names))
         rows = []
         found = self._classified(images, data.predict_transform, top, "strict" in options)
         for done, (path, classes) in enumerate(found):
-            if done >= _BATCH:  # a few images are done before anybody could read it
+            if done >= _BATCH:  # a single batch is too short for a progress line
                 line.update(done / len(images), path.name)
             cells = [cell for label, score in classes for cell in (names[label], f"{score:.6f}")]
             error = "" if cells else self.unreadable[path]

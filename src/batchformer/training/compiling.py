@@ -1,4 +1,4 @@
-"""A network made ready for training on a GPU: compiled, its patch embedding as the matrix product it is."""
+"""Faster training on a GPU: compile a network in place, compute its patch embedding as a matrix product."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ _COMPILED_FORMS = 64
 def compile_in_place(net: nn.Module, **options: Any) -> None:
     """`net.compile` for batches of one shape; no key changes.
 
-    torch compiles a network anew for the objects that attach or TransMix put into it, keeps the code of networks that
-    are long gone, and after eight of them runs a class uncompiled. A comparison over many seeds needs more room.
+    torch recompiles a network for the objects that attach or TransMix put into it, keeps the code of deleted networks,
+    and after eight compilations runs a class uncompiled. A comparison over many seeds needs a higher limit.
     """
     torch._dynamo.config.recompile_limit = max(_COMPILED_FORMS, torch._dynamo.config.recompile_limit)
     net.compile(dynamic=False, **options)
 
 
 class PatchConv2d(nn.Conv2d):
-    """A convolution whose windows tile the image: cut into patches, times the weights.
+    """A convolution whose windows tile the image, computed as patches times weights.
 
     The same function of the same parameters. cuDNN has no fast kernel for images of three channels: in DeiT-Ti's step
     at 224 px it spends a tenth of the time on this layer.
@@ -39,8 +39,8 @@ class PatchConv2d(nn.Conv2d):
 
 
 def cut_into_patches(net: nn.Module) -> list[nn.Conv2d]:
-    """Let the layers of `net` that turn images into patches run as products. No key changes; which layers these are."""
-    kinds = (nn.Conv2d, PatchConv2d)  # a training that failed may have left some of them so
+    """Compute the patch embeddings of `net` as matrix products; no key changes. Returns the changed layers."""
+    kinds = (nn.Conv2d, PatchConv2d)  # a failed training may have left changed layers
     convolutions = [module for module in net.modules() if isinstance(module, nn.Conv2d) and type(module) in kinds]
     changed = [module for module in convolutions if _tiles_images(module)]
     for module in changed:

@@ -1,4 +1,4 @@
-"""Sums of an epoch of training, kept on the device and read without host synchronisation in between."""
+"""Means over an epoch of training, summed on the device without host synchronisation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,7 @@ class Meter:
         self._first_bad_batch = torch.full((), -1, dtype=torch.int64, device=device)
 
     def restart(self, global_step: int) -> None:
-        """A new epoch begins at this step."""
+        """Reset at the start of an epoch, which is this step."""
         self.first_step = global_step
         for pair in self._sums.values():
             pair.zero_()
@@ -48,7 +48,7 @@ class Meter:
         self._batch.add_(1)
 
     def values(self) -> dict[str, float]:
-        """The means; without those of which nothing was counted."""
+        """The means by name; names without a sample are left out."""
         if not self._sums:
             return {}
         sums = torch.stack(list(self._sums.values())).tolist()

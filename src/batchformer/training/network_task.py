@@ -23,7 +23,7 @@ from batchformer.training.weights import load_weights
 
 
 class NetworkTask(Task):
-    """A network (`net`), with or without the module (`attachment`); both methods begin with the same weights.
+    """Base class: one network (`net`), with or without the module (`attachment`), from the same initial weights.
 
     A subclass gives the network (`plain_net`) and the places of the module (`attach_to`).
 
@@ -42,7 +42,7 @@ class NetworkTask(Task):
             average after the last step: `accuracy_swad` beside `accuracy`. null: no average.
     """
 
-    #: the evaluation set whose loss tells SWAD what to average; not one that the run is judged by
+    #: the evaluation set whose loss determines what SWAD averages; not the one that results are about
     valley_set: ClassVar[str] = ""
 
     net: nn.Module
@@ -133,7 +133,7 @@ class NetworkTask(Task):
             self.backbone_args.pop(name, None)
 
     def check_data(self, data: Any) -> None:
-        """Vision transformers of timm are built for one size, and say so only when the first batch arrives."""
+        """Refuse images of another size than the network's: timm's ViTs raise only at the first batch."""
         size = getattr(data, "image_size", None)
         embedding: Any = getattr(self.net, "patch_embed", None)
         built: Any = getattr(embedding, "img_size", None)
@@ -205,7 +205,7 @@ class NetworkTask(Task):
 
     @property
     def _training_is_over(self) -> bool:
-        """Whether this validation is the last one of a run, or stands for itself."""
+        """Whether this validation is the last one of a run, or is outside of training."""
         trainer = self.trainer
         if trainer.state.fn != "fit" or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step:
             return True
@@ -266,5 +266,5 @@ class NetworkTask(Task):
 
 
 def _valley_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """An analysis: the entry of result.json."""
+    """Analysis: the entry `swad` of result.json."""
     return {"swad": task.swad.summary()}

@@ -1,4 +1,4 @@
-"""Optimizers: their options, the groups of parameters, the learning rate of each group, the module apart."""
+"""Optimizers: options, parameter groups and their learning rates, with a group for the module."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class OptimizerOptions:
 
 @dataclass
 class AdamWOptions:
-    """AdamW (or SGD), with DeiT's rule for the batch and an own learning rate and weight decay for the module.
+    """AdamW (or SGD), with DeiT's scaling by batch size, and a learning rate and weight decay for the module.
 
     Biases, norms and what the backbone names (position embedding, class token) have no weight decay.
 
@@ -94,9 +94,9 @@ def build_sgd(
 
 
 def layer_rules(net: nn.Module, options: AdamWOptions) -> dict[str, Rule]:
-    """For every parameter of the network, by name. Asked before the module is attached: its layers are none of these.
+    """Learning-rate factor and weight decay of every parameter, by name. Call it before the module is attached.
 
-    timm decides: biases, norms and what `no_weight_decay()` of the network names are not decayed, and with layer_decay
+    As in timm: biases, norms and what `no_weight_decay()` of the network names are not decayed, and with layer_decay
     the network's own `group_matcher` says which layer a parameter belongs to (BEiT's rule, as DeiT III uses it).
     """
     from timm.optim import param_groups_layer_decay, param_groups_weight_decay
@@ -138,9 +138,9 @@ def build_optimizer(
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float, fused: bool, tensor_on: torch.device | None = None) -> None:
-    """The learning rate of every group; as a tensor that keeps its place, where a CUDA graph reads it (`tensor_on`).
+    """Set the learning rate of every group; in place in a tensor where a CUDA graph reads it (`tensor_on`).
 
-    `fused` and `capturable` are set again too: a loaded optimiser state brings along what suited the device it was
+    `fused` and `capturable` are set again too: a loaded optimiser state has the values for the device it was
     saved on.
     """
     for group in optimizer.param_groups:
@@ -157,7 +157,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float, fused: bool, tensor_on: 
 
 
 def refuse_negative_rates(options: Any) -> None:
-    """torch looks at the optimiser's default learning rate alone; each group has its own, and would climb the loss."""
+    """Refuse negative learning rates: torch checks the optimiser's default only, not those of the groups."""
     names = ("lr", "backbone_lr", "sampling_lr", "weight_decay", "module_lr_factor", "module_weight_decay")
     for name in names:
         if (getattr(options, name, None) or 0) < 0:
@@ -165,6 +165,6 @@ def refuse_negative_rates(options: Any) -> None:
 
 
 def refuse_bad_betas(betas: tuple[float, float]) -> None:
-    """At 1 and above a mean over the past grows without end; torch would say so without naming the key, and later."""
+    """Refuse betas that torch would refuse too, but later and without naming the key."""
     if not all(0 <= beta < 1 for beta in betas):
         raise UserError(f"model.optimizer.betas={list(betas)} must be two numbers of 0 or more and less than 1.")

@@ -15,7 +15,7 @@ Options = TypeVar("Options")
 
 @dataclass
 class ModuleOptions:
-    """What may be said of the module in every task.
+    """Options of the module that every task has.
 
     Args:
         hidden_dim: width of the module's MLP; null means the width of the features, as published.
@@ -24,8 +24,8 @@ class ModuleOptions:
         streams: "duplicate" as published; "split" relates half of the batch; "single" relates all and shares nothing.
         scope: "local" attends over the batch of each process, as published; "global" over that of all of them.
         process_group: with scope global: over so many consecutive processes (the GPUs of a node, say); null: all.
-        backend: what computes the attention: "triton", "sdpa", "reference", or "auto", the fittest of them.
-        memory: "lean" stores less for the backward and computes it again; or "fast".
+        backend: what computes the attention: "triton", "sdpa", "reference", or "auto", the fastest that applies.
+        memory: "lean" stores less and recomputes it in the backward; or "fast".
     """
 
     hidden_dim: int | None = None
@@ -56,7 +56,7 @@ class BatchFormerOptions(ModuleOptions):
 
 
 def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Options:
-    """The options themselves, or made from the plain dict that a checkpoint holds; looked through by their `check`."""
+    """The options themselves, or made from the plain dict that a checkpoint holds; validated by their `check`."""
     if not isinstance(value, kind):
         known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
         if not isinstance(value, Mapping):

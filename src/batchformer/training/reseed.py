@@ -14,9 +14,9 @@ def seed_from(*numbers: int) -> int:
 def reseed(*numbers: int) -> None:
     """Seed torch's generators, those of CUDA too, from the numbers.
 
-    A CUDA graph reads the generator when it is replayed, so this also decides the dropout of the next replay. Nothing
-    waits for the device. Devices in use only: for all others `torch.manual_seed` leaves a note, with a stack trace, and
-    takes longer than many a step.
+    A CUDA graph reads the generator when it is replayed, so this also decides the dropout of the next replay. No
+    host synchronisation. Only devices in use are seeded: for others `torch.manual_seed` queues a call with a stack
+    trace, which takes longer than many steps.
     """
     seed = seed_from(*numbers)
     torch.default_generator.manual_seed(seed)

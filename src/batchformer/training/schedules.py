@@ -1,4 +1,4 @@
-"""Learning rates as functions of the place in the run alone, so that a resumed run needs no scheduler state."""
+"""Learning rates as functions of the position in the run alone, so that a resumed run needs no scheduler state."""
 
 import math
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""`Task`, the base class of everything that is trained: what a subclass gives, and what is done for it."""
+"""`Task`, the base class of all tasks: what a subclass implements, and what is done for it."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,48 +19,48 @@ from batchformer.training.meter import Meter
 from batchformer.training.optimizers import set_lr
 from batchformer.training.reseed import reseed
 
-CHECK_EVERY = 50  # steps between two looks at whether the loss is finite, where looking waits for the device
+CHECK_EVERY = 50  # steps between checks that the loss is finite, where a check synchronises with the device
 Batch = dict[str, Any]
 Analysis = Callable[["Task", Any, L.Trainer], dict[str, Any]]
 
 
 class Task(L.LightningModule):
-    """What is trained, by which loss, and how it is judged. Lightning runs it; `batchformer` commands need no more.
+    """Base class of tasks, a LightningModule: networks, losses, evaluation. All `batchformer` commands run with it.
 
-    A task gives:
+    A task implements:
 
     - `build(data)`: networks, losses and metrics, from what the data declare about themselves (a `DataInfo`). It runs
       once, on the CPU, with random numbers that depend on the seed alone. To build by hand, call `construct(data)`.
     - `step(batch)`: a dict in (`images` or `views`, `labels`, `domains`, ...), a dict out: `loss`, which is minimised,
       and whatever else is to be logged as `train/NAME`: a scalar is a mean over the batch, a vector has one entry per
       sample.
-    - `evaluate(batch, name)`: count a batch of the evaluation set of that name; returns what is to be logged as a
-      mean over the set (`loss`), or None. `results(name)`: the measures of that set, which begins anew.
-    - `measures`: what a run is judged by; tables, verdicts and pages read these and nothing else.
+    - `evaluate(batch, name)`: update the metrics of that evaluation set with a batch; returns what is to be logged as
+      a mean over the set (`loss`), or None. `results(name)`: the measures of that set, and reset its metrics.
+    - `measures`: the metrics of a run, with unit and direction; tables, verdicts and pages read only these.
     - `configure_optimizers()`, and `learning_rate()` where it follows a schedule.
 
-    Where it makes sense: `prepare(batch, batch_idx)` (outside a captured step), `after_step()`, `plain_network()` (for
+    Optional: `prepare(batch, batch_idx)` (outside a captured step), `after_step()`, `plain_network()` (for
     export), `predict(...)`, `analyses`, `sections()`, `sampler(data)`.
 
     Several optimizers that step in turn: set `automatic_optimization = False`, override `training_step` with
-    Lightning's manual optimisation, and hand the losses to `record`. Momentum encoders, queues and averages are
+    Lightning's manual optimisation, and pass the losses to `record`. Momentum encoders, queues and averages are
     submodules and buffers of the task, and so in its checkpoints.
 
     Everything random is a function of the seed: the initial weights, and what is drawn in step k, of (seed, k). So a
-    run that was stopped and goes on from a checkpoint ends with the bits of one that never stopped.
+    run resumed from a checkpoint ends bit for bit like one that never stopped.
 
     Args:
         seed: decides initial weights and what is random in a step.
         cuda_graph: on a CUDA device, run each training step as one CUDA graph; elsewhere no difference.
     """
 
-    #: what a run is judged by; of these a result holds the ones that `results` returned
+    #: the metrics of a run; a result holds those that `results` returned
     measures: Sequence[Measure] = ()
     #: what is measured after training for result.json: names in `batchformer.analysis.ANALYSES`, or functions
     analyses: Sequence[str | Analysis] = ()
-    #: the kind of data module a recipe of this task names
+    #: base class of the data modules that a recipe of this task may name
     data_class: ClassVar[type] = L.LightningDataModule
-    #: options of `batchformer predict` that `predict` takes, with what each is for
+    #: options of `batchformer predict` that `predict` takes, with their help text
     predict_options: ClassVar[Mapping[str, str]] = {}
     #: where version 0.1 kept the task's part of a checkpoint
     checkpoint_key_of_0_1: ClassVar[str] = ""
@@ -71,7 +71,7 @@ class Task(L.LightningModule):
         self.data_info = DataInfo()  # what the data declared, once it is built
         self.built = False
         self.init_from: dict[str, str] = {}  # part of the network ("network": all of it) -> its weights
-        self.restored = False  # whether all weights come from a checkpoint of this very task
+        self.restored = False  # whether all weights come from a checkpoint of this task
         self.unreadable: dict[Path, str] = {}  # images that `predict` could not read, with the reason
         self.per_class: list[float] = []  # of the primary measure, where it has a value for each class
         self._whole_step = False
@@ -80,7 +80,7 @@ class Task(L.LightningModule):
         self._meter_states: list[dict[str, Any]] = []
         self._captured: CapturedStep | None = None
 
-    # ---- what a task gives
+    # ---- implemented by a task
 
     @abstractmethod
     def build(self, data: DataInfo) -> None:
@@ -92,14 +92,14 @@ class Task(L.LightningModule):
 
     @abstractmethod
     def evaluate(self, batch: Batch, name: str) -> Mapping[str, Tensor] | None:
-        """Count a batch of the evaluation set `name`."""
+        """Update the metrics of the evaluation set `name` with a batch."""
 
     @abstractmethod
     def results(self, name: str) -> Mapping[str, float | Tensor]:
-        """The measures of the evaluation set `name`, by key."""
+        """The measures of the evaluation set `name`, by key; resets its metrics."""
 
     def prepare(self, batch: Batch, batch_idx: int) -> Batch:
-        """What happens to a training batch before the step, outside a captured graph."""
+        """Transform a training batch before the step, outside a captured graph."""
         return batch
 
     def learning_rate(self) -> float | None:
@@ -116,7 +116,7 @@ class Task(L.LightningModule):
         """Refuse trainer settings that cannot work; called before anything is written."""
 
     def load_part(self, part: str, source: str) -> None:
-        """Put weights from a run, a file or a folder into a part of the network; "network" is all of it."""
+        """Load weights from a run, a file or a folder into a part of the network; "network" is all of it."""
         raise UserError(f"{type(self).__name__} takes no weights from elsewhere: leave out --init-from {source}.")
 
     def plain_network(self) -> nn.Module:
@@ -128,7 +128,7 @@ class Task(L.LightningModule):
         raise UserError(f"{type(self).__name__} has no plain network, so there is nothing to export.")
 
     def export_inputs(self, data: Any) -> tuple[Any, ...]:
-        """Positional arguments of the network that prove an export: the plain one must answer as the trained one."""
+        """Inputs (positional) for the check of an export: the plain and the trained network must agree on them."""
         side = min(data.image_size, 256)  # detectors take 800 and more
         return (torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(0)),)
 
@@ -137,14 +137,14 @@ class Task(L.LightningModule):
         return {}, "", ""
 
     def predict(self, images: list[Path], data: Any, out: Path | None, line: Any, **options: str) -> str:
-        """Predict on a user's images and write files; returns what to tell. `line` shows progress."""
+        """Predict on a user's images and write files; returns the message to print. `line` shows progress."""
         raise UserError(f"{type(self).__name__} cannot predict on images.")
 
     def read_image(self, path: Path, strict: bool = False) -> Any:
         """A user's image for `predict`, as viewers show it.
 
         One that cannot be read is an error where `strict`, else None, with the reason in `unreadable`: one of thousands
-        must not cost the others, and the command tells it at its end.
+        must not stop the others, and the command lists them at its end.
         """
         try:
             return open_image(path, upright=True)
@@ -180,7 +180,7 @@ class Task(L.LightningModule):
         """Called in place of `build` when the task is built already and is given other data with the same classes."""
 
     def _refuse_other_classes(self, now: DataInfo, trained: DataInfo | None = None) -> None:
-        """Labels mean what they did in training only where the classes are the same, in the same order."""
+        """Refuse data with other classes than in training, or in another order: labels would mean other classes."""
         before, after = ([str(n) for n in one.get("classes", ())] for one in (trained or self.data_info, now))
         if before == after:
             return
@@ -260,11 +260,11 @@ class Task(L.LightningModule):
         reseed(*self.random_numbers_of(batch_idx))
 
     def begin_epoch(self) -> None:
-        """Called at the start of every epoch, and where a run goes on in the middle of one."""
+        """Called at the start of every epoch, and where a run resumes within one."""
         self.set_learning_rate()
 
     def random_numbers_of(self, batch_idx: int) -> tuple[int, int, int, int]:
-        """What the random numbers of a training batch depend on."""
+        """The numbers that seed a training batch: (seed, rank, step, part of an accumulated step)."""
         part = batch_idx % self.trainer.accumulate_grad_batches
         return self.seed, self.global_rank, self.trainer.global_step, part
 
@@ -281,7 +281,7 @@ class Task(L.LightningModule):
         return losses["loss"]
 
     def record(self, losses: Mapping[str, Tensor], samples: int) -> None:
-        """Count the losses of a batch for the log of the epoch; a loss that is not finite ends the run."""
+        """Add the losses of a batch to the means of the epoch; a loss that is not finite ends the run."""
         assert self._meter is not None
         self._meter.update({name: value.detach() for name, value in losses.items()}, samples)
 
@@ -291,7 +291,7 @@ class Task(L.LightningModule):
         return losses
 
     def _train_on(self, batch: Batch) -> Tensor:
-        """Forward, backward and update, as Lightning's automatic optimisation does them, without a synchronisation."""
+        """Forward, backward and update, as Lightning's automatic optimisation does them; no host synchronisation."""
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)
         optimizer.zero_grad(set_to_none=True)
@@ -320,7 +320,7 @@ class Task(L.LightningModule):
         self.log_dict(values, sync_dist=self.trainer.world_size > 1)
 
     def on_train_end(self) -> None:
-        self._captured = None  # its memory, and what cannot be copied or pickled
+        self._captured = None  # frees its memory; a CUDA graph cannot be copied or pickled
         self._meter = None
 
     def set_learning_rate(self) -> None:
@@ -373,16 +373,16 @@ class Task(L.LightningModule):
             )
 
     def _log_results(self, stage: str) -> None:
-        for name in reversed(self.evaluation_sets):  # the first one last: what is measured per class is its
+        for name in reversed(self.evaluation_sets):  # the first set last: `per_class` is that of the first set
             values = {
                 f"{stage}/{self._prefix(name)}{key}": torch.as_tensor(value, device=self.device).float()
                 for key, value in self.results(name).items()
             }
-            # every process has the sums of all already; the mean over them changes nothing
+            # every process has the global values already; the mean over processes changes nothing
             self.log_dict(values, sync_dist=self.trainer.world_size > 1)
 
     def _prefix(self, name: str) -> str:
-        """What the keys of an evaluation set begin with: nothing for the first set, else its name."""
+        """Prefix of the keys of an evaluation set: empty for the first set, else its name."""
         return "" if name == self.evaluation_sets[0] else f"{name}/"
 
     @property
@@ -394,14 +394,14 @@ class Task(L.LightningModule):
     # ---- checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._raise_if_not_finite()  # a checkpoint that exists is a good one
+        self._raise_if_not_finite()  # no checkpoint of a run that has diverged
         state: dict[str, Any] = {"data": self.data_info.as_dict(), "init_from": dict(self.init_from)}
         if self._meter is not None:
             state["meter"] = self._of_all_processes(self._meter.state_dict())
         checkpoint["task"] = state
 
     def _of_all_processes(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """The states of all processes: one of them writes the checkpoint, and each has counted its own samples."""
+        """The states of all processes: rank 0 writes the checkpoint, and each has counted its own samples."""
         states = [own] * self.trainer.world_size
         if len(states) > 1:
             torch.distributed.all_gather_object(states, own)
@@ -415,7 +415,7 @@ class Task(L.LightningModule):
         self.init_from = self.init_from or dict(saved.get("init_from") or {})  # what is frozen may depend on it
         self.construct(DataInfo(**saved["data"]))
         meter = saved.get("meter", [])
-        self._meter_states = [meter] if isinstance(meter, dict) else meter  # one alone: of an older version
+        self._meter_states = [meter] if isinstance(meter, dict) else meter  # a single dict: of an older version
 
     def _saved_state(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         if "task" in checkpoint:

@@ -13,7 +13,7 @@ from batchformer.errors import UserError
 from batchformer.models.create import read_tensors
 
 NETWORK = "network"  # the part that is the whole network
-_MODULE = "batchformer."  # what attach registers on a model
+_MODULE = "batchformer."  # prefix of the keys that attach adds to a model
 
 
 def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
@@ -22,7 +22,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
         raise UserError(f"There is no checkpoint at {path}; train first (batchformer fit), or name another run folder.")
     try:
         return torch.load(path, map_location=map_location, weights_only=True)
-    except Exception as problem:  # zip, pickle and end-of-file errors all mean the same to the reader
+    except Exception as problem:  # zip, pickle and end-of-file errors all mean the same to the user
         raise UserError(
             f"The checkpoint {path} is damaged and cannot be read ({type(problem).__name__}); "
             "restore it from a copy, or train again with --overwrite."
@@ -63,7 +63,7 @@ def _network_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def load_weights(
     net: nn.Module, part: str, source: str, attached: bool, weights: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Put weights into the network, or into the submodule that `part` names; the module's where both have it.
+    """Load weights into the network, or into its submodule `part`; the module's weights where both have a module.
 
     A classifier of other classes stays as it is, with a warning; any other difference is refused. `weights`: what was
     read from the source already.

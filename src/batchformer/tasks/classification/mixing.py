@@ -1,4 +1,4 @@
-"""The mixing of a training batch, with random numbers that are a function of (seed, process, step)."""
+"""Mixing of training batches, with random numbers that are a function of (seed, process, step)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from batchformer.training.reseed import seed_from
 
 
 class LateTargets(NamedTuple):
-    """What TransMix makes the targets of once the model has run, as tensors a captured graph can be given."""
+    """What TransMix computes the targets from after the forward pass, as tensors that a captured graph can take."""
 
     labels: SoftLabels
     partner: Int[Tensor, " batch"]
@@ -30,31 +30,31 @@ class LateTargets(NamedTuple):
 
 
 class Mixing(ABC):
-    """Images and label ids in; mixed images and soft labels (B, K), smoothing included, or `LateTargets` out."""
+    """Base class: images and label ids to mixed images and soft labels (B, K), with smoothing, or `LateTargets`."""
 
     @abstractmethod
     def __call__(
         self, images: Images, labels: Int[Tensor, " batch"], *numbers: int
     ) -> tuple[Images, SoftLabels | LateTargets]:
-        """The batch of the step that the numbers name."""
+        """Mix a batch; `numbers` seed it."""
 
     def expect(self, images: Images, late: LateTargets) -> TransMixed:
-        """Called right before the forward pass of late targets; what comes back has them after it."""
+        """Called right before the forward pass of a batch with late targets; the result has them after it."""
         raise TypeError(f"{type(self).__name__} makes no late targets")
 
-    def compile(self) -> None:  # noqa: B027 (nothing to do is the rule)
+    def compile(self) -> None:  # noqa: B027 (no-op by default)
         """Compile what the mixing runs beside the model in training."""
 
-    def close(self) -> None:  # noqa: B027 (nothing to do is the rule)
-        """Take out of the model what was put into it."""
+    def close(self) -> None:  # noqa: B027 (no-op by default)
+        """Remove what was inserted into the model."""
 
 
 class SeededMixup(Mixing):
-    """timm's mixup and CutMix.
+    """timm's mixup and CutMix, seeded.
 
-    timm draws from numpy's global generator: here it is seeded for the call and put back as it was after it, so that
-    what a batch is mixed with depends on nothing but the numbers given. And it mixes in place, while the batch may be a
-    view of the data: a mixing of whole batches is done anew here, which moves half the bytes of a copy mixed in place.
+    timm draws from numpy's global generator: here it is seeded for the call and restored after it, so that the mixing
+    of a batch is a function of the given numbers. And timm mixes in place, while the batch may be a view of the data:
+    mixing of whole batches is implemented out of place here, which moves half the bytes of a copy mixed in place.
     """
 
     def __init__(self, options: MixOptions, label_smoothing: float, num_classes: int) -> None:
@@ -89,7 +89,7 @@ class SeededMixup(Mixing):
             np.random.set_state(before)
 
     def _mix_batch(self, images: Images) -> tuple[Images, float]:
-        """Each image mixed with the one as far from the other end of the batch, and its part in the result."""
+        """Mix the batch with itself in reverse order; returns it and the share of the first image of each pair."""
         from timm.data.mixup import cutmix_bbox_and_lam
 
         kept, cut = self.mix._params_per_batch()
@@ -104,12 +104,12 @@ class SeededMixup(Mixing):
 
 
 class SeededMix(Mixing):
-    """A method of `batchformer.mix`, and mixup beside it.
+    """A method of `batchformer.mix`, switched with mixup from batch to batch where that is on.
 
     Whatever a method computes for the mixing itself (the gradient of Puzzle-Mix, the extractor of Attentive CutMix) is
     computed here, before the step, and so outside a captured graph. TransMix's targets belong into the step. With mixup
-    beside it a captured graph must hold for both, so a mixup batch comes as one whose mask is its share at every pixel:
-    attention sums to one, and its part of such a mask is that share again.
+    too a captured graph must serve both, so the mask of a mixup batch is its share at every pixel: attention sums to
+    one, and its part of such a mask is that share again.
     """
 
     def __init__(self, methods: Sequence[bfmix.Mix], weights: Sequence[float]) -> None:
@@ -122,7 +122,7 @@ class SeededMix(Mixing):
     ) -> tuple[Images, SoftLabels | LateTargets]:
         self.generator.manual_seed(seed_from(*numbers))
         mixed = self.mix(images, labels)
-        # Casts of the weights that a look through the model left: a graph captured next would go on reading them.
+        # Autocast's copies of weights from a forward pass of the mixing: a graph captured next would keep reading them.
         torch.clear_autocast_cache()
         if self.transmix is None:
             return mixed.images, mixed.targets()
@@ -156,7 +156,7 @@ def build_mixing(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Mixing:
-    """The mixing a recipe asks for; `net` is the model in training, mean and std what its images are normalised by."""
+    """The mixing that the options select; `net` is the model in training, mean and std normalise its images."""
     if options.method == "mixup-cutmix":
         return SeededMixup(options, label_smoothing, num_classes)
     mixup, cutmix = options.alphas
@@ -204,7 +204,7 @@ def load_extractor(name: str, checkpoint: str | None = None) -> nn.Module:
     """A timm model, or a torchvision one where timm knows no such name, cut off after its last feature map.
 
     With `checkpoint` its weights come from that file, without it they are the pretrained ones of the library, which
-    may have to fetch them.
+    may have to be downloaded.
     """
     try:
         with fetching() if checkpoint is None else nullcontext():

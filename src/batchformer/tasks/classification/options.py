@@ -21,7 +21,7 @@ class InsertionOptions(ModuleOptions):
     """How and where the module is attached.
 
     Without blocks, after and before it is BatchFormer in front of the classifier; with blocks or after it is
-    BatchFormerV2 behind the named places. What is null is left to the variant.
+    BatchFormerV2 behind the named places. null: the default of the variant.
 
     Args:
         blocks: numbers of the blocks to insert the module after, counted from 0, or "all". The papers count from 1.
@@ -54,7 +54,7 @@ class InsertionOptions(ModuleOptions):
         return self.blocks is not None or self.after is not None
 
     def keywords(self) -> dict[str, Any]:
-        """What `attach` is called with."""
+        """Keyword arguments of `attach`."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -81,7 +81,7 @@ class MixOptions:
         extractor: attentive-cutmix: the frozen network, by its name in timm or else in torchvision; images are
             normalised for it.
         extractor_checkpoint: a local file with its weights (.pth, .safetensors); null takes the pretrained ones.
-        extractor_size: side of the images it is shown; null: as they are.
+        extractor_size: side of the images it gets; null: as they are.
         transport: puzzlemix: move salient blocks to where they are seen.
         transport_size: puzzlemix: side of the blocks that are moved, in pixels, where smaller than those of the mask.
     """
@@ -102,7 +102,7 @@ class MixOptions:
 
     @property
     def alphas(self) -> tuple[float, float]:
-        """Of mixup, and of CutMix or what takes its place; 0 where the method has it not."""
+        """Of mixup, and of CutMix or what takes its place; 0 where the method has none."""
         return (0.0 if self.method == "cutmix" else self.mixup), (0.0 if self.method == "mixup" else self.cutmix)
 
     @property
@@ -116,7 +116,7 @@ class MixOptions:
         for name, value in {"mixup": self.mixup, "cutmix": self.cutmix}.items():
             if not 0 <= value < math.inf:  # below 0 timm takes it for 0, and at infinity there is nothing to draw
                 raise UserError(f"model.mix.{name}={value} must be 0, which switches it off, or above, and finite.")
-        if self.method != "mixup-cutmix":  # asked for by name: it must not be off without a word
+        if self.method != "mixup-cutmix":  # selected by name: must not be off silently
             alpha = "mixup" if self.method == "mixup" else "cutmix"
             if getattr(self, alpha) == 0:
                 raise UserError(
@@ -150,7 +150,7 @@ class DistillationOptions:
     tau: float = 1.0
 
     def check(self) -> None:
-        """Says so where a teacher was chosen and is not asked; a recipe with one may be run without it on purpose."""
+        """Warn where a teacher is set but not used: a recipe with one may be run without it on purpose."""
         for name in ("teacher", "teacher_args", "checkpoint"):
             if self.kind == "none" and getattr(self, name) != getattr(DistillationOptions, name):
                 warnings.warn(

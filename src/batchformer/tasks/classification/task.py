@@ -29,8 +29,8 @@ class Classification(ClassifierTask):
     """Trains a classifier as DeiT does; logs `train/loss loss_plain loss_related acc lr` and `val/top1 top5 loss`.
 
     V2, section 4.4: BatchFormerV2 after blocks of a vision transformer, trained by DeiT's recipe; the loss is the mean
-    over both streams, and at test time there is the plain network. The loss of the plain and of the related rows is
-    measured by itself all along, and a warning comes once when the related one stays at chance (`bf.StreamGuard`).
+    over both streams, and at test time there is the plain network. The losses of the plain and of the related
+    rows are logged separately, and one warning is given when the related one stays at chance (`bf.StreamGuard`).
     Accuracies are in percent and count plain rows only; of mixed images the larger part counts as the label.
 
     Args:
@@ -84,7 +84,7 @@ class Classification(ClassifierTask):
         self._mixing: Mixing | None = None
         self._guard: bf.StreamGuard | None = None
         self._guard_state: dict[str, Any] | None = None
-        self._teacher: list[nn.Module] = []  # in a list: no part of the task's own weights and checkpoints
+        self._teacher: list[nn.Module] = []  # in a list: not registered as a submodule, so not in checkpoints
 
     # ---- building
 
@@ -140,7 +140,7 @@ class Classification(ClassifierTask):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        if stage == "fit" and self.built:  # so that what is wrong with them is told before anything is written
+        if stage == "fit" and self.built:  # so that errors come before anything is written
             self._load_teacher()
             self._make_mixing()
 
@@ -158,7 +158,7 @@ class Classification(ClassifierTask):
 
     @property
     def _normalisation(self) -> tuple[Sequence[float] | None, Sequence[float] | None]:
-        """Mean and std of the images, where the data tells them."""
+        """Mean and std of the images, where the data declare them."""
         data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
         return getattr(data, "mean", None), getattr(data, "std", None)
 
@@ -236,7 +236,7 @@ class Classification(ClassifierTask):
 
     @torch.no_grad()
     def _parts(self, logits: Float[Tensor, "rows classes"], targets: Tensor) -> dict[str, Tensor]:
-        """Of each sample whether it was right, and the loss of its rows in each stream."""
+        """Per sample: whether it was classified correctly, and the loss of its row in each stream."""
         targets = bf.repeat_targets(targets, logits)
         smoothing = 0.0 if targets.ndim > 1 else self.label_smoothing
         losses = F.cross_entropy(logits.float(), targets, reduction="none", label_smoothing=smoothing)
@@ -258,7 +258,7 @@ class Classification(ClassifierTask):
             self.ema.update(self.net)
 
     def _peak_lr(self) -> float:
-        """The highest learning rate, for the images that one update sees."""
+        """The highest learning rate, scaled by the number of images per update."""
         options, trainer = self.optimizer_options, self.trainer
         if options.lr_per is None:
             return options.lr

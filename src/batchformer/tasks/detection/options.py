@@ -12,7 +12,7 @@ from batchformer.training.schedules import ScheduleOptions
 
 @dataclass
 class DetectorModuleOptions(ModuleOptions):
-    """How and where BatchFormerV2 is attached to a detector. What is null is left to the variant.
+    """How and where BatchFormerV2 is attached to a detector. null: the default of the variant.
 
     Args:
         encoder_layers: numbers of the encoder layers to insert the module after, counted from 0, or "all". The paper
@@ -36,7 +36,7 @@ class DetectorModuleOptions(ModuleOptions):
     layer_scale: float | None = None
 
     def keywords(self) -> dict[str, Any]:
-        """What `attach` is called with."""
+        """Keyword arguments of `attach`."""
         if not self.encoder_layers:
             raise UserError(
                 'model.batchformer.encoder_layers names no layer: give their numbers, as in [0], or "all"; without the '

@@ -58,15 +58,15 @@ class Panoptic(Detection):
 
     V2, section 4.3: a detector of all categories, things and stuff, is trained with BatchFormerV2 (a recipe of the task
     `detection` on panoptic data); then detector and module are frozen and the head is trained on both streams. Frozen
-    means here: no gradient, and in the mode of testing, so that dropout does not act (in the released code it does).
+    means here: no gradient, and in eval mode, so that dropout is off (in the released code it is on).
     Mask losses are focal and dice, with weight 1 each, of the queries that the Hungarian matching of the detector
     chooses. All numbers are in percent, of the plain network; `ap` is COCO's AP of the things' masks. The trained
     detector is `init_from["detector"]`: a run folder, or a folder written by save_pretrained.
 
     Args:
         train: "head" as published, or "joint": detector, module and head together, from a detector if one is given.
-        threshold: how sure a query must be of its class to take part in the segmentation.
-        detector: the head stands on DETR.
+        threshold: the lowest class score of queries that take part in the segmentation.
+        detector: the head needs DETR.
         options: those of `Detection`: detector_args, backbone and batchformer as the detector was trained with;
             frozen_stages is for "joint".
     """
@@ -93,7 +93,7 @@ class Panoptic(Detection):
 
     @property
     def frozen(self) -> bool:
-        """Whether the detector is left as it is."""
+        """Whether the detector is frozen."""
         return self.trained_part == "head"
 
     @property
@@ -101,7 +101,7 @@ class Panoptic(Detection):
         return list(self.data_info.get("is_thing") or ())
 
     def plain_net(self, data: DataInfo) -> nn.Module:
-        # losses of the decoder's other layers move nothing that is trained with the head
+        # losses of the decoder's other layers have no gradient at the head's parameters
         return with_mask_head(super().plain_net(data), auxiliary_loss=not self.frozen)
 
     def build(self, data: DataInfo) -> None:
@@ -171,7 +171,7 @@ class Panoptic(Detection):
         return {name: 100 * float(value) for name, value in values.items()}
 
     def segments(self, outputs: Any, batch: Batch, threshold: float | None = None) -> list[dict[str, Any]]:
-        """One segmentation of each image in its original size: see `panoptic_segments`."""
+        """The segmentation of each image in its original size: see `panoptic_segments`."""
         sizes, originals = (torch.stack([label[key] for label in batch["labels"]]) for key in ("size", "orig_size"))
         precise = type(outputs)(logits=outputs.logits.float(), pred_masks=outputs.pred_masks)
         canvas = batch["pixel_values"].shape[-2:]

@@ -1,4 +1,4 @@
-"""Detections on a user's images: each image with what was found in it, and files that say it in COCO's terms."""
+"""Predictions on a user's images: each image with its detections drawn, and files in COCO's format."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from batchformer.data.images import check_image
 from batchformer.errors import UserError
 from batchformer.files import csv_text, refuse_to_replace, write_text
 
-MOST_BOXES = 100  # of an image in the files, as COCO's evaluation counts them
+MOST_BOXES = 100  # per image in the files, as in COCO's evaluation
 DRAWN_FROM = 0.5
 JSON, CSV, SEGMENTS = "predictions.json", "predictions.csv", "segments"
-_MARK = "batchformer predict"  # in the pictures, by which those of an earlier prediction are known
+_MARK = "batchformer predict"  # in the PNG metadata, to recognise pictures of an earlier prediction
 
 
 def predict_objects(
@@ -28,7 +28,7 @@ def predict_objects(
     threshold: str | None = None,
     strict: str | None = None,
 ) -> str:
-    """Predict image by image, nothing padded; returns what to tell."""
+    """Predict image by image, nothing padded; returns the message to print."""
     sure = _probability(threshold)
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file: name a folder for the images with what was found in them.")
@@ -83,10 +83,10 @@ def _save(picture: Any, path: Path) -> None:
 
 
 def predict_one(task: Any, data: Any, picture: Any, threshold: float | None = None) -> dict[str, Any]:
-    """What the network of a run finds in one image, in pixels of that image, as arrays on the host.
+    """Detections of a run's network in one image, in pixels of that image, as arrays on the host.
 
-    Boxes: `scores`, `labels`, `boxes` (x1, y1, x2, y2). Panoptic: `segmentation` and `segments_info`, of queries as
-    sure as `threshold`.
+    Boxes: `scores`, `labels`, `boxes` (x1, y1, x2, y2). Panoptic: `segmentation` and `segments_info`, of queries
+    with a score of `threshold` or more.
     """
     pixels = data.predict_transform(picture)[None].to(task.device)
     sizes = torch.tensor([[picture.height, picture.width]]), torch.tensor([pixels.shape[-2:]])
@@ -114,7 +114,7 @@ def _probability(given: str | None) -> float | None:
 
 def output_names(images: Sequence[Path]) -> list[str]:
     """The names of the images without their endings, made different where several are the same."""
-    names: dict[str, None] = {}  # in their order; thousands of images are looked up in it
+    names: dict[str, None] = {}  # a dict: ordered, with fast lookup for thousands of images
     stems = [path.stem for path in images]
     taken, last = set(stems), dict.fromkeys(stems, 1)
     for stem in stems:
@@ -127,14 +127,14 @@ def output_names(images: Sequence[Path]) -> list[str]:
 
 
 def image_ids(images: Sequence[Path]) -> list[int]:
-    """The numbers that COCO's images have for names, so that its annotations fit; else 1, 2, 3."""
+    """Ids from file names that are numbers, as COCO's are, so that its annotations match; else 1, 2, 3."""
     if all(path.stem.isdecimal() for path in images) and len({int(path.stem) for path in images}) == len(images):
         return [int(path.stem) for path in images]
     return list(range(1, len(images) + 1))
 
 
 def _segments(task: Any) -> bool:
-    """Whether the task finds segments, not boxes."""
+    """Whether the task predicts segments, not boxes."""
     return hasattr(task, "segments")
 
 

@@ -43,8 +43,8 @@ class Detection(NetworkTask):
 
     V2, section 4.1: BatchFormerV2 after encoder layers, all else as in DETR, Conditional DETR, SMCA and Deformable
     DETR; the loss is the mean over both streams, and at test time there is the plain detector. Average precisions are
-    COCO's, in percent, of the plain detector. Released code clips gradients at a norm of 0.1, which is for the
-    trainer: trainer.gradient_clip_val. `init_from["backbone"]` is a local file of timm or torchvision, or "pretrained"
+    COCO's, in percent, of the plain detector. Released code clips gradients at a norm of 0.1: set
+    trainer.gradient_clip_val. `init_from["backbone"]` is a local file of timm or torchvision, or "pretrained"
     for timm's download.
 
     Args:
@@ -99,7 +99,7 @@ class Detection(NetworkTask):
         self.batch_metrics: dict[str, Any] = {}
         self.save_hyperparameters(plain_values(locals()))
 
-    # ---- what a related task may change
+    # ---- overridden by related tasks
 
     def plain_net(self, data: DataInfo) -> nn.Module:
         """The detector without the module."""
@@ -122,7 +122,7 @@ class Detection(NetworkTask):
         metric.update(self.predictions(outputs, self._sizes(batch)), batch["labels"])
 
     def compute_metrics(self, metric: Any) -> dict[str, float]:
-        """In percent; `per_class` is set beside."""
+        """In percent; also sets `per_class`."""
         values = metric.compute()
         self.per_class = (100 * values["per_class"]).tolist()
         return {name: 100 * float(values[name]) for name in AP_NAMES}
@@ -164,7 +164,7 @@ class Detection(NetworkTask):
             return
         weights = None
         if (folder := Path(source).expanduser()).joinpath("config.json").is_file():
-            # transformers writes other names than its models have, and knows them
+            # transformers' files have other keys than its models, and its loader maps them
             weights = read_pretrained(folder, type(self.net))
         load_weights(self.net, part, source, self.attachment is not None, weights)
 
@@ -258,7 +258,7 @@ class Detection(NetworkTask):
         return values
 
     def predict_step(self, batch: Batch, batch_idx: int, threshold: float = 0.0) -> list[dict[str, Any]]:  # type: ignore[override]
-        """What is in each image, in pixels of the original one; `labels` need `orig_size` only."""
+        """Detections of each image, in pixels of the original one; `labels` need `orig_size` only."""
         outputs = self.test_outputs({name: value for name, value in batch.items() if name != "labels"})
         return self.predictions(outputs, self._sizes(batch), threshold)
 
@@ -268,7 +268,7 @@ class Detection(NetworkTask):
     # ---- commands
 
     def predict(self, images: list[Path], data: Any, out: Path | None, line: Any, **options: str) -> str:
-        """A folder with one picture per image, and files that say what was found in COCO's format: see `predict`."""
+        """Write a folder with one picture per image and files of detections in COCO's format: see `predict`."""
         return predict_objects(self, images, data, out or Path("predictions"), line, **options)
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:

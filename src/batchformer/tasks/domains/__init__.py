@@ -1,1 +1,1 @@
-"""Domains that were never seen with their labels: generalization (leave one out) and adaptation."""
+"""Unseen domains: generalization (a domain left out) and adaptation (a domain without labels)."""

@@ -21,7 +21,7 @@ from batchformer.training.task import Batch
 
 
 class DomainAdaptation(DomainTask):
-    """Learns the target without its labels; logs `train/loss risk transfer acc lr` and `val/accuracy`.
+    """Trains with unlabelled target images; logs `train/loss risk transfer acc lr` and `val/accuracy`.
 
     BatchFormer's appendix, Table 8 (MDD, VisDA-2017): source and target rows attend to each other in one batch, before
     the bottleneck; related rows of a domain count as that domain's.
@@ -36,7 +36,7 @@ class DomainAdaptation(DomainTask):
         freeze_batch_norm: keep the statistics of the backbone's BatchNorm as they are in the initial weights.
         judge_by: the accuracy that decides comparisons: after the "last" step, at the step best on "source" validation,
             or of the weights averaged by "swad".
-        oracle: also report the best accuracy on the target, which chooses by what it reports.
+        oracle: also report the best accuracy on the target over the steps (selected on test data).
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 

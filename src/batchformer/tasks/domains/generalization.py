@@ -36,7 +36,7 @@ class DomainGeneralization(DomainTask):
         freeze_batch_norm: keep the statistics of BatchNorm as they are in the initial weights.
         judge_by: the accuracy that decides comparisons: after the "last" step, at the step best on "source" validation,
             or of the weights averaged by "swad".
-        oracle: also report the best accuracy on the target, which chooses by what it reports.
+        oracle: also report the best accuracy on the target over the steps (selected on test data).
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 

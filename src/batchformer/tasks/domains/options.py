@@ -1,4 +1,4 @@
-"""Options of the tasks about domains, and the settings of the two code bases the papers' rows were trained with."""
+"""Options of the domain tasks, and the settings of the two code bases the papers' rows were trained with."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,18 +13,18 @@ ANNEALED = ("irm", "vrex")
 
 @dataclass
 class AlgorithmOptions:
-    """What is minimised.
+    """The training objective of domain generalization.
 
     Args:
         name: "erm" is cross entropy alone; the others add a penalty, or mix styles inside the network.
-        preset: whose weights and annealing count where they are not given: "tll" or "domainbed".
+        preset: default weights and annealing: those of "tll" or "domainbed".
         weight: of the penalty; null: that of the preset.
-        anneal_steps: irm, vrex: steps with a weight of 1 before the weight counts; null: that of the preset.
-        reset_optimizer: irm, vrex: begin with fresh moments after these steps, and with TLL's preset the schedule anew.
+        anneal_steps: irm, vrex: steps with a weight of 1 before `weight` applies; null: that of the preset.
+        reset_optimizer: irm, vrex: reset the moments after these steps, and with TLL's preset the schedule.
         mixed_domains: irm: cut the rows of both streams as the released code does, which mixes domains.
         both_streams: coral: covariances of plain and related rows together, as released; false: of plain rows.
         layers: mixstyle: the stages behind which styles are mixed (the paper's for PACS; OfficeHome: the first two).
-        chance: mixstyle: part of the batches that are mixed.
+        chance: mixstyle: probability that a batch is mixed.
         alpha: mixstyle: both parameters of the Beta distribution.
     """
 
@@ -55,7 +55,7 @@ class AlgorithmOptions:
 
     @property
     def annealed(self) -> int:
-        """Steps before the weight counts."""
+        """Number of steps before `weight` applies."""
         if self.name not in ANNEALED:
             return 0
         return 500 if self.anneal_steps is None else self.anneal_steps
@@ -68,7 +68,7 @@ class AlgorithmOptions:
 
 @dataclass
 class AdaptOptions:
-    """How the target is adapted to.
+    """The method of domain adaptation.
 
     Args:
         name: "source_only", "dann" (Ganin et al.) or "mdd" (Zhang et al.).
@@ -96,8 +96,8 @@ class DomainOptimizerOptions:
         lr: learning rate.
         weight_decay: of all weights.
         backbone_lr_factor: the backbone's learning rate is this times lr; the classifier's is lr.
-        module_lr_factor: the module's is this times lr; 0 leaves it at its random start, as TLL's code with the module
-            does without saying so.
+        module_lr_factor: the module's is this times lr; 0 leaves it at its initial weights, as the code released
+            for TLL does without notice.
         schedule: "constant", "cosine" over all steps, "inverse": lr (1 + gamma step)^(-0.75), or "step": a tenth after
             four fifths of the steps (the baseline of Table 6).
         gamma: inverse: how fast it falls.

@@ -1,4 +1,4 @@
-"""What generalization and adaptation share: optimizer, schedule, frozen BatchNorm, scores, selection on source data."""
+"""Base class of both tasks: optimizer, schedule, frozen BatchNorm, scores, selection on source data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ SOURCE = "source"
 
 
 class DomainTask(ClassifierTask):
-    """Accuracy on the target after the last step, and at the step that was best on the source domains' validation.
+    """Reports target accuracy after the last step, and at the step best on the source domains' validation.
 
-    The target is never used to choose: `oracle=True` adds the best accuracy on it, under a name that says so.
+    The target is never used for selection: `oracle=True` adds the best accuracy on it, under a name that says so.
     """
 
     measures: Sequence[Measure] = DOMAINS
@@ -95,7 +95,7 @@ class DomainTask(ClassifierTask):
     # ---- optimizer
 
     def new_parameters(self) -> list[nn.Parameter]:
-        """What does not come from the backbone: classifiers, bottlenecks; they learn at the whole learning rate."""
+        """Parameters outside the backbone (classifiers, bottlenecks), which are trained at the full learning rate."""
         names = bf.find_classifiers(self.net)
         return [parameter for name in names for parameter in self.net.get_submodule(name).parameters()]
 
@@ -133,7 +133,7 @@ class DomainTask(ClassifierTask):
         return options.lr * (0.1 if options.schedule == "step" and step >= 0.8 * steps else 1.0)
 
     def schedule_began_at(self, step: int) -> int:
-        """The step at which the schedule last began anew."""
+        """The step at which the schedule last restarted."""
         return 0
 
     def check_trainer(self) -> None:
@@ -177,7 +177,7 @@ class DomainTask(ClassifierTask):
     def _evaluate_average(self, swad: SWAD) -> None:
         before = self._source, dict(self._best), list(self._seen)
         super()._evaluate_average(swad)
-        self._source, self._best, self._seen = before  # nothing is selected by the averaged weights
+        self._source, self._best, self._seen = before  # the averaged weights take no part in selection
 
     def sections(self) -> list[dict[str, Any]]:
         if not self._seen:

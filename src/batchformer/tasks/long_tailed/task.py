@@ -23,13 +23,13 @@ from batchformer.training.task import Batch
 
 @dataclass
 class LossOptions:
-    """Which loss, and its numbers.
+    """The loss and its hyperparameters.
 
     Args:
         name: the loss; ldam also turns the classifier into a cosine classifier.
         tau: logit_adjustment: strength of the adjustment.
         max_margin: ldam: margin of the rarest class.
-        scale: ldam: what the cosines are multiplied by.
+        scale: ldam: factor of the cosines.
         reweight_epoch: ldam: first epoch with class weights; null means never.
         beta: ldam: of the effective number behind the class weights.
     """
