@@ -1,6 +1,6 @@
-"""Data sets in their official layouts, of images with a label or with boxes: each a LightningDataModule.
+"""LightningDataModules of data sets in their official layouts, of images with a label or with boxes.
 
-What needs torch is imported when it is asked for: `batchformer data` lists the layouts without it.
+What needs torch is imported lazily: `batchformer data` lists the layouts without it.
 """
 
 from typing import TYPE_CHECKING

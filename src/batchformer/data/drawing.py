@@ -1,4 +1,4 @@
-"""Objects on an image: boxes or segments with the name of their class and a score, readable at any size.
+"""Draw boxes or segments on an image, with class names and scores that are readable at any size.
 
 Segments are torchvision's. Names are ours: torchvision's `draw_bounding_boxes` has one small font without a font file,
 lets names overlap and cuts them off at the border; without names its boxes are the rectangles drawn here.
@@ -32,7 +32,7 @@ def draw_boxes(
     names: Sequence[str],
     scores: Sequence[float] | None = None,
 ) -> Image.Image:
-    """Boxes (x1, y1, x2, y2 in pixels of the picture) in the colours of their classes, the surest on top.
+    """Draw boxes (x1, y1, x2, y2 in pixels of the picture) in the colours of their classes, the highest score on top.
 
     Small pictures are enlarged by a whole factor, so that there is room for names.
     """
@@ -44,7 +44,7 @@ def draw_boxes(
         x1, y1, x2, y2 = _inside(corners[k], sheet)
         pen.rectangle((x1, y1, x2, y2), outline=class_colour(labels[k]), width=thick)
     taken: list[tuple[int, int, int, int]] = []
-    for k in reversed(order):  # the surest takes its place first
+    for k in reversed(order):  # captions are placed by falling score
         x1, y1, _, _ = _inside(corners[k], sheet)
         _draw_caption(
             sheet, (x1, y1), _caption(names[labels[k]], None if scores is None else scores[k]), labels[k], taken
@@ -58,7 +58,7 @@ def draw_segments(
     segments: Sequence[Mapping[str, Any]],
     names: Sequence[str],
 ) -> Image.Image:
-    """A segmentation over the picture: each segment tinted in its class's colour, with an edge and its name.
+    """Draw a segmentation over the picture: each segment tinted in its class's colour, with an edge and its name.
 
     `segments` list `id`, `label_id` and, if there is one, `score`; other ids are void and stay as they are. Segments of
     one class differ in lightness.
@@ -92,7 +92,7 @@ def draw_segments(
 
 
 def class_colour(label: int, repeat: int = 0) -> Colour:
-    """Neighbouring labels far apart on the circle of colours; the second, third object of a class darker."""
+    """Colour of a class: neighbouring labels get distant hues; the second, third object of a class is darker."""
     light = 0.62 - 0.13 * (repeat % 3)
     red, green, blue = colorsys.hls_to_rgb(label * _GOLDEN_RATIO % 1.0, light, 0.85)
     return round(red * 255), round(green * 255), round(blue * 255)

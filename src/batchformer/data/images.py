@@ -1,4 +1,4 @@
-"""Finding image files in folders; opening one, or saying which one cannot be opened; many small ones as one array."""
+"""Find image files in folders; open one, with an error that names the file; decode many small ones to one array."""
 
 import os
 from collections import Counter
@@ -20,7 +20,7 @@ _READ_WITH = {".heic": "pillow-heif", ".heif": "pillow-heif", ".avif": "--upgrad
 
 
 def _readable_endings() -> tuple[str, ...]:
-    """Those that Pillow reads here; HEIC, which phones write, it reads with the plug-in pillow-heif alone."""
+    """File extensions that Pillow reads here; HEIC, written by phones, needs the plug-in pillow-heif."""
     more = [".avif"] if features.check("avif") else []
     with suppress(ImportError):
         import pillow_heif  # type: ignore[import-not-found]
@@ -40,8 +40,8 @@ def is_image(path: Path) -> bool:
 def images_in(folder: str | Path, others: Counter[str] | None = None) -> list[str]:
     """Paths of the images in a folder and in the folders inside it, in alphabetical order.
 
-    Links are followed, as torchvision's ImageFolder does. What is hidden is passed over: it is not the user's but a
-    program's (macOS' ._photo.jpg, Jupyter's .ipynb_checkpoints). `others` counts the other files by their endings.
+    Links are followed, as torchvision's ImageFolder does. Hidden files are skipped: they are written by programs
+    (macOS' ._photo.jpg, Jupyter's .ipynb_checkpoints). `others` counts the other files by their extensions.
     """
     found = []
     for current, names in _visible_folders(folder):
@@ -63,10 +63,10 @@ def passed_over(others: Counter[str]) -> str:
 
 
 def _visible_folders(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
-    above: dict[str, frozenset[str]] = {}  # for each folder what it really is, and what the folders around it are
+    above: dict[str, frozenset[str]] = {}  # for each folder the real paths of its parents
     for current, inside, files in os.walk(folder, followlinks=True):
         around = above.get(current, frozenset()) | {os.path.realpath(current)}
-        # a link to a folder around it would be walked for ever
+        # a link to a parent folder would be an endless loop
         inside[:] = [
             name
             for name in inside
@@ -79,21 +79,21 @@ def _visible_folders(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
 def open_image(path: str | Path, upright: bool = False) -> Image.Image:
     """The whole image in RGB, decoded now: a cut-off file is found here and not in the middle of a transform.
 
-    `upright`: as viewers show it. A phone stores what its sensor saw and notes beside it (EXIF) how to turn that. Else
-    the pixels as they are stored, which the annotations of data sets refer to.
+    `upright`: rotated by the EXIF orientation, as viewers show it. Else the pixels as they are stored, which the
+    annotations of data sets refer to.
     """
     return _read(path, lambda image: _in_colour(_turned(image) if upright else image))
 
 
 def check_image(path: str | Path) -> None:
-    """That there is an image, by the first bytes of the file; nothing is decoded."""
+    """Check that the file is an image, by its first bytes; nothing is decoded."""
     _read(path, lambda image: image)
 
 
 def _in_colour(image: Image.Image) -> Image.Image:
-    """RGB of 8 bits. Pillow cuts grey values of more bits off at 255: nearly all of such an image would be white.
+    """Convert to 8-bit RGB. Pillow clips grey values of more bits at 255: such an image would be nearly all white.
 
-    Where no value is above 255 they are taken for 8 bits in a wider file, and fractions up to 1 for shares of white.
+    Where no value is above 255 they are read as 8-bit values in a wider type, and floats up to 1 as fractions of white.
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         grey = np.asarray(image).astype(np.float32)
@@ -112,7 +112,7 @@ def _in_colour(image: Image.Image) -> Image.Image:
 
 
 def _turned(image: Image.Image) -> Image.Image:
-    image.load()  # what is wrong with the image itself is told; a note that makes no sense spoils no image
+    image.load()  # a damaged image raises here; damaged EXIF data is ignored
     with suppress(Exception):
         ImageOps.exif_transpose(image, in_place=True)
     return image
@@ -131,7 +131,7 @@ def _read(path: str | Path, get: Callable[[Image.Image], Image.Image]) -> Image.
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, short enough for a sentence about it."""
+    """The first line of an error's message, shortened to fit into another message."""
     return str(error).splitlines()[0][:120] if str(error) else type(error).__name__
 
 
@@ -143,10 +143,10 @@ def decode_images(
     resized: bool = False,
     upright: bool = False,
 ) -> UInt8[np.ndarray, "n 3 {size} {size}"]:
-    """All images in RGB (grey ones too), read by several threads: PIL decodes without holding Python's lock.
+    """All images in RGB (grey ones too), read by several threads: PIL releases the GIL while decoding.
 
-    The bar appears on a terminal, when it takes longer than two seconds. An image of another size is refused by
-    name, or (`resized`) squeezed into that one, bilinear.
+    The progress bar appears on a terminal, when it takes longer than two seconds. An image of another size is refused
+    by name, or (`resized`) resized to that one, bilinear, without keeping its aspect ratio.
     """
     from tqdm import tqdm  # type: ignore[import-untyped]
 

@@ -1,4 +1,4 @@
-"""What a data set declares about itself: plain values that a task is built from and a checkpoint holds."""
+"""Metadata of a data set: plain values that a task is built from and a checkpoint stores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ASKED = ("class_counts", "image_size", "mean", "std", "category_ids", "is_thing
 
 
 class DataInfo(dict[str, Any]):
-    """What a data set declares about itself, as plain values: `info.classes` is `info["classes"]`.
+    """Metadata of a data set as a dict of plain values: `info.classes` is `info["classes"]`.
 
     Common entries: `classes` (names), `class_counts` (training images of each), `image_size`, `mean`, `std`,
     `evaluation_sets`. A data set adds what it knows besides: domains, pairs, category ids.
@@ -18,7 +18,7 @@ class DataInfo(dict[str, Any]):
 
     @classmethod
     def of(cls, data: Any) -> DataInfo:
-        """Of a data module, one of another library too: from `declare()`, else from the attributes it has."""
+        """The info of any data module, also of another library: from `declare()`, else from its attributes."""
         if isinstance(data, DataInfo):
             return data
         if hasattr(data, "declare"):

@@ -1,7 +1,7 @@
 """Triton kernels of batch attention, forward and backward.
 
-Queries, keys and values are read where the input projection has left them, in (B, N, 3C): the samples of a position are
-N x 3C elements apart, a head of one sample is a contiguous run of its width. Neighbouring programs take neighbouring
+Queries, keys and values are read in place from the output of the input projection, (B, N, 3C): samples of a position
+are N x 3C elements apart, a head of one sample is contiguous. Neighbouring programs take neighbouring
 heads and positions, so together they read whole rows. A forward program takes a block of queries of one (group,
 position, head).
 
@@ -10,8 +10,8 @@ program for each (group, position, head), which gives all three gradients and ne
 log-sum-exp. Larger groups take two passes, over blocks of queries and over blocks of keys. The scale of dropout is
 applied once, at the end, not element by element.
 
-The backward also writes the sums over rows that the bias of the input projection needs, one line of `sums` for each
-program: those of queries and of values. That of the keys is zero: a constant added to all keys changes no softmax.
+The backward also writes partial sums over rows for the bias gradient of the input projection, one line of `sums` per
+program, for queries and values. That of the keys is zero: a constant added to all keys changes no softmax.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton.language as tl  # type: ignore[import-untyped, import-not-found]
 
 from batchformer.kernels.random_bits import keep_narrow_tile, ones_narrow_tile, zero_dropped
 
-# One compiled kernel serves every size: Triton would else compile anew for sizes of 1 and for multiples of 16.
+# Not specialised: Triton would otherwise recompile for sizes of 1 and for multiples of 16.
 SIZES = ["batch", "positions", "heads", "group", "blocks", "first_position", "threshold"]
 
 
@@ -37,7 +37,7 @@ def find_problem(number, blocks, positions, heads):
 
 @triton.jit
 def load_rows(base, sample, stride, inside, D: tl.constexpr, BD: tl.constexpr, EVEN: tl.constexpr):
-    """(len(sample), BD) of which D columns exist; with EVEN every sample does, else those that are inside."""
+    """Load a (len(sample), BD) tile; columns from D on are 0, and without EVEN so are rows that are not `inside`."""
     column = tl.arange(0, BD)
     pointers = base + sample.to(tl.int64)[:, None] * stride + column[None, :]
     if EVEN and D == BD:
@@ -64,7 +64,7 @@ def store_rows(base, sample, stride, inside, value, D: tl.constexpr, BD: tl.cons
 
 @triton.jit
 def hide(score, valid, query, key, inside, start, position, positions, HAS_VALID: tl.constexpr, EVEN: tl.constexpr):
-    """-inf where a query (row) may not look: beyond the group, or at what is not valid and not itself."""
+    """Mask scores with -inf: keys beyond the group, and invalid keys other than the query itself."""
     if HAS_VALID:
         seen = tl.load(valid + (start + key).to(tl.int64) * positions + position, mask=inside, other=0) != 0
         itself = (query[:, None] == key[None, :]) & inside[None, :]
@@ -106,10 +106,10 @@ def attend_forward(
         score = hide(score, valid, query, key, key_inside, start, position, positions, HAS_VALID, EVEN)
         new_peak = tl.maximum(peak, tl.max(score, 1))
         shift = new_peak
-        if HAS_VALID:  # a whole block of keys may be hidden
+        if HAS_VALID:  # a whole block of keys may be masked
             shift = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-        # First the difference: a product that the compiler joins with it is not rounded as the one in the peak was, and
-        # of scores far beyond those of any training a weight of infinity would be left.
+        # Subtract before scaling: the compiler would fuse product and difference, which rounds differently from the
+        # product in the peak; with extreme scores, far beyond those of any training, a weight would be infinite.
         weight = tl.exp2((score - shift[:, None]) * scale_log2)
         if SINGLE:
             total = tl.sum(weight, 1)
@@ -127,7 +127,7 @@ def attend_forward(
     stride_out = positions.to(tl.int64) * width
     store_rows(out + position.to(tl.int64) * width + head * D, start + query, stride_out, query_inside, mixed, D, BD,
                EVEN)  # fmt: skip
-    if not SINGLE:  # the backward of a single tile sums again
+    if not SINGLE:  # the single-tile backward recomputes the sum
         at = (position * heads + head).to(tl.int64) * batch + start + query
         tl.store(lse + at, peak + tl.log2(safe) / scale_log2, mask=query_inside)
 
@@ -154,7 +154,7 @@ def attend_backward_tile(
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     score = hide(score, valid, row, row, inside, start, position, positions, HAS_VALID, EVEN)
     peak = tl.max(score, 1)
-    if HAS_VALID:  # rows beyond the group may see nothing
+    if HAS_VALID:  # rows beyond the group may have all keys masked
         peak = tl.where(peak == -float("inf"), 0.0, peak)
     weight = tl.exp2((score - peak[:, None]) * scale_log2)  # in this order: see the forward
     total = tl.sum(weight, 1)
@@ -189,8 +189,8 @@ def attend_backward_queries(
     D: tl.constexpr, BD: tl.constexpr, HAS_VALID: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
     EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a block of queries: every block of keys of the group passes by. Leaves in `means` what the pass over
-    keys needs: the mean of the gradients of a query's weights, sum(out * grad_out)."""
+    """Gradients of a block of queries, in a loop over the key blocks of the group. Stores in `means`, for the pass over
+    keys, the mean of the gradients of a query's weights, sum(out * grad_out)."""
     block, head, position, part = find_problem(tl.program_id(0), blocks, positions, heads)
     start = part * group
     length = tl.minimum(group, batch - start)
@@ -238,7 +238,7 @@ def attend_backward_keys(
     D: tl.constexpr, BD: tl.constexpr, HAS_VALID: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
     EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a block of keys and values: every block of queries of the group passes by.
+    """Gradients of a block of keys and values, in a loop over the query blocks of the group.
 
     Scores are queries by keys, as in the other passes: transposed, each thread would have to draw the bits of many
     queries instead of two. The gradients are kept transposed until the end: so scores are the second factor of the

@@ -12,7 +12,7 @@ SIZES = ["rows", "period", "row_stride", "row_offset", "threshold", "programs", 
 
 @triton.jit
 def counted_row(row, period, row_stride, row_offset):
-    """The number a row has in the whole tensor, by which its dropout mask is drawn, when this is a piece of it."""
+    """Index in the whole tensor of a row of a piece; dropout masks are drawn by this index."""
     return (row // period) * row_stride + row_offset + row % period
 
 
@@ -20,7 +20,7 @@ def counted_row(row, period, row_stride, row_offset):
 def take_piece(
     source, target, rows, period, row_stride, row_offset, C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr
 ):
-    """The rows of a piece, out of the whole."""
+    """Copy the rows of a piece from the whole tensor."""
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     column = tl.arange(0, BC)
     mask = (row < rows)[:, None] & (column < C)[None, :]
@@ -35,8 +35,8 @@ def add_norm_forward(
     threshold, keep_scale, eps,
     C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BITS: tl.constexpr, SITE: tl.constexpr,
 ):  # fmt: skip
-    """out = LN(residual + dropout(branch + bias)); for the backward, where `statistics` are given, the sum takes the
-    place of `branch`, and mean and 1 / deviation of each row are kept."""
+    """out = LN(residual + dropout(branch + bias)). With `statistics`, for the backward, the sum overwrites `branch`,
+    and mean and 1 / deviation of each row are stored."""
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     column = tl.arange(0, BC)
     real = column < C
@@ -49,7 +49,7 @@ def add_norm_forward(
         counted = counted_row(row, period, row_stride, row_offset)
         keep = keep_tile(tl.load(seed), SITE, 0, counted, 0, threshold, BC, BITS)
         added = tl.where(keep, added * keep_scale, 0.0)
-    total = added + carried  # zero in columns that do not exist
+    total = added + carried  # zero in padding columns
     if statistics is not None:
         tl.store(branch + at, total.to(branch.dtype.element_ty), mask=mask)
     middle = tl.sum(total, 1) / C
@@ -67,7 +67,7 @@ def add_norm_forward(
 
 @triton.jit
 def _places(row, rows, counted, column, C: tl.constexpr):
-    """Which elements there are of these rows, and where: in a piece, and in the whole of which it is one."""
+    """Bounds mask of these rows, and the offsets of their elements in the piece and in the whole tensor."""
     mask = (row < rows)[:, None] & (column < C)[None, :]
     return mask, row.to(tl.int64)[:, None] * C + column[None, :], counted.to(tl.int64)[:, None] * C + column[None, :]
 
@@ -79,12 +79,12 @@ def add_norm_backward(
     C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BITS: tl.constexpr, SITE: tl.constexpr,
     WHOLE_GRAD: tl.constexpr, WHOLE_TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the sum and of the branch; sums over rows for weight, shift and bias, one line for each program,
-    added to the line's content where `adds` is 1.
+    """Gradients of the sum and of the branch; partial sums over rows for weight, shift and bias, one line per program,
+    accumulated into the line where `adds` is 1.
 
-    `grad` may be `grad_total`: a row is read before it is written. With WHOLE_... that tensor is the whole one, and
-    the others are a piece of it. With `residual` and `bias`, `total` is the branch still, as the matrix product gave
-    it, and there are no statistics: both are found as in `add_norm_forward`, rounded as there, without being written.
+    `grad` may be `grad_total` (in place): a row is read before it is written. With WHOLE_... that tensor is the whole
+    one, and the others are a piece of it. With `residual` and `bias`, `total` is still the output of the matrix product
+    and there are no statistics: both are recomputed as in `add_norm_forward`, with its rounding, and not written.
     """
     column = tl.arange(0, BC)
     real = column < C
@@ -105,7 +105,7 @@ def add_norm_backward(
         arrived, summed = next_arrived.to(tl.float32), next_summed.to(tl.float32)
         if residual is not None:
             carried = next_carried.to(tl.float32)
-        # The rows of the next turn are on their way while these are worked on.
+        # Prefetch: the rows of the next iteration are loaded while these are processed.
         row = first + programs * BR + tl.arange(0, BR)
         mask, at, at_whole = _places(row, rows, counted_row(row, period, row_stride, row_offset), column, C)
         next_arrived = tl.load(grad + (at_whole if WHOLE_GRAD else at), mask=mask, other=0.0)
@@ -132,7 +132,7 @@ def add_norm_backward(
             inside = row < rows
             middle = tl.load(statistics + 2 * row, mask=inside, other=0.0)[:, None]
             inverse = tl.load(statistics + 2 * row + 1, mask=inside, other=0.0)[:, None]
-        # Rows that do not exist give zeros throughout; columns that do not, wherever they enter a sum that is used.
+        # Padding rows are zeros throughout; padding columns are, wherever they enter a sum that is used.
         # Factors of a whole row are multiplied once for the row: this kernel is limited by arithmetic as much as by
         # memory.
         normed = summed * inverse - middle * inverse
@@ -170,7 +170,7 @@ def relu_forward(
     at = row.to(tl.int64)[:, None] * C + column[None, :]
     value = tl.load(hidden + at, mask=mask, other=0.0).to(tl.float32)
     value += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
-    # not tl.maximum, which would swallow a NaN
+    # not tl.maximum, which does not propagate NaN
     value = tl.where(value <= 0.0, 0.0, value)
     if BITS > 0:
         counted = counted_row(row, period, row_stride, row_offset)
@@ -183,7 +183,7 @@ def relu_forward(
 def relu_backward(
     grad, hidden, lines, rows, keep_scale, programs, adds, C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr
 ):
-    """The gradient before `relu_forward`, in place, and its sum over rows, one line for each program, as above."""
+    """Gradient of the input of `relu_forward`, in place, and its partial sums over rows, one line per program."""
     column = tl.arange(0, BC)
     real = column < C
     for_bias = tl.zeros((BR, BC), tl.float32)
@@ -218,7 +218,7 @@ def sum_lines(
     part0, part1, part2, part3, part4, part5, out, rows0, rows1, rows2, rows3, rows4, rows5,
     width0, width1, width2, width3, width4, width5, LINES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The sums over the rows of up to six matrices (rows, width), one behind the other in `out`."""
+    """The sums over the rows of up to six matrices (rows, width), concatenated in `out`."""
     block = tl.program_id(0)
     blocks0, blocks1, blocks2 = tl.cdiv(width0, COLUMNS), tl.cdiv(width1, COLUMNS), tl.cdiv(width2, COLUMNS)
     blocks3, blocks4 = tl.cdiv(width3, COLUMNS), tl.cdiv(width4, COLUMNS)

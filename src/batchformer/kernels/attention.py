@@ -46,7 +46,7 @@ def problem_of(
     qkv: Float[Tensor, "batch position 3*dim"], heads: int, group_size: int | None, dropout: float,
     first_position: int = 0,
 ) -> Problem:  # fmt: skip
-    """`first_position`: where `qkv` is a piece of a longer one, so that it gets the dropout mask of its place there."""
+    """The `Problem` of a call. `first_position`: offset of `qkv` in a tensor it is a slice of, for the dropout mask."""
     return _problem(*qkv.shape, heads, group_size, dropout, first_position, qkv.element_size())
 
 
@@ -80,7 +80,7 @@ def forward(
 
 class Gradients(NamedTuple):
     qkv: Float[Tensor, "batch position 3*dim"]
-    sums: list[Float[Tensor, "lines dim"]]  # of queries, keys and values: to be summed for the gradient of a bias
+    sums: list[Float[Tensor, "lines dim"]]  # of queries, keys and values: partial sums for the gradient of a bias
 
 
 def backward(

@@ -37,7 +37,7 @@ class Choice(NamedTuple):
 
 
 def choose_backend(backend: Backend, device: torch.device, dtype: torch.dtype, dim: int, heads: int) -> Choice:
-    """The backend that `backend=` means for inputs of this device, type and width."""
+    """Resolve the option `backend=` for inputs of this device, type and width."""
     if backend == "reference" or backend == "sdpa":
         return Choice(backend, f"backend={backend!r} was asked for")
     obstacle = why_not_triton(device, dtype, dim, heads)

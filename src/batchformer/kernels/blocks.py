@@ -5,8 +5,8 @@
     mlp, norm        LN(y + dropout(hidden W2 + b2))        linear1, ReLU, dropout, linear2, residual, norm2
 
 Functions take and return plain tensors, without autograd; `layer` wraps them in autograd nodes, `operators` in custom
-operators. Gradients of vectors are returned as lines that remain to be summed (`rows.sum_lines`), so that those of a
-whole layer are summed in one launch.
+operators. Gradients of vectors are returned as lines of partial sums (for `rows.sum_lines`), so that those of a whole
+layer are summed in one launch.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def project_norm(
     save: bool = True,
     shape: torch.Size | None = None,
 ) -> Normed:
-    """LN(residual + dropout(mixed weight' + bias)), in `dtype`, made in `shape` where its rows lie in several axes."""
+    """LN(residual + dropout(mixed weight' + bias)), in `dtype`; allocated in `shape` where rows span several axes."""
     branch = torch.mm(mixed, weight.t())
     out = torch.empty(branch.shape if shape is None else shape, dtype=dtype, device=branch.device)
     statistics = None
@@ -157,8 +157,8 @@ def project_norm_gradients(
     whole_into: bool = False,
     lines: Float[Tensor, "lines 3*dim"] | None = None,
 ) -> ProjectNormGradients:
-    """The gradient of the residual is written to `into`; that of the weight is added to `summed`, those of vectors to
-    `lines`, where these are given. `total` and `known`: see `add_norm_gradients`."""
+    """Gradients of `project_norm`. That of the residual is written to `into`, that of the weight added to `summed`,
+    those of vectors to `lines`, where these are given. `total` and `known`: see `add_norm_gradients`."""
     branch, lines = add_norm_gradients(grad, total, known, norm_weight, settings.drop, settings.site, seed, piece,
                                        into, whole_grad, whole_into, lines)  # fmt: skip
     grad_weight = weight_gradient(branch, mixed, summed) if wants_weight else None
@@ -168,7 +168,7 @@ def project_norm_gradients(
 def weight_gradient(
     grad: Float[Tensor, "rows outer"], rows: Float[Tensor, "rows inner"], summed: Tensor | None = None
 ) -> Float[Tensor, "outer inner"]:
-    """grad' rows, or that added to `summed`."""
+    """grad' rows, added to `summed` in place where that is given."""
     return torch.mm(grad.t(), rows) if summed is None else summed.addmm_(grad.t(), rows)
 
 
@@ -216,8 +216,8 @@ def mlp_norm_gradients(
     wants: tuple[bool, bool] = (True, True),
     whole_grad: bool = False,
 ) -> MlpGradients:
-    """By pieces of rows where there are many. Gradients of the two weights are added to `summed`, where given. Without
-    `statistics`, `total` is no more than hidden weight2'."""
+    """Gradients of `mlp_norm`, in pieces where there are many rows. Those of the two weights are added to `summed`,
+    where given. Without `statistics`, `total` is hidden weight2' alone."""
     into = torch.empty_like(rows)
     summed1, summed2 = summed
     lines1: Tensor | None = None
@@ -246,7 +246,7 @@ def mlp_norm_gradients(
 
 
 class VectorLines(NamedTuple):
-    """Lines to be summed for the gradients of the layer's vectors, one entry for each piece of the backward."""
+    """Lines of partial sums for the gradients of the layer's vectors, one entry for each piece of the backward."""
 
     in_bias: list[list[Tensor]]  # queries, keys, values
     norm1: list[Tensor]  # and the bias of the output projection

@@ -24,7 +24,7 @@ def batch_attention(
     valid: Bool[Tensor, "batch position"] | None = None,
     seed: Tensor | None = None,
 ) -> Float[Tensor, "batch position dim"]:
-    """Batch attention of what the input projection gives; a `seed` is drawn where none is given."""
+    """Batch attention on the output of the input projection; a `seed` is drawn where none is given."""
     seed = (draw_seed(qkv.device) if seed is None else seed) if dropout > 0.0 else None
     valid = None if valid is None else valid.contiguous()
     if torch.compiler.is_compiling():

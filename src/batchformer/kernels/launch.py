@@ -1,11 +1,11 @@
-"""Tile sizes of the kernels, and the shortest way to launch a kernel that Triton has compiled before.
+"""Tile sizes of the kernels, and a low-overhead launcher for kernels that Triton has compiled before.
 
 Tile sizes are tables, by the samples of a group, the width of a head or row and the size of an element. There is no
 search at run time: it would measure in the middle of a training step, again in every process, and cannot run while a
 CUDA graph is captured. `benchmarks/kernel_tuning.py` measures the candidates.
 
 Triton looks up the compiled kernel that fits the arguments anew at every launch, in Python; for small inputs that takes
-longer than the kernel. `Kernel` keeps what was compiled in a dictionary and calls its launcher as Triton itself does.
+longer than the kernel. `Kernel` caches compiled kernels in a dictionary and calls their launcher as Triton itself does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Tiles(NamedTuple):
 
 
 class AttentionTiles(NamedTuple):
-    """Of the attention kernels, for one size of group and head."""
+    """Tiles of the attention kernels, for one size of group and head."""
 
     head: int  # width of a head, padded
     single: bool  # a group fits one tile
@@ -39,7 +39,7 @@ class AttentionTiles(NamedTuple):
 
 
 class RowTiles(NamedTuple):
-    """Of the kernels over rows: a forward program takes `rows` of them, backward programs loop over all rows."""
+    """Tiles of the kernels over rows: a forward program takes `rows` of them, backward programs loop over all rows."""
 
     width: int  # of a row, padded
     rows: int
@@ -60,8 +60,8 @@ def padded(size: int) -> int:
 
 @cache
 def row_tiles(width: int) -> RowTiles:
-    """Narrow rows: four loads of 16 bytes for each thread forward; one backward, which has its sums to keep in
-    registers too, in many small programs."""
+    """Tiles for rows of this width. Narrow ones: four loads of 16 bytes per thread forward; one backward, which keeps
+    its sums in registers too, in many small programs."""
     columns = padded(width)
     if columns <= 512:
         warps = 1 if columns <= 256 else 2
@@ -91,7 +91,7 @@ def attention_tiles(samples: int, head: int, element_size: int) -> AttentionTile
 
 
 def _full_precision(tile: int, head: int) -> AttentionTiles:
-    """Exact products of single precision run outside of the matrix units, and take registers for every operand."""
+    """Tiles for exact float32 products, which do not run on tensor cores and take registers for every operand."""
     if tile <= 32 and head <= 128:
         tiles = Tiles(tile, tile, 4 if tile * head <= 2048 else 8, 1)
         return _one(head, tiles, tiles)

@@ -24,7 +24,7 @@ def attention_operator(
 ) -> tuple[Tensor, Tensor]:
     problem = attention.problem_of(qkv, heads, group_size or None, dropout)
     mixed, lse = attention.forward(problem, qkv.contiguous(), valid, seed)
-    # zeros where there is nothing to save: what an operator returns has to be the same every time
+    # zeros where nothing is saved: an operator has to return the same outputs on every call
     return mixed, qkv.new_zeros(_saved(qkv, heads), dtype=torch.float32) if lse is None else lse
 
 
@@ -75,7 +75,7 @@ def project_norm_operator(
 
 
 def _made(normed: blocks.Normed) -> tuple[Tensor, Tensor, Tensor]:
-    """All three, none of them None."""
+    """Output, sum and statistics, none of them None."""
     assert normed.out is not None and normed.statistics is not None  # noqa: PT018
     return normed.out, normed.total, normed.statistics
 
@@ -245,7 +245,7 @@ lean_layer_operator.register_autograd(_lean_grad, setup_context=_lean_setup)
 def compiled_layer(
     x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, seed: Tensor | None, is_lean: bool
 ) -> Tensor:
-    """`layer.fast_layer` or `lean_layer`, in operators."""
+    """`layer.FastLayer` or, with `is_lean`, `layer.LeanLayer` as custom operators."""
     s = settings
     if is_lean:
         return lean_layer_operator(x, list(weights), valid, seed, s.heads, s.group_size or 0, s.dropout, s.eps1, s.eps2,

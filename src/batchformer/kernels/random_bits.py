@@ -59,7 +59,7 @@ def draw_seed(device: torch.device) -> Tensor:
 def keep_mask(
     seed: Tensor, site: Site, drop: Drop, problems: int, rows: int, columns: int
 ) -> Bool[Tensor, "problems rows columns"]:
-    """What the kernels keep, computed by torch: slow, for tests and inspection.
+    """The dropout mask of the kernels, computed by torch: slow, for tests and inspection.
 
     For `Site.ATTENTION` a problem is `position * heads + head`, a row the query's and a column the key's place in the
     batch, the latter counted from the start of its group; elsewhere there is one problem, and a row is one of (B x N).
@@ -94,7 +94,7 @@ def _multiply(factor: int, x: Tensor) -> tuple[Tensor, Tensor]:
 @triton.jit
 def keep_tile(seed, site: tl.constexpr, problem, row, first_column, threshold, COLUMNS: tl.constexpr,
               BITS: tl.constexpr):  # fmt: skip
-    """Which elements of the tile (len(row), COLUMNS) stay; `first_column` is 0 or a multiple of COLUMNS."""
+    """Keep mask of the tile (len(row), COLUMNS); `first_column` is 0 or a multiple of COLUMNS."""
     PER_WORD: tl.constexpr = min(32 // BITS, COLUMNS)
     WORDS: tl.constexpr = COLUMNS // PER_WORD
     ROWS: tl.constexpr = row.shape[0]
@@ -125,7 +125,7 @@ def ones_narrow_tile(seed, site: tl.constexpr, problem, row, first_column, thres
         keep = keep_tile(seed, site, problem, row, first_column, threshold, COLUMNS, BITS)
         return tl.where(keep, -1, 0)
     drawn, place = _draw_narrow(seed, site, problem, row, first_column, COLUMNS)
-    # The bit spread over its word, by a shift of 31, which is not a constant: else the compiler makes it a comparison.
+    # Sign-extend the bit over its word by a shift of 31, not as a constant: the compiler would make it a comparison.
     return (drawn << (31 - place)).to(tl.int32, bitcast=True) >> (30 + threshold)
 
 
@@ -138,7 +138,7 @@ def zero_dropped(value, ones):
 
 @triton.jit
 def _draw_narrow(seed, site: tl.constexpr, problem, row, first_column, COLUMNS: tl.constexpr):
-    """For each element of the tile the word that holds its bit, and the bit's place in there."""
+    """For each element of the tile, the word that holds its bit and the bit's position in that word."""
     zero = row * 0
     a, b, c, d = tl.philox(seed, zero + first_column // 128, row, zero + problem, zero + site, _ROUNDS)
     column = tl.arange(0, COLUMNS)[None, :]

@@ -22,7 +22,7 @@ _MANY_LINES = 2**14
 
 
 class Piece(NamedTuple):
-    """Which rows these are of the whole tensor: `period` rows in a run, runs `stride` apart, the first at `offset`."""
+    """Strided selection of rows of a whole tensor: runs of `period` rows, `stride` apart, the first at `offset`."""
 
     period: int
     stride: int
@@ -38,7 +38,7 @@ def whole(rows: int) -> Piece:
 
 
 def take_piece(whole: Float[Tensor, "*rows dim"], rows: int, piece: Piece) -> Float[Tensor, "rows dim"]:
-    """Those rows as a contiguous tensor; faster than torch's copy of strided rows."""
+    """The rows of the piece as a contiguous tensor; faster than torch's copy of strided rows."""
     width = whole.shape[-1]
     tiles = row_tiles(width)
     taken = torch.empty((rows, width), dtype=whole.dtype, device=whole.device)
@@ -74,7 +74,7 @@ def add_norm(
 
 
 class Added(NamedTuple):
-    """What `add_norm` adds to a branch, and the smallest variance."""
+    """What `add_norm` adds to a branch, and the eps of its LayerNorm."""
 
     residual: Float[Tensor, "rows dim"]
     bias: Float[Tensor, " dim"]
@@ -95,12 +95,12 @@ def add_norm_gradients(
     whole_into: bool = False,
     lines: Float[Tensor, "lines 3*dim"] | None = None,
 ) -> tuple[Float[Tensor, "rows dim"], Float[Tensor, "lines 3*dim"]]:
-    """The gradient of the branch, and lines to sum for those of weight, shift and bias; that of the residual is written
-    to `into`, which may be `grad` itself. `total` and `known` are what `add_norm` left in `branch` and `statistics`; or
-    the branch it would be given, and what it would add: then it need not be called.
+    """The gradient of the branch, and partial sums (lines) for those of weight, shift and bias; that of the residual is
+    written to `into`, which may be `grad` itself. `total` and `known` are what `add_norm` wrote to `branch` and
+    `statistics`; or the branch it would be given, and what it would add: then it need not be called.
 
-    With `whole_grad` and `whole_into` those are the whole tensors, of which the others are the piece. `lines` that
-    another piece has left are added to.
+    With `whole_grad` and `whole_into` those are the whole tensors, of which the others are the piece. `lines` of
+    another piece are accumulated into.
     """
     rows, width = total.shape
     is_one = drop.bits == 0 and into.dtype == total.dtype and not whole_into
@@ -143,8 +143,8 @@ def relu_gradient_(
     drop: Drop,
     lines: Float[Tensor, "lines dim"] | None = None,
 ) -> Float[Tensor, "lines dim"]:
-    """The gradient before `relu_`, in place, and lines to sum for that of the bias. No mask is drawn: what passed is
-    positive."""
+    """Gradient of the input of `relu_`, in place, and partial sums (lines) for that of the bias. No mask is drawn:
+    kept elements are positive."""
     rows, width = hidden.shape
     tiles = row_tiles(width)
     lines, adds = _lines(lines, rows, width, tiles, grad.device)
@@ -157,7 +157,7 @@ def relu_gradient_(
 def sum_lines(
     parts: list[Float[Tensor, "lines width"]], sizes: list[int], dtype: torch.dtype
 ) -> tuple[Float[Tensor, " size"], ...]:
-    """The sum over the lines of each, one behind the other, in one launch, and then cut into `sizes`. A part without
+    """Sum each part over its lines, all in one launch; the concatenated sums are split into `sizes`. A part without
     lines gives zeros."""
     parts = [part.sum(0, keepdim=True) if part.shape[0] > _MANY_LINES else part for part in parts]
     widths = [part.shape[1] for part in parts]
@@ -173,14 +173,14 @@ def sum_lines(
 def _lines(
     given: Tensor | None, rows: int, width: int, tiles: RowTiles, device: torch.device
 ) -> tuple[Float[Tensor, "lines width"], int]:
-    """A line for each program, and whether there is something in it to add to."""
+    """Buffer of one line per program, and 1 where it already holds sums to be added to."""
     if given is not None:
         return given, 1
     return torch.empty((_programs(rows, tiles, device), width), dtype=torch.float32, device=device), 0
 
 
 def _programs(rows: int, tiles: RowTiles, device: torch.device) -> int:
-    """Programs that go through all rows in turns: a few for each multiprocessor, so that little is left to sum."""
+    """Number of programs that loop over all rows: a few per multiprocessor, so that few lines are left to sum."""
     return max(1, min(-(-rows // tiles.backward_rows), tiles.programs * _multiprocessors(device)))
 
 

@@ -13,7 +13,7 @@ _SMALLEST = 1e-6  # TLL's, added to a probability before its logarithm
 
 
 def rows_by_domain(rows: Tensor, domains: int, streams: int = 1, mixed: bool = False) -> Tensor:
-    """(streams * domains * n, ...) rows as (domains, streams * n, ...): each stream of a domain stays that domain's.
+    """Regroup (streams * domains * n, ...) rows as (domains, streams * n, ...): all streams of a domain together.
 
     `mixed` cuts the rows into as many parts as there are domains, as the released code does for IRM: with two streams a
     part then holds rows of two domains (of three domains 1, 2, 3: 1 + half of 2, half of 2 + 3, and so on).
@@ -25,7 +25,7 @@ def rows_by_domain(rows: Tensor, domains: int, streams: int = 1, mixed: bool = F
 
 
 def coral_penalty(features: Float[Tensor, "domains n dim"]) -> Float[Tensor, ""]:
-    """Sun & Saenko, "Deep CORAL" (2016), between every two domains, as DomainBed and TLL compute it:
+    """CORAL of Sun & Saenko, "Deep CORAL" (2016), between every two domains, as DomainBed and TLL compute it:
 
         mean over pairs (i, j) of  mean (mu_i - mu_j)^2 + mean (C_i - C_j)^2
 
@@ -43,7 +43,7 @@ def coral_penalty(features: Float[Tensor, "domains n dim"]) -> Float[Tensor, ""]
 
 
 def irm_penalty(logits: Float[Tensor, "domains n classes"], labels: Int[Tensor, "domains n"]) -> Float[Tensor, ""]:
-    """Arjovsky et al., "Invariant Risk Minimization" (2019), as DomainBed and TLL have it:
+    """IRM penalty of Arjovsky et al., "Invariant Risk Minimization" (2019), as DomainBed and TLL have it:
 
         mean over domains of  g(even rows) g(odd rows),     g = d/ds CE(s z, y) at s = 1
 
@@ -68,7 +68,7 @@ def margin_disparity(
     target_adversary: Float[Tensor, "rows classes"],
     margin: float = 4.0,
 ) -> Float[Tensor, ""]:
-    """Zhang et al., "Bridging Theory and Algorithm for Domain Adaptation" (ICML 2019), eq. 29 and 30:
+    """MDD of Zhang et al., "Bridging Theory and Algorithm for Domain Adaptation" (ICML 2019), eq. 29 and 30:
 
         margin * CE(f'(x_s), argmax f(x_s)) - mean log(1 - softmax(f'(x_t))[argmax f(x_t)])
 

@@ -1,4 +1,4 @@
-"""Metrics. `shots`, the borders between many, medium and few, needs no torch; what does is imported when asked for."""
+"""Metrics. `shots`, the limits of many, medium and few, needs no torch; what does is imported lazily."""
 
 from typing import TYPE_CHECKING
 

@@ -34,14 +34,14 @@ _NO_OBJECTS = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool), np.zeros(0
 
 
 class AveragePrecision(ABC):
-    """What boxes and masks have in common: images are collected on the host, matched and averaged in `compute`.
+    """Base class of AP for boxes and masks: images are collected on the host, matched and averaged in `compute`.
 
     All images are matched at once, in a few hundred calls of numpy. Processes exchange what was matched, not what was
     detected; an image that several of them have seen counts once.
 
     Kept for its speed (benchmarks/results/coco_evaluators.json, 512 images of COCO, 100 boxes each, processor time):
-    0.28 s here, 1.2 s by faster_coco_eval and 5.7 s by pycocotools, whose numbers are these to 1e-14; 2.8 s and 11 s
-    around them by torchmetrics, which counts an image twice that two processes have seen.
+    0.28 s here, 1.2 s by faster_coco_eval and 5.7 s by pycocotools, with equal results to 1e-14; 2.8 s and 11 s by
+    torchmetrics around these two, which counts an image twice when two processes have seen it.
     """
 
     names = AP_NAMES
@@ -70,7 +70,7 @@ class AveragePrecision(ABC):
         ids, matches, all_totals = zip(*gathered(self._matched()), strict=True)
         starts = np.cumsum([0, *map(len, ids)])[:-1]
         matched, total = joined(matches, starts), joined(all_totals, starts)
-        # every image once, in the order of their ids: detections of equal score stand in that order
+        # every image once, sorted by id, which is the order of detections of equal score
         order, keep = first_of_each(np.concatenate(ids))
         matched = MatchedDetections(*(field[keep[matched.image]] for field in matched))
         total = CountedObjects(*(field[keep[total.image]] for field in total))
@@ -80,7 +80,7 @@ class AveragePrecision(ABC):
         return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in values.items()}
 
     def _matched(self) -> tuple[np.ndarray, MatchedDetections, CountedObjects]:
-        """The images of this process: their ids, what was found in them, and what there was."""
+        """The images of this process: their ids, matched detections and annotated objects."""
         found = Detections(*flat(self._found, _NO_DETECTIONS))
         objects = Objects(*flat(self._objects, _NO_OBJECTS))
         return (
@@ -192,7 +192,7 @@ class ThingsAP(AveragePrecision):
         def overlaps(rows: np.ndarray, at: np.ndarray) -> np.ndarray:
             image = found.image[rows]
             column, row = rows - first[image], at - first_object[objects.image[at]]
-            # padding points at objects of other images: whatever it reads there is masked by the caller
+            # padding entries refer to objects of other images: the caller masks what is read for them
             place = start[image] + np.where(objects.image[at] == image, row * shapes[image, 1] + column, 0)
             common = cells[place]
             whole = np.where(objects.crowd[at], found.area[rows], found.area[rows] + objects.area[at] - common)
@@ -213,7 +213,7 @@ def box_overlap(
 
 
 def flat(images: list[Fields], empty: Fields) -> list[np.ndarray]:
-    """The number of its image beside every entry, and the fields of all images one after another."""
+    """Concatenate the fields of all images, with the image number of every entry as the first array."""
     number = np.repeat(np.arange(len(images)), [len(fields[0]) for fields in images])
     return [number, *(np.concatenate(field) for field in zip(empty, *images, strict=True))]
 

@@ -1,6 +1,6 @@
 """COCO's matching of detections with objects, and the twelve numbers that follow from it.
 
-All images, categories, thresholds and sizes at once, in a few hundred calls of numpy.
+Vectorised over images, categories, thresholds and sizes, in a few hundred calls of numpy.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ SIZES = ("all", "small", "medium", "large")
 _AREAS = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]], dtype=np.float64)
 MAX_DETECTIONS = 100  # per image and category
 _ALMOST_ONE = 1 - 1e-10
-_CELLS = 1 << 22  # of overlaps and of matching held at once
+_CELLS = 1 << 22  # elements of overlaps and of matching in memory at once
 _RECALLS = np.linspace(0.0, 1.0, 101)
 _LIMITS = (1, 10, 100)
 
@@ -30,7 +30,7 @@ class Detections(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """What there is to be found. A crowd may be found any number of times; `ignore` (VOC's difficult) once."""
+    """Annotated objects. A crowd may be matched any number of times, an `ignore` object (VOC's difficult) once."""
 
     image: Int[np.ndarray, " objects"]
     label: Int[np.ndarray, " objects"]
@@ -39,7 +39,7 @@ class Objects(NamedTuple):
     ignore: Bool[np.ndarray, " objects"]
 
 
-#: from places in `Detections` and in `Objects`, which broadcast, to the overlap of detection and object
+#: from indices into `Detections` and `Objects`, which broadcast, to the overlap of detection and object
 Overlaps = Callable[[Int[np.ndarray, "*pairs"], Int[np.ndarray, "*pairs"]], Float[np.ndarray, "*pairs"]]
 
 
@@ -67,13 +67,13 @@ class CountedObjects(NamedTuple):
 
 
 def match(found: Detections, objects: Objects, overlaps: Overlaps) -> MatchedDetections:
-    """Detections choose in the order of their scores: the free object with the largest overlap, if that is enough.
+    """Greedy matching in the order of scores: each detection gets the free object of largest overlap, if large enough.
 
     Objects that count come before those that are ignored (crowds, marked ones, those out of the range of sizes); of
     two with the same overlap the later is taken, as pycocotools does.
 
-    Instead of going through images and categories, all pairs of them whose numbers of objects are similar are padded
-    to one array, and its detections choose rank by rank.
+    Instead of a loop over images and categories, all pairs of them with similar numbers of objects are padded to one
+    array, and its detections are matched rank by rank.
     """
     classes = 1 + max((int(labels.max()) for labels in (found.label, objects.label) if len(labels)), default=0)
     order = np.lexsort((-found.score, found.image * classes + found.label))
@@ -117,7 +117,7 @@ class _Chunk(NamedTuple):
 
 
 def _chunks(group: np.ndarray, object_group: np.ndarray) -> list[_Chunk]:
-    """All groups with both, those together whose numbers of objects lie between the same powers of two."""
+    """All groups with detections and objects, batched by number of objects (between the same powers of two)."""
     both = np.intersect1d(group, object_group)
     begin, object_begin = np.searchsorted(group, both), np.searchsorted(object_group, both)
     size = np.searchsorted(group, both, side="right") - begin

@@ -1,4 +1,4 @@
-"""Gather what metrics keep on the host from all processes, and read their inputs as arrays."""
+"""Gather the host state of metrics from all processes, and convert their inputs to arrays."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ def process_and_count() -> tuple[int, int]:
 
 
 def gathered(value: T) -> list[T]:
-    """The value of every process, in their order, on each of them."""
+    """All-gather of a Python object: the value of every process, in the order of the ranks."""
     if not _several():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -27,7 +27,7 @@ def gathered(value: T) -> list[T]:
 
 
 def joined(parts: Sequence[Rows], starts: np.ndarray) -> Rows:
-    """Rows of several processes one after another; image numbers go on from `starts`."""
+    """Concatenate the rows of several processes; `starts` are the offsets of their image numbers."""
     moved = [part._replace(image=part.image + start) for part, start in zip(parts, starts, strict=True)]
     return type(parts[0])(*(np.concatenate(field) for field in zip(*moved, strict=True)))
 
@@ -41,7 +41,7 @@ def first_of_each(ids: Int[np.ndarray, " images"]) -> tuple[Int[np.ndarray, " im
 
 
 def as_array(values: Any, dtype: Any) -> np.ndarray:
-    """Tensors on any device, of any floating type, arrays and lists."""
+    """Convert tensors (on any device, of any floating type), arrays and lists to numpy."""
     if isinstance(values, Tensor):
         values = values.detach().to("cpu", torch.float64 if values.is_floating_point() else values.dtype).numpy()
     return np.asarray(values, dtype=dtype)

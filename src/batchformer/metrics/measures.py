@@ -1,4 +1,4 @@
-"""What runs are judged by: each measure once, with its label, its unit and which direction is better.
+"""Registry of evaluation measures: key, label, unit and which direction is better.
 
 Tables, verdicts, the progress line, the page, result files and the docs read these entries; nothing else in the package
 knows a unit or a direction. No torch here: commands that only read result files start without it.
@@ -86,7 +86,7 @@ _QUALITY = ("pq", "sq", "rq", "pq_things", "pq_stuff", *_PARTS_OF_QUALITY)
 
 
 def _with_the_module(*named: tuple[str, str], detail: bool = False) -> Iterator[Measure]:
-    """The same numbers of an evaluation with the module over the batch (V2's Table 12)."""
+    """These measures for an evaluation with the module active over the test batch (V2's Table 12)."""
     for key, label in named:
         yield Measure(f"{key}_batch", f"{label}, module on", note="module at test time", detail=detail)
 
@@ -138,12 +138,12 @@ PANOPTIC = (
 
 
 def primary_of(measures: Sequence[Measure]) -> Measure:
-    """The measure that decides: the one that says so, else the first."""
+    """The measure that decides a comparison: the one marked `primary`, else the first."""
     return next((measure for measure in measures if measure.primary), measures[0])
 
 
 def measures_of(result: Mapping[str, Any]) -> list[Measure]:
-    """The measures of a result file: its own, or those of the task it must be from if it is of version 0.1."""
+    """The measures of a result file: its own, or, for a file of version 0.1, those of the task inferred from it."""
     if "measures" in result:
         given = result["measures"]
         return [Measure(**{**entry, "bounds": tuple(entry.get("bounds", (None, None)))}) for entry in given]
@@ -155,7 +155,7 @@ def measures_of(result: Mapping[str, Any]) -> list[Measure]:
 
 
 def with_current_names(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result file of version 0.1 in today's words: `method` is the variant, `all` the primary measure."""
+    """A result file of version 0.1 with the current names: `method` is the variant, `all` the primary measure."""
     if "variant" in result and "measures" in result:
         return dict(result)
     measures = measures_of(result)

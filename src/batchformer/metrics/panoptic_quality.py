@@ -16,7 +16,7 @@ from batchformer.metrics.gather import as_array, gathered
 _IOU, _RIGHT, _WRONG, _MISSED = range(4)
 #: what `compute` gives, `per_class` aside
 PQ_NAMES = tuple(f"{value}{group}" for group in ("", "_things", "_stuff") for value in ("pq", "sq", "rq"))
-_LOOK_UP = 1 << 16  # ids below are found in a table, larger ones by searching
+_LOOK_UP = 1 << 16  # smaller ids use a lookup table, larger ones a binary search
 
 
 class PanopticQuality:
@@ -105,7 +105,7 @@ class Segments(NamedTuple):
 
 
 class Overlay(NamedTuple):
-    """Predicted segments without a pixel are left out; `void` is what a predicted one covers of unlabelled pixels."""
+    """Overlaps of predicted and true segments. Empty predictions are dropped; `void`: unlabelled pixels of each."""
 
     predicted: Segments
     true: Segments
@@ -114,7 +114,7 @@ class Overlay(NamedTuple):
 
 
 def overlay(prediction: Mapping[str, Any], truth: Mapping[str, Any]) -> Overlay:
-    """Both have `segmentation`, a map of segment ids, and `segments_info`, a list of dicts with `id` and `label_id`.
+    """Overlaps of two dicts of `segmentation`, a map of segment ids, and `segments_info`, with `id` and `label_id`.
 
     Predicted pixels whose id is not listed belong to no segment (transformers writes -1 or 0 there), nor do those of
     id 0 in the truth: they are void. A segment listed twice, as transformers lists the parts of fused stuff, is one.

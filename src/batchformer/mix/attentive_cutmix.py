@@ -19,7 +19,7 @@ _PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class AttentiveCutMix(Mix):
-    """The k most attended cells of image B over image A, y_B's part of the label k / cells (Walawalkar et al., 2020).
+    """Paste the k cells of image B with the highest activation over image A (Walawalkar et al., 2020).
 
     **Paper.** The last feature map of an ImageNet-pretrained network (7 x 7 at 224 pixels) is reduced to one heatmap;
     its k = 6 highest cells of 49 are cut from one image and pasted at the same places of the other. lambda is k / 49.
@@ -30,17 +30,17 @@ class AttentiveCutMix(Mix):
 
     **Here.** `channels="mean"`, as the paper reads; `"last"` is the released one. The extractor runs in eval mode
     without gradients and is no part of any model of yours: not registered, trained or saved with it. Images are resized
-    to `size` for the extractor only; cells are cut from the images as they are. Nothing is drawn but the partner (and
-    `prob`): `alpha` is there for the sake of one interface and changes nothing.
+    to `size` for the extractor only; cells are cut from the images as they are. The partner (and `prob`) is all that is
+    random: `alpha` exists for a common interface and has no effect.
 
     Args:
         extractor: any module that turns images into feature maps (batch, channels, rows, columns); `feature_map` makes
             one of a timm or torchvision model. It is moved to the device of the images.
         k: cells to paste; None takes 6 of 49, or as much of another grid (at least one).
         channels: how a heatmap is made of the channels, "mean" or "last".
-        size: side the images are resized to for the extractor; None shows them as they are.
-        prepare: what the extractor needs done to the images first, `Renormalize` for example; None shows the images as
-            they come, normalised as the user's model wants them.
+        size: side the images are resized to for the extractor; None: not resized.
+        prepare: transform of the extractor's input, `Renormalize` for example; with None it gets the images as given,
+            normalised for the user's model.
         options: those of `Mix`.
     """
 
@@ -134,7 +134,7 @@ class AttentiveCutMix(Mix):
 
 @dataclass(eq=False, repr=False)
 class CellsMixed(Mixed):
-    """Cells of a grid that need not divide the image: labels go by cells, as published, `share` by pixels."""
+    """A batch mixed by cells that need not divide the image: labels go by cells, as published, `share` by pixels."""
 
     cell_share: Float[Tensor, " batch"] = field(kw_only=True)
 
@@ -143,7 +143,7 @@ class CellsMixed(Mixed):
 
 
 def top_cells(heat: Float[Tensor, "batch rows columns"], k: int) -> Float[Tensor, "batch rows columns"]:
-    """1 in the k hottest cells of each map; of equal ones those first in reading order, on every device."""
+    """1 in the k highest cells of each map; ties go to the first in row-major order, on every device."""
     order: Int[Tensor, "batch cells"] = heat.flatten(1).argsort(dim=1, descending=True, stable=True)
     return torch.zeros_like(heat).flatten(1).scatter_(1, order[:, :k], 1.0).view_as(heat)
 
@@ -158,7 +158,7 @@ class _TruncatedModel(nn.Module):
 
 
 class FeatureMap(_TruncatedModel):
-    """timm's `forward_features`, as a map (batch, channels, rows, columns) whatever the model keeps its features in."""
+    """timm's `forward_features` as a map (batch, channels, rows, columns), whatever the layout of its features."""
 
     def forward(self, images: Images) -> Map:
         features = self.model.forward_features(images)  # type: ignore[operator]
@@ -182,7 +182,7 @@ class FeatureMap(_TruncatedModel):
 
 
 class TokenMap(_TruncatedModel):
-    """torchvision's ViT up to its encoder, the tokens of the image as a map."""
+    """torchvision's ViT up to the end of its encoder, with the image tokens as a map."""
 
     def forward(self, images: Images) -> Map:
         model: Any = self.model
@@ -209,7 +209,7 @@ class InputTransform(nn.Module):
 
 
 class CompiledAsOne(nn.Sequential):
-    """A sequence that torch compiles as a whole; of a plain `nn.Sequential` it compiles every part by itself."""
+    """An `nn.Sequential` that torch compiles as one graph; a plain one it compiles part by part."""
 
     def forward(self, images: Images) -> Tensor:
         for part in self:
@@ -231,7 +231,7 @@ def feature_map(model: nn.Module) -> nn.Module:
     if "features" in children:
         # torchvision's Swin has its channels last until here
         after = [children[name] for name in ("norm", "permute") if name in children] if "permute" in children else []
-        if type(model).__name__ == "DenseNet":  # whose `forward` has it
+        if type(model).__name__ == "DenseNet":  # applied in its `forward`
             after.append(nn.ReLU())
         return CompiledAsOne(children["features"], *after)
     if {"conv_proj", "encoder", "heads"} <= children.keys():
@@ -250,7 +250,7 @@ def feature_map(model: nn.Module) -> nn.Module:
 def _end(model: nn.Module, children: dict[str, nn.Module]) -> int | None:
     """How many of the children come before the pooling, where they run one after the other."""
     ends = ["avgpool"]
-    if type(model).__module__.startswith("torchvision.models."):  # some of which pool without a layer
+    if type(model).__module__.startswith("torchvision.models."):  # some pool without a module
         ends += ["classifier", "fc"]
     return next((list(children).index(name) for name in ends if name in children), None)
 

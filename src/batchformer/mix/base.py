@@ -37,7 +37,7 @@ class Mixed:
     mask: Float[Tensor, "#batch 1 height width"] | None = None
 
     def label_share(self) -> Float[Tensor, " batch"]:
-        """How much of the target is image B's: the share in pixels, unless a method knows better (TransMix)."""
+        """Weight of image B in the target: the share in pixels, unless a method overrides it (TransMix)."""
         return self.share
 
     def targets(self) -> SoftLabels:
@@ -54,7 +54,7 @@ def soft_labels(targets: Targets, num_classes: int, smoothing: float = 0.0) -> S
     As timm and the released TransMix code do it: 1 - s + s/K for the true class, s/K for the others.
     """
     if targets.ndim == 1 and not targets.is_floating_point():
-        if targets.device.type == "cpu":  # elsewhere looking would make the host wait for the device
+        if targets.device.type == "cpu":  # on other devices the check would synchronise the host
             _check_ids(targets, num_classes)
         rows = torch.zeros(len(targets), num_classes, dtype=torch.float32, device=targets.device)
         rows.scatter_(1, targets[:, None].long(), 1.0)
@@ -81,10 +81,10 @@ Partner = Literal["random", "flip"]
 
 @dataclass(frozen=True)
 class Draw:
-    """Everything random about one batch, on the device of the images. One row where the batch shares a draw.
+    """All random numbers of one batch, on the device of the images. One row where the batch shares a draw.
 
-    `share` is that of image B as drawn, 1 - lambda of the papers, and 0 where `prob` left the images alone; `centre`
-    lies anywhere in the image, (row, column) in parts of its height and width.
+    `share` is that of image B as drawn, 1 - lambda of the papers, and 0 where `prob` skipped the images; `centre` is
+    uniform over the image, (row, column) as fractions of its height and width.
     """
 
     partner: Int[Tensor, " batch"]
@@ -93,7 +93,7 @@ class Draw:
 
 
 class MixKeywords(TypedDict, total=False):
-    """The options of `Mix`, for the methods that have others besides and pass these on."""
+    """The keyword options of `Mix`, for subclasses that add others and pass these on."""
 
     alpha: float
     prob: float
@@ -104,15 +104,15 @@ class MixKeywords(TypedDict, total=False):
 
 
 class Mix(ABC):
-    """Mixes the images of a batch in pairs; a method says in `apply` how.
+    """Base class of methods that mix the images of a batch in pairs; subclasses implement `apply`.
 
         mixed = mix(images, targets)
         loss = criterion(model(mixed.images), mixed.targets())
 
-    All random numbers of a batch are drawn in `draw`; `apply` is plain tensor code that waits for no device, so a
-    compiler or a CUDA graph can be put around it (Puzzle-Mix, which differentiates a model, excepted). Draws are made
-    where the generator is (without one, by torch's global CPU generator) and copied over: with a CPU generator the same
-    seed gives the same batch on every device.
+    All random numbers of a batch are drawn in `draw`; `apply` is tensor code without host synchronisation, so it can be
+    compiled or captured in a CUDA graph (Puzzle-Mix, which differentiates a model, excepted). Draws are made on the
+    generator's device (without one, by torch's global CPU generator) and copied: with a CPU generator the same seed
+    gives the same batch on every device.
 
     Args:
         num_classes: width of the targets.
@@ -138,7 +138,7 @@ class Mix(ABC):
     ) -> None:
         name = type(self).__name__
         if not is_whole(num_classes):
-            # a model in its place would print all its layers
+            # the repr of a model would print all its layers
             given = f"a {type(num_classes).__name__}" if isinstance(num_classes, nn.Module) else repr(num_classes)
             raise UserError(f"{name}: num_classes={given} must be a positive whole number.")
         if not 0 < as_number(alpha) <= torch.finfo(torch.float32).max:  # Beta(inf, inf) gives no numbers
@@ -170,7 +170,7 @@ class Mix(ABC):
         warn_of_copied_generator(type(self).__name__, self.generator, self._seed)
         batch, device = len(images), images.device
         at = self.generator.device if self.generator is not None else torch.device("cpu")
-        # float32 by name: a run all in half precision has another default, and 256 places for a box
+        # explicit float32: with a default dtype of half precision, a box would have only 256 positions
         rows = batch if self.per_sample else 1
         numbers = torch.rand(rows, 3, generator=self.generator, device=at, dtype=torch.float32)
         share = sample_beta(self.alpha, len(numbers), self.generator, at)
@@ -179,7 +179,7 @@ class Mix(ABC):
             partner = torch.randperm(batch, generator=self.generator, device=at)
         else:
             partner = torch.arange(batch - 1, -1, -1, device=device)
-        wait = at.type != "cpu"  # what comes from the host is copied without waiting; to the host it may not be
+        wait = at.type != "cpu"  # copies from the host are asynchronous; copies to the host must not be
         return Draw(
             partner=partner.to(device, non_blocking=not wait),
             share=share.to(device, non_blocking=not wait),
@@ -214,7 +214,7 @@ class Mix(ABC):
             )
 
     def close(self) -> None:  # noqa: B027 (nothing to do is the rule)
-        """Take out of a model what the method put into it; most put nothing there."""
+        """Remove what the method installed in a model; most install nothing."""
 
     def __enter__(self) -> Any:
         return self
@@ -238,13 +238,13 @@ def need_module(name: str, what: str, given: object) -> None:
 def sample_beta(alpha: float, count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
     """`count` numbers from Beta(alpha, alpha), none of them 0 or 1."""
     options: dict[str, Any] = {"device": device, "dtype": torch.float32}
-    if alpha < 0.1:  # both gamma variables may be too small for a float, and torch would call their share a half
+    if alpha < 0.1:  # both gamma variables may underflow, and torch would return 0.5
         gamma = torch._standard_gamma(torch.full((count, 2), alpha + 1, **options), generator=generator)
         numbers = torch.rand(count, 2, generator=generator, **options)
         apart = gamma.log().diff(dim=1) + torch.log1p(-numbers).diff(dim=1) / alpha
         limits = torch.finfo(torch.float32)
         return apart[:, 0].sigmoid().clamp(limits.tiny, 1 - limits.eps)
-    # Beta is the Dirichlet distribution of two; torch.distributions draws it by this very function, without generator.
+    # Beta is a two-dimensional Dirichlet; torch.distributions calls the same function, but without a generator.
     return torch._sample_dirichlet(torch.full((count, 2), alpha, **options), generator=generator)[:, 0]
 
 
@@ -252,7 +252,7 @@ _warned = False
 
 
 def warn_of_copied_generator(name: str, generator: torch.Generator | None, seed: int | None) -> None:
-    """Warn once in each DataLoader worker whose generator is still an unchanged copy of the mix's, with its `seed`.
+    """Warn once in each DataLoader worker that still has an unchanged copy of the mix's generator, with its `seed`.
 
     Without a generator there is no problem: torch gives every worker, in every epoch, a seed of its own.
     """
@@ -269,7 +269,7 @@ def warn_of_copied_generator(name: str, generator: torch.Generator | None, seed:
 
 
 def refuse_in_worker(name: str) -> None:
-    """Methods that run the model in training cannot work in a worker, which has a copy from when it was started."""
+    """Raise in a DataLoader worker: it has a stale copy of the model, which methods that run the model cannot use."""
     if get_worker_info() is not None:
         raise UserError(
             f"{name} asks the model that is trained, and a DataLoader's worker has only a copy of it: mix in the "

@@ -1,8 +1,8 @@
 """The attention weights of one query over all tokens, from the input of an attention layer: no N x N matrix.
 
-A layer is taken to be `softmax(q k^T / sqrt(d) + bias) v` with its weights under the names that timm, transformers or
-torch give them. Query and keys are computed once more for that one row (of a twelve-block ViT a few thousandths of a
-step), so the layer's own fast attention stays as it is.
+A layer is assumed to be `softmax(q k^T / sqrt(d) + bias) v` with its weights under the names that timm, transformers or
+torch give them. Query and keys are recomputed for that one row (of a twelve-block ViT a few thousandths of a step), so
+the layer's own fused attention is unchanged.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -47,10 +47,10 @@ def attention_rows(
     """Attention weights of every head, in float32 whatever the precision around.
 
     Args:
-        tokens: what enters the layer; the first `prefix` ones are no part of the image (class token, registers).
-        query: whose attention: the first token's ("class"), that of the mean of the image tokens' queries ("mean"), or
-            every token's ("all", which is N x N).
-        keys: where the layer takes its keys from other tokens: reduced ones, or those a probe looks at.
+        tokens: input of the layer; the first `prefix` ones are no part of the image (class token, registers).
+        query: the query of the first token ("class"), the mean of the image tokens' queries ("mean"), or every token's
+            ("all", which is N x N).
+        keys: other tokens that the keys are computed from: reduced ones, or those a pooling probe attends to.
         bias: what the layer adds to the logits.
         rope: rotary embedding of the tokens behind the prefix: timm's tensor, or cosines and sines (transformers).
     """
@@ -121,16 +121,16 @@ def _separate(layer: nn.Module) -> tuple[str, str, int] | None:
 def _part_of(linear: nn.Module, x: Tensor, index: int, parts: int) -> Tensor:
     if type(linear) is nn.Linear and not _does_more(linear):
         return _part(x, linear.weight, linear.bias, index, parts)
-    return linear(x).chunk(parts, dim=-1)[index]  # something wrapped around it (LoRA, quantised): as it computes
+    return linear(x).chunk(parts, dim=-1)[index]  # a wrapper (LoRA, quantised): call it
 
 
 def _does_more(module: nn.Module) -> bool:
-    """Whether hooks, or a `forward` of its own, change what its class computes."""
+    """Whether hooks or an instance `forward` change what its class computes."""
     return bool(module._forward_hooks) or bool(module._forward_pre_hooks) or "forward" in module.__dict__
 
 
 def _part(x: Tensor, weight: Tensor, bias: Tensor | None, index: int, parts: int) -> Tensor:
-    """One of the maps that are stacked in one weight."""
+    """Apply one of the linear maps that are stacked in one weight."""
     size = weight.shape[0] // parts
     rows = slice(index * size, (index + 1) * size)
     return F.linear(x, weight[rows], None if bias is None else bias[rows])

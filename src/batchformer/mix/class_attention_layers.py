@@ -1,21 +1,21 @@
-"""Which layers of a model compute attention that can be read, and how: by structure and by trial, not by class name.
+"""Find the layers of a model with readable attention, by structure and a numerical check, not by class name.
 
 A layer must have the weights of softmax(q k^T) v and nothing else, and compute that (`attending_tokens`): names of
-weights do not tell it all, because attention between channels or inside windows may have the very same ones.
+weights are not enough, because attention between channels or inside windows may have the same ones.
 
-| model | layer read | whose attention |
+| model | layer read | query |
 |---|---|---|
 | ViT, DeiT, DeiT-3, DINOv2, BEiT, EVA; torchvision's ViT | attention of a block | class token |
 | transformers' ViT, DeiT, CLIP's vision model, DINOv3 | attention of a block | class token |
-| DeiT distilled | attention of a block | class token: the distillation token answers to the teacher, not to the label |
+| DeiT distilled | attention of a block | class token: the distillation token is trained on the teacher, not the label |
 | SigLIP with its pooling head (timm's; transformers' model, whose classifier leaves it out) | that head | the probe |
 | CaiT, XCiT, VOLO | class-attention layers, the only ones with a class token | class token |
 | ViT with average pooling, PVT v2 | attention of a block | mean of the image tokens' queries |
 | Swin | a block, its windows put together again | mean of all tokens' queries |
 
-Where the classifier reads the mean of the tokens there is no class token (or one that learns nothing): then the query
-is the mean of the queries, what a class token that were the mean of the tokens would ask. It is one row as well; the
-mean of all rows would need N x N.
+Where the classifier reads the mean of the tokens there is no class token (or an untrained one): then the query is the
+mean of the queries, that of a class token equal to the mean of the tokens. It is one row as well; the mean of all rows
+would need N x N.
 """
 
 import copy
@@ -47,7 +47,7 @@ _CHILDREN = frozenset(
 _WEIGHTS = frozenset(("q_bias", "k_bias", "v_bias", "relative_position_bias_table", "in_proj_weight", "in_proj_bias"))
 # These keep a class token or a pooling head, and classify the mean of the tokens of the image.
 _MEAN_POOLED = frozenset(f"{name}ForImageClassification" for name in ("CLIP", "MetaClip2", "Siglip", "Siglip2"))
-# Where a layer cannot be run alone (weights sharded or quantised), those of these files are known to be right.
+# Modules with verified layers, for layers that cannot be run alone (weights sharded or quantised).
 _KNOWN_MODULES = (
     "torch.nn.modules.activation",
     "timm.layers.attention",
@@ -62,7 +62,7 @@ _GRID = (17, 3)  # larger than the windows that attention is cut into
 
 
 def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tuple[str, nn.Module, Reader]]:
-    """Path, layer and reader of every layer whose attention can be read, in the model's order."""
+    """Path, layer and reader of every layer with readable attention, in the model's order."""
     has_class, prefix = prefix_tokens(model)
     chosen: ClassQuery = query or ("class" if has_class and not _pools_image_tokens(model) else "mean")
     found: list[tuple[str, nn.Module, Reader]] = []
@@ -123,7 +123,7 @@ def _classifies_the_mean(model: nn.Module) -> bool:
 def _is_plain(layer: nn.Module) -> bool:
     children = {name for name, _ in layer.named_children()}
     weights = {name for name, _ in layer.named_parameters(recurse=False)}
-    # Hiera's tokens do not stand row by row; a key of zeros is no token
+    # Hiera's tokens are not in row-major order; `add_zero_attn` adds a key that is no token
     other = hasattr(layer, "query_stride") or getattr(layer, "add_zero_attn", False)
     return has_projections(layer) and children <= _CHILDREN and weights <= _WEIGHTS and not other
 
@@ -165,7 +165,7 @@ def attending_tokens(layer: nn.Module) -> Attending | None:
     if any(weight.is_meta for weight in layer.parameters()):
         return named  # nothing to compare yet
     try:
-        # A copy in float64, so that neither the precision of the model nor its device blurs the comparison.
+        # A copy in float64 on the CPU, so that the comparison does not depend on the model's precision or device.
         twin: Any = copy.deepcopy(layer).to("cpu", torch.float64).eval()
         tokens = _random_tokens(twin)
         given = tokens if getattr(twin, "batch_first", True) else tokens.transpose(0, 1)
@@ -177,7 +177,7 @@ def attending_tokens(layer: nn.Module) -> Attending | None:
         if own.shape != expected.shape or (own - expected).norm() > 0.01 * expected.norm():
             return None
         return "class" if own.shape[1] == 1 else "all"
-    except Exception:  # another person's layer, given what it may not take
+    except Exception:  # a third-party layer may not accept these arguments
         return named if type(layer).__module__.startswith(_KNOWN_MODULES) else None
 
 
@@ -187,7 +187,7 @@ def _random_tokens(layer: Any) -> Tensor:
     linear: Any = next((one for name in ("qkv", "q", "q_proj", "query") if (one := getattr(layer, name, None))), None)
     width = layer.embed_dim if linear is None else linear.in_features
     generator = torch.Generator("cpu").manual_seed(0)
-    # far apart, so that fresh weights too attend to some tokens more than to others
+    # large values, so that attention is not uniform with initial weights either
     return 10 * torch.randn(1, count, width, generator=generator, dtype=torch.float64, device="cpu")
 
 

@@ -16,7 +16,7 @@ ClassQuery = Literal["class", "mean"]
 
 
 class Reader(ABC):
-    """Callable on a layer and its arguments: one row of attention per sample, over the tokens of the image alone.
+    """Compute one row of attention per sample, over the image tokens, from a layer and its forward arguments.
 
     The rows are maps (batch, height, width) where the layer knows its grid, else (batch, tokens). With `whole` it is
     the attention of every token to every token, (batch, tokens, tokens), the prefix included: for the rollout.
@@ -37,17 +37,17 @@ class Reader(ABC):
 class TokenReader(Reader):
     """Attention over a row of tokens (batch, tokens, width): ViT, DeiT, BEiT, EVA; class attention of CaiT and XCiT.
 
-    In class attention (`class_alone`) the other tokens stay as they are, so their rows of the whole are the identity.
-    Also that of one probe to all tokens, in a pooling head: then its only row is asked, with keys from the tokens.
-    What a layer is given beside its tokens and is not known here (masks, position embeddings) would change what it
-    attends to, so it is refused.
+    In class attention (`class_alone`) the other tokens are unchanged, so their rows of the whole are the identity. Also
+    the attention of one probe to all tokens, in a pooling head: then its only row is read, with keys from the tokens.
+    Further arguments of a layer that are not known here (masks, position embeddings) would change its attention, so
+    they are refused.
     """
 
     def __init__(
         self, query: ClassQuery, prefix: int = 0, names: tuple[str, ...] = (), class_alone: bool = False
     ) -> None:
         super().__init__(query, prefix)
-        self.names = names  # of what the layer takes by position
+        self.names = names  # of the layer's positional arguments
         self.class_alone = class_alone
 
     def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False) -> Tensor:
@@ -166,14 +166,14 @@ def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 class ClassAttentionRecorder(InstanceForward):
     """An attention layer's `forward` that records the class row of the attention, then calls the original one.
 
-    Not a hook, which compiled code may skip (see `InstanceForward`); and read at once, not later from a stored input:
-    inside the forward the precision is that of the model, its weights are there (FSDP gathers them for the forward
-    only), and a compiler fuses it. Of a batch mixed in training it reads no pass in eval mode: a validation in between
-    changes nothing, and a copy of the model (EMA) reads nothing at all. One mixed in eval mode, right behind a
-    validation, may still have its pass in training, `model.train()(mixed.images)`. It reads one pass: what came of a
-    second one before `take` may belong to other images, and is noted (`again`).
+    Not a hook, which compiled code may skip (see `InstanceForward`); and computed in the forward, not later from a
+    stored input: there the precision is that of the model, its weights are gathered (FSDP does so for the forward
+    only), and a compiler fuses it. For a batch mixed in training, passes in eval mode are not recorded: a validation in
+    between changes nothing, and a copy of the model (EMA) records nothing. A batch mixed in eval mode, right after a
+    validation, may still have its pass in training, `model.train()(mixed.images)`. One pass is recorded: a second one
+    before `take` may belong to other images, and sets the state to `again`.
 
-    `state` has few values: code is compiled for each of them once, and not again from batch to batch.
+    `state` has few values, so that code is compiled once for each of them and not for every batch.
     """
 
     def __init__(self, layer: nn.Module, reader: Reader, whole: bool = False) -> None:
@@ -195,7 +195,7 @@ class ClassAttentionRecorder(InstanceForward):
 
     @property
     def __globals__(self) -> dict[str, Any]:
-        """torch.jit.script asks every `forward` for its globals: raise, with the reason why it cannot work."""
+        """Read by torch.jit.script from every `forward`: raise, with the reason why scripting cannot work."""
         raise AttributeError(
             "a model that TransMix reads cannot go through torch.jit.script: close the mix first, mix.close() (of a "
             "copy of the model batchformer.mix.close(copy)), or use torch.export or torch.jit.trace."
@@ -220,7 +220,7 @@ class ClassAttentionRecorder(InstanceForward):
         return rows
 
     def take_away(self) -> None:
-        """Take it off the layer, also from below another `forward` that was put on top of it later."""
+        """Remove it from the layer, also where another instance `forward` has been put around it later."""
         layer = self.layer
         if layer is None:
             return

@@ -1,4 +1,4 @@
-"""The labels of least energy over a grid of cells, by minimum cuts of many small grids at once."""
+"""Labels of least energy over grids of cells, by minimum cuts batched over many small grids."""
 
 import warnings
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def least_energy(energy: GridEnergy) -> Int[Tensor, "batch height width"]:
     labels = unary.shape[1]
     if labels not in (2, 3):
         raise UserError(f"the graph cut knows 2 or 3 labels, and the energy has {labels}.")
-    if unary.device.type == "cpu":  # elsewhere looking would make the host wait for the device
+    if unary.device.type == "cpu":  # on other devices the check would synchronise the host
         _check(unary, right, down)
     edge = 1 / (labels - 1) ** 2
     scale = _scale(unary, right, down)
@@ -61,7 +61,7 @@ def least_energy(energy: GridEnergy) -> Int[Tensor, "batch height width"]:
 
 
 def _lowered(labels: Tensor, right: Tensor, down: Tensor) -> Int[Tensor, "batch height width"]:
-    """What lowering a cell alone saves on its edges, apart from the edge that a cut pays anyway.
+    """Gain of lowering one cell, from its edges, without the cost of the edges that are cut.
 
     (d - b_i + b_j)**2 = d**2 - 2 d (b_i - b_j) + (b_i - b_j)**2 for labels d apart, lowered by b.
     """
@@ -114,16 +114,16 @@ def cut_grid(
 ) -> Bool[Tensor, "batch height width"]:
     """The set of cells with the largest sum of `gain` minus the edges that leave it, for each grid; exact.
 
-    That is the minimum cut of a graph where a cell with a gain hangs on the source and one with a loss on the sink, and
-    neighbours are joined by the edges `right` and `down` (none below 0). Of several best sets it is the largest.
+    That is the minimum cut of a graph where cells with a gain are connected to the source, those with a loss to the
+    sink, and neighbours by the edges `right` and `down` (none below 0). Of several best sets it is the largest.
 
-    Push-relabel (Goldberg and Tarjan, 1988), every cell of every grid at the same time: a cell with excess pushes it to
-    neighbours one step nearer to a cell that still has room; the distances are kept as lower bounds by relabelling all
-    cells after each sweep (valid, since labels only grow) and computed exactly now and then, which also tells which
-    cells reach no room any more. When no excess reaches any, those cells are the set; grids that are done are set
-    aside. All numbers are 32-bit integers: sums of gains and four times an edge must stay below 2**30.
+    Push-relabel (Goldberg and Tarjan, 1988), all cells of all grids in parallel: a cell with excess pushes it to
+    neighbours one step nearer to a cell with a deficit; the distances are kept as lower bounds by relabelling all cells
+    after each sweep (valid, since labels only grow) and recomputed exactly every few sweeps, which also finds the cells
+    that reach no deficit any more. When no excess reaches one, those cells are the set; finished grids are removed from
+    the batch. All numbers are 32-bit integers: sums of gains and four times an edge must stay below 2**30.
 
-    On a CUDA device all of it is one launch (`triton_kernels`) that the host does not wait for.
+    On a CUDA device all of it is one launch (`triton_kernels`), without host synchronisation.
     """
     batch, height, width = gain.shape
     if gain.is_cuda and (in_one_launch := _kernel(gain.device, height * width)) is not None:
@@ -131,11 +131,11 @@ def cut_grid(
         cells, _ = in_one_launch(gain.to(torch.int32).reshape(batch, -1).contiguous(), room, width)
         return cells.view(batch, height, width)
     ahead, back = _neighbours(height, width, gain.device)
-    # the batch comes last: a neighbour is then a whole row of memory
+    # the batch is the last dimension: a neighbour is then a contiguous row
     excess = gain.to(torch.int32).reshape(batch, -1).T.contiguous()
     room = _edges(right, down)
     unreached = torch.zeros_like(excess, dtype=torch.bool)
-    working: Tensor | None = None  # columns of `unreached` that excess and room stand for; None is all of them
+    working: Tensor | None = None  # the columns of `unreached` still in excess and room; None is all of them
     far = height * width + 1
     while True:
         distance = _distances(excess, room, ahead, far)
@@ -163,8 +163,8 @@ def _sweep(
     back: Int[Tensor, " 4*cells"],
     far: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Every cell pushes what it has to neighbours one step nearer, then takes the distance its neighbours allow."""
-    # arithmetic in place of conditions: comparisons of integers are the slow operations of a CPU
+    """One push-relabel sweep: every cell pushes its excess to neighbours one step nearer, then is relabelled."""
+    # arithmetic in place of conditions: integer comparisons are slow on a CPU
     beyond = distance.index_select(0, ahead).view_as(room)
     nearer = (distance - beyond).clamp_(min=0)  # 1 or 0 where there is room: labels are never more than a step apart
     pushed = nearer.mul_(room)
@@ -181,12 +181,12 @@ def _sweep(
 
 
 def _distances(excess: Tensor, room: Tensor, ahead: Tensor, far: int) -> Int[Tensor, "cells batch"]:
-    """Steps from each cell to the nearest one with a deficit, along edges with room; `far` where there is no way."""
+    """Distance of each cell to the nearest one with a deficit, along edges with room; `far` where there is no path."""
     distance = (excess + 1).clamp_(0, 1).mul_(far)
     closed = room.clamp(max=1).sub_(1).mul_(-far)
     while True:
         before = distance
-        for _ in range(8):  # looked at every so often only: looking makes the host wait
+        for _ in range(8):  # convergence is checked every eighth step: the check synchronises the host
             beyond = distance.index_select(0, ahead).view_as(room)
             distance = distance.minimum(beyond.add_(closed).amin(0).add_(1))
         if torch.equal(distance, before):
@@ -194,7 +194,7 @@ def _distances(excess: Tensor, room: Tensor, ahead: Tensor, far: int) -> Int[Ten
 
 
 def _edges(right: Tensor, down: Tensor) -> Int[Tensor, "4 cells batch"]:
-    """Room to the right, left, down and up; none over the border of the grid."""
+    """Residual capacity (room) to the right, left, down and up; none over the border of the grid."""
     batch, height, width = len(right), right.shape[1], down.shape[2]
     room = torch.zeros(4, height, width, batch, dtype=torch.int32, device=right.device)
     room[0, :, :-1] = room[1, :, 1:] = right.permute(1, 2, 0).to(torch.int32)
@@ -220,9 +220,9 @@ def _kernel(device: torch.device, cells: int) -> Callable[[Tensor, Tensor, int],
 
 @lru_cache(256)
 def _neighbours(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where the four neighbours of each cell are, and where among all pushes the one from there to here is.
+    """Indices of the four neighbours of each cell, and of the pushes from these neighbours to the cell.
 
-    Over the border it is some cell: there is no room that way, so it is never used.
+    Over the border it is an arbitrary cell: the capacity is 0, so it is never used.
     """
     cells = height * width
     here = torch.arange(cells, device="cpu")

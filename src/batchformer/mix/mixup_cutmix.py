@@ -34,8 +34,8 @@ class CutMix(Mix):
     """x = (1 - M) x_A + M x_B with M a box, y = (1 - s) y_A + s y_B with s its part of the image (Yun et al., 2019).
 
     The box has the sides sqrt(r) H and sqrt(r) W, r ~ Beta(alpha, alpha), around a point anywhere in the image, and is
-    clipped at the border. The paper's eq. 2 would leave the label at r; its released code, timm and TransMix take what
-    the clipped box really covers, and so does this. One box for the whole batch, as all of them, unless `per_sample`.
+    clipped at the border. The paper's eq. 2 would leave the label at r; its released code, timm and TransMix take the
+    area of the clipped box, and so does this. One box for the whole batch, as all of them, unless `per_sample`.
 
     Own code for the reasons given at `Mixup`: timm and torchvision both cut with host numbers.
     """
@@ -51,7 +51,7 @@ def cut(
     centre: Float[Tensor, "#batch 2"],
     share: Float[Tensor, " #batch"],
 ) -> tuple[Images, Float[Tensor, "#batch 1 height width"], Float[Tensor, " batch"]]:
-    """The images with a box of their partners, its mask, and the part of the image it really covers."""
+    """The images with a box of their partners pasted, its mask, and its share of the image after clipping."""
     height, width = images.shape[-2:]
     box = box_around(centre, share, height, width)
     mask = box_mask(box, height, width)
@@ -62,13 +62,13 @@ def cut(
 def box_around(
     centre: Float[Tensor, "#boxes 2"], share: Float[Tensor, " #boxes"], height: int, width: int
 ) -> Int[Tensor, "boxes 4"]:
-    """Boxes (top, bottom, left, right) of about `share` of the image, clipped to it; bottom and right lie outside.
+    """Boxes (top, bottom, left, right) of about `share` of the image, clipped to it; bottom and right are exclusive.
 
     CutMix, eq. 2: sides sqrt(share) times those of the image, rounded down to whole pixels, around the centre (given in
     parts of height and width). A side of odd length lies one pixel further down or right, as timm has it now; the code
     released with CutMix, SaliencyMix and TransMix halves it towards zero twice and loses that pixel.
     """
-    # Roots in float32 differ in the last bit from device to device, and with it now and then a pixel.
+    # Square roots in float32 differ in the last bit between devices, which sometimes moves a side by a pixel.
     side = share.to(torch.float32 if share.device.type == "mps" else torch.float64).sqrt()
     top, bottom = _span(centre[:, 0], side, height)
     left, right = _span(centre[:, 1], side, width)

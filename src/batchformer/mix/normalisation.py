@@ -52,14 +52,14 @@ def unit_range(
                 f"mean and std have {len(mean)} and {len(std)} numbers and the images {images.shape[1]} channels: "
                 f"give one of each for every channel, or a single number for all."
             )
-        # channel by channel with host numbers: a tensor of them would have to be copied to the device, and waited for
+        # channel by channel with Python numbers: a tensor of them would need a synchronous copy to the device
         return torch.stack([images[:, c] * std[c] + mean[c] for c in range(len(mean))], dim=1).clamp(0, 1)
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     return (images - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 class Renormalize:
-    """Images normalised by one mean and std, as another network wants them (ImageNet's by default).
+    """Convert images normalised by one mean and std to another mean and std (ImageNet's by default).
 
     Each is a number for every channel, or one for all of them.
     """

@@ -39,8 +39,8 @@ def puzzle_energy(
     that form for the steps in between.
 
     `neighbourhood` is cut down to what divides a cell: 4 pixels on CIFAR and 2 at 224 pixels with 16 blocks, both as
-    published. Two things differ from the code: `share` is held at least 1e-4 from 0 and 1 inside the logarithms (there
-    1e-8 is added to each probability, the same bound), and no edge goes below 0 (there gamma <= 1 sees to that).
+    published. Two things differ from the code: `share` is clamped to [1e-4, 1 - 1e-4] inside the logarithms (there 1e-8
+    is added to each probability, the same bound), and edges are clamped at 0 (there gamma <= 1 guarantees it).
     """
     smoothness = beta / blocks / 16
     lost = cell_saliency(saliency, blocks, blocks)
@@ -108,14 +108,14 @@ def transport_plan(
     *,
     eps: float = 0.8,
 ) -> Int[Tensor, "batch rows*columns"]:
-    """For each place of a grid, the cell of the image that goes there.
+    """For each position of a grid, the cell of the image that is moved there.
 
     Moving cell i to place j costs eps |i - j|**2 / (n - 1)**2 (in cells, n those of the grid's longer side) less the
     saliency of i where j is shown. As published, it is solved approximately in n rounds: every cell takes its cheapest
-    place, of several at one place the cheapest stays, the others find that place dearer by 1.
+    position, of several at one position the cheapest stays, for the others the cost of that position rises by 1.
 
-    The released code holds the plan as a dense matrix, and what it does not show it leaves black; here a place that
-    nobody takes keeps its own cell. What is shown is the same.
+    The released code stores the plan as a dense matrix and leaves what the mask does not show black; here a position
+    without a cell keeps its own. What is shown is the same.
     """
     rows, columns = saliency.shape[1:]
     cells = rows * columns
@@ -128,7 +128,7 @@ def transport_plan(
     for _ in range(steps):
         price, place = cost.min(2)
         lowest = torch.full_like(price, torch.inf).scatter_reduce(1, place, price, "amin")
-        # of equal prices the first cell: the order in which a device sees them must not matter
+        # ties go to the first cell: the result must not depend on the execution order of a device
         bid = torch.where(price <= lowest.gather(1, place), here, cells)
         taker = torch.full_like(place, cells).scatter_reduce(1, place, bid, "amin")
         lost = (taker.gather(1, place) != here).to(price.dtype)
@@ -139,7 +139,7 @@ def transport_plan(
 def move_cells(
     images: Float[Tensor, "batch channels height width"], source: Int[Tensor, "batch cells"], rows: int, columns: int
 ) -> Float[Tensor, "batch channels height width"]:
-    """The images put together anew, in the memory format they had: in place j of the grid cell `source[j]`."""
+    """Permute the cells of images, keeping the memory format: position j of the grid gets cell `source[j]`."""
     batch, channels, height, width = images.shape
     high, wide = height // rows, width // columns
     grid = images.reshape(batch, channels, rows, high, columns, wide).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)

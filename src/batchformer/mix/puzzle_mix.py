@@ -1,4 +1,4 @@
-"""Puzzle-Mix: two images cut along the mask of least energy, by what the model itself finds salient."""
+"""Puzzle-Mix: two images mixed by the mask of least energy, from the saliency of the model in training."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ from batchformer.nn.inputs import as_number, is_whole
 
 @dataclass(frozen=True)
 class PuzzleDraw(Draw):
-    """With the number of blocks per side of the mask: a Python number, since shapes depend on it."""
+    """`Draw` and the number of blocks per side of the mask: a Python number, since shapes depend on it."""
 
     blocks: int
 
@@ -46,7 +46,7 @@ class PuzzleMix(Mix):
     pass through the model runs in eval mode under the caller's autocast and leaves no gradients and no statistics.
 
     Args:
-        model: the model in training; its gradient says what is salient.
+        model: the model in training; its input gradient is the saliency.
         criterion: criterion(model(images), soft targets), a mean over the batch; cross entropy by default.
         labels: steps of the mask, 3 or 2.
         transport: move blocks to where they are seen.
@@ -122,7 +122,7 @@ class PuzzleMix(Mix):
         if not isinstance(draw, PuzzleDraw):
             raise UserError("PuzzleMix.apply needs a draw with the number of blocks: pass what PuzzleMix.draw gives.")
         height, width = images.shape[-2:]
-        if self.prob < 1 and not draw.share.any():  # the host waits, and saves a pass through the model
+        if self.prob < 1 and not draw.share.any():  # a host synchronisation that saves a pass through the model
             nothing = images.new_zeros(1, 1, height, width)
             return Mixed(images, labels, draw.partner, labels.new_zeros(len(images)), nothing)
         saliency = self.saliency(images, labels)
@@ -142,7 +142,7 @@ class PuzzleMix(Mix):
 
     def saliency(self, images: Images, labels: SoftLabels) -> Float[Tensor, "batch height width"]:
         """Norm over channels of the loss' gradient at each pixel; the model is left as it was."""
-        # a DDP wrapper would exchange buffers with processes that may have nothing to mix just now
+        # a DDP wrapper would broadcast buffers, and other processes may not be mixing this batch
         model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
         clean = (labels - self.label_smoothing / self.num_classes) / (1 - self.label_smoothing)
         with evaluating(model), torch.enable_grad():

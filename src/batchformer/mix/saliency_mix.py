@@ -29,8 +29,8 @@ class SaliencyMix(Mix):
     by 0.01, and its peak lies 14 of 32 pixels away in the median. The box of the released code is a box anywhere.
 
     **Here.** As the paper: `box="own"`, every image the box of its own partner. `box="first"` is one box for all, that
-    of the partner of the first image, as released, but at the salient place of the picture. See
-    `fine_grained_saliency` for what is computed; nothing waits for the device.
+    of the partner of the first image, as released, but at the salient point of the image. See
+    `fine_grained_saliency` for what is computed; there is no host synchronisation.
 
     Args:
         box: "own" or "first".
@@ -81,8 +81,8 @@ def fine_grained_saliency(
     sizes, each stretched to the full range, and both are added. OpenCV's `StaticSaliencyFineGrained`, which SaliencyMix
     calls, does it in 8 bits: grey, twice smoothed by [1 2 1], six half-sides (`SURROUNDS`), the pixel itself left out
     of its surround, every difference and every stretch cut down to a whole number. So does this, on the device and
-    without waiting for it. It equals OpenCV's map exactly up to 65,793 pixels; above, OpenCV's integral image of 32-bit
-    floats rounds and this one does not: then they agree within 2 of 255 steps (one pixel in a thousand differs at all).
+    without host synchronisation. It equals OpenCV's map exactly up to 65,793 pixels; above, OpenCV's integral image of
+    32-bit floats rounds and this one does not: they then agree within 2 of 255 steps (one pixel in a thousand differs).
 
     Args:
         images: RGB (OpenCV reads BGR) or grey, bytes or floats from 0 to 1.
@@ -102,11 +102,11 @@ def fine_grained_saliency(
 
 
 def most_salient(saliency: Float[Tensor, "batch height width"]) -> Int[Tensor, "batch 2"]:
-    """(row, column) of the highest value; of several, the first in reading order, on every device."""
+    """(row, column) of the highest value; of several, the first in row-major order, on every device."""
     height, width = saliency.shape[1:]
     flat = saliency.flatten(1)
     places = torch.arange(height * width, device=flat.device)
-    # argmax may return any of several equal places on a GPU, and a map of 256 steps has equal ones
+    # on a GPU argmax may return any of several equal maxima, which are common in a map of 256 levels
     first = torch.where(flat == flat.amax(1, keepdim=True), places, height * width - 1).amin(1)
     return torch.stack([first // width, first % width], dim=1)
 
@@ -138,7 +138,7 @@ def _centre_surround(grey: Float[Tensor, "batch height width"]) -> tuple[Tensor,
     if grey.is_cuda and (in_one_launch := _kernel(grey.device)) is not None:
         return in_one_launch(grey.contiguous(), integral.contiguous(), SURROUNDS)
     signed, unsigned = torch.zeros_like(grey), torch.zeros_like(grey)
-    # a half-side that reaches over the whole image gives what every larger one gives
+    # half-sides that cover the whole image all give the same result
     for reach, times in Counter(min(surround, max(height, width)) for surround in SURROUNDS).items():
         top, bottom = _window(height, reach, grey.device)
         left, right = _window(width, reach, grey.device)
@@ -172,5 +172,5 @@ def _window(length: int, reach: int, device: torch.device) -> tuple[Tensor, Tens
 
 
 def _stretch(values: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch height width"]:
-    """The largest value of each image to 255, cut down to whole numbers; an image of zeros stays one."""
+    """Scale the largest value of each image to 255 and truncate to integers; an image of zeros is unchanged."""
     return torch.floor(255 * (values / values.amax((1, 2), keepdim=True).clamp(min=1)))

@@ -1,4 +1,4 @@
-"""TransMix: CutMix whose labels follow the attention of the model itself."""
+"""TransMix: CutMix with labels weighted by the attention of the model in training."""
 
 from __future__ import annotations
 
@@ -40,23 +40,22 @@ class TransMix(Mix):
     released code pairs by `partner="flip"`; the default here is a random permutation, as for every mix. It mixes some
     of the batches by mixup: combine by `MixSwitch`.
 
-    Only one row of attention is computed, from the input of the layer, in its own precision; the model goes on with its
-    fused attention. Which layers can be read, and what is asked where there is no class token (PVT v2, Swin, average
-    pooling), stands in `class_attention_layers`. One pass is read: a second one before `targets()` might be that of
-    other images, and is refused. `close()`, leaving `with TransMix(...) as mix:`, or deleting the mix takes the
-    recorders out of the model again (`batchformer.mix.close` out of its copies); keys and outputs of the model stay the
-    same.
+    Only one row of attention is computed, from the input of the layer, in its own precision; the model keeps its fused
+    attention. See `class_attention_layers` for which layers can be read, and for the query where there is no class
+    token (PVT v2, Swin, average pooling). One pass is recorded: a second one before `targets()` might be that of other
+    images, and is refused. `close()`, leaving `with TransMix(...) as mix:`, or deleting the mix removes the recorders
+    from the model (`batchformer.mix.close` from its copies); keys and outputs of the model do not change.
 
-    With `bf.attach` inside the model and two streams, the attention of the plain rows gives the targets of both: it is
-    the plain model that is kept. `targets()` has a row per image; `TwoStreamLoss` repeats it.
+    With `bf.attach` inside the model and two streams, the attention of the plain rows gives the targets of both: the
+    plain model is the one kept after training. `targets()` has a row per image; `TwoStreamLoss` repeats it.
 
     Args:
         model: the model that is trained, before or after DDP or `torch.compile`; its layers are shared with it.
         attention_weight: w; 0 is CutMix.
-        block: whose attention, counted from 0, negative from the end (the supplement's Table 1 counts from 1); None is
-            the last, the best there. "rollout" multiplies the attention of all blocks, and needs it whole, N x N.
-        grid: height and width of the token grid, where neither the model's patches nor the number of tokens tell it.
-        query: "class" or "mean", where the model does not tell rightly.
+        block: index of the block to read, negative from the end (the supplement's Table 1 counts from 1); None is the
+            last, the best there. "rollout" multiplies the attention of all blocks, and needs all of it, N x N.
+        grid: height and width of the token grid, where neither the model's patches nor the number of tokens give it.
+        query: "class" or "mean", where it is not detected correctly from the model.
         options: those of `Mix`.
     """
 
@@ -81,7 +80,7 @@ class TransMix(Mix):
             raise UserError(f"TransMix: attention_weight={attention_weight!r} must lie between 0 (CutMix) and 1.")
         self.attention_weight, self.grid, self.block = float(attention_weight), grid, block
         self.recorders = _recorders(model, block, query)
-        self._layers = [recorder.layer for recorder in self.recorders]  # which the recorders hold weakly
+        self._layers = [recorder.layer for recorder in self.recorders]  # the recorders have weak references only
         self.patch = patch_size(model)
         self._model: weakref.ref[nn.Module] | None = weakref.ref(model)
         self._latest: weakref.ref[TransMixed] | None = None
@@ -108,10 +107,10 @@ class TransMix(Mix):
         return mixed
 
     def expect(self, mixed: TransMixed) -> None:
-        """Record the next forward pass for this batch; what an earlier batch has not read yet is kept for it."""
+        """Record the next forward pass for this batch; attention that an earlier batch has not read is stored there."""
         earlier = None if self._latest is None else self._latest()
         if earlier is not None:
-            with suppress(UserError):  # it will say so itself, if ever asked
+            with suppress(UserError):  # raised again when the earlier batch is read
                 earlier.keep_attention()
         self._latest = weakref.ref(mixed)
         for recorder in self.recorders:
@@ -126,7 +125,7 @@ class TransMix(Mix):
             return None
         if self.block != "rollout":
             return rows[0]
-        least = min(len(row) for row in rows)  # type: ignore[arg-type]  # a second stream begins in the middle
+        least = min(len(row) for row in rows)  # type: ignore[arg-type]  # the second stream starts at a middle block
         return roll_out([row[:least] for row in rows], self.recorders[-1].reader)  # type: ignore[index]
 
     def has_two_streams(self) -> bool:
@@ -158,7 +157,7 @@ class TransMix(Mix):
 
 @dataclass(eq=False, repr=False)
 class TransMixed(Mixed):
-    """A batch whose targets need the attention of the forward pass."""
+    """A mixed batch with targets that depend on the attention of its forward pass."""
 
     mix: TransMix = field(kw_only=True)
     _attention: Tensor | None = field(default=None, init=False)
@@ -170,7 +169,7 @@ class TransMixed(Mixed):
             self._attention = self._as_map(rows)
 
     def attention(self) -> Float[Tensor, "batch grid_height grid_width"]:
-        """What the class token attended to, on the token grid; each map sums to one."""
+        """Attention of the class token on the token grid; each map sums to one."""
         self.keep_attention()
         if self._attention is None:
             raise UserError(

@@ -1,7 +1,7 @@
 """Triton kernels: the minimum cut of small grids (Puzzle-Mix), and centre against surround (SaliencyMix).
 
 Both compute what the tensor operations of `graph_cut` and `saliency_mix` do, in one launch where those take some
-thousands (the cut) or write a dozen maps for each size of the surround. Apart from them, because Triton may be missing.
+thousands (the cut) or write a dozen maps for each size of the surround. A separate file, because Triton is optional.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 LARGEST_GRID = 1024  # cells of a grid; a program keeps ten numbers for each
-_ROUNDS = 2000  # of labelling and pushing, where ten are many: a bound for the device's sake, never met
+_ROUNDS = 2000  # of labelling and pushing, where ten are many: an upper bound against endless loops, never met
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def _cut(gain, room, cut_off, unfinished, cells, width, far, rounds, BLOCK: tl.c
     grid = tl.program_id(0)
     here = tl.arange(0, BLOCK)
     inside = here < cells
-    # over a border this is some other cell: there is no room that way, so it is never used
+    # over a border this is an arbitrary cell: the capacity is 0, so it is never used
     to_right, to_left = (here + 1) % BLOCK, (here + BLOCK - 1) % BLOCK
     to_below, to_above = (here + width) % BLOCK, (here + BLOCK - width) % BLOCK
     excess = tl.load(gain + grid * cells + here, mask=inside, other=0)
@@ -32,7 +32,7 @@ def _cut(gain, room, cut_off, unfinished, cells, width, far, rounds, BLOCK: tl.c
     below = tl.load(rooms + 2 * cells, mask=inside, other=0)
     above = tl.load(rooms + 3 * cells, mask=inside, other=0)
     distance = tl.where(excess < 0, 0, far)
-    busy = tl.max((here == 0).to(tl.int32), axis=0)  # 1, as a number of the device
+    busy = tl.max((here == 0).to(tl.int32), axis=0)  # 1, as a device scalar
     while (busy > 0) & (rounds > 0):
         rounds -= 1
         distance = tl.where(excess < 0, 0, far)
@@ -80,13 +80,13 @@ def _cut(gain, room, cut_off, unfinished, cells, width, far, rounds, BLOCK: tl.c
 def cut_grid_in_one_launch(
     gain: Int[Tensor, "batch cells"], room: Int[Tensor, "batch 4 cells"], width: int
 ) -> tuple[Bool[Tensor, "batch cells"], Int[Tensor, " batch"]]:
-    """The cells of the cut, and for each grid 1 if the bound on the rounds was met before it was done."""
+    """The cells of the cut, and for each grid 1 if it stopped at the bound on the rounds."""
     batch, cells = gain.shape
     cut_off = torch.empty(batch, cells, dtype=torch.int8, device=gain.device)
     unfinished = torch.empty(batch, dtype=torch.int32, device=gain.device)
     block = max(32, triton.next_power_of_2(cells))
     warps = max(1, min(8, block // 64))
-    with torch.cuda.device_of(gain):  # Triton launches where torch is, which need not be where they are
+    with torch.cuda.device_of(gain):  # Triton launches on torch's current device
         _cut[(batch,)](gain, room, cut_off, unfinished, cells, width, cells + 1, _ROUNDS, BLOCK=block, num_warps=warps)
     return cut_off.bool(), unfinished
 
@@ -149,6 +149,6 @@ def centre_surround_in_one_launch(
     on, off = torch.empty_like(grey), torch.empty_like(grey)
     block = 512
     grid = (triton.cdiv(height * width, block), batch)
-    with torch.cuda.device_of(grey):  # Triton launches where torch is, which need not be where they are
+    with torch.cuda.device_of(grey):  # Triton launches on torch's current device
         _centre_surround[grid](grey, integral, on, off, height, width, *surrounds, BLOCK=block)
     return on, off

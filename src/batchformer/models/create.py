@@ -1,4 +1,4 @@
-"""A backbone by name, to be trained; files of weights; and the trained teacher of a distillation."""
+"""Create a backbone by name, read files of weights, and load the pretrained teacher of a distillation."""
 
 import re
 import socket
@@ -22,7 +22,7 @@ _PATIENCE = 3.0  # seconds for a connection to the Hugging Face Hub
 OWN: dict[str, Callable[..., nn.Module]] = {
     make.__name__: make for make in (resnet10, resnet20, resnet32, resnet44, resnet56, resnet50_stride_in_1x1)
 }
-#: networks whose weights load into another one of the same keys, which then computes something else
+#: networks with the same keys as another one, which would load their weights and compute something else
 NOT_STOCK = {
     "resnet50_stride_in_1x1": "it has the keys of torchvision's and timm's resnet50, which halve their maps in the 3 x "
     "3 convolution: the weights would load there without a word and lose accuracy"
@@ -30,7 +30,7 @@ NOT_STOCK = {
 
 
 def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
-    """The models of this room by their names, every other name from timm (no pretrained weights unless asked for)."""
+    """Create a model of this package by name, else one of timm (no pretrained weights unless requested)."""
     import timm
 
     if name not in OWN and not timm.is_model(name):
@@ -62,7 +62,7 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
 
 @contextmanager
 def fetching() -> Iterator[None]:
-    """Without a way to the Hugging Face Hub its local cache alone is asked: it would be tried again for a minute."""
+    """Use the local Hugging Face cache only where the Hub is not reachable: its client would retry for a minute."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -74,7 +74,7 @@ def fetching() -> Iterator[None]:
 
 
 def _reachable(address: str) -> bool:
-    """Whether the host, or the proxy on the way to it, takes a connection within a few seconds."""
+    """Whether the host, or its proxy, accepts a connection within a few seconds."""
     proxies = getproxies()
     place = urlsplit(proxies.get(urlsplit(address).scheme) or proxies.get("all") or address)
     taken = Event()
@@ -85,7 +85,7 @@ def _reachable(address: str) -> bool:
             socket.create_connection((place.hostname or "", port), timeout=_PATIENCE).close()
             taken.set()
 
-    asking = Thread(target=connect, daemon=True)  # a name server that does not answer knows no timeout
+    asking = Thread(target=connect, daemon=True)  # a DNS lookup has no timeout
     asking.start()
     asking.join(_PATIENCE)
     return taken.is_set()
@@ -99,9 +99,9 @@ def read_tensors(file: Path, way_out: str = "give a .pth, .pt or .safetensors fi
 
             return load_file(file)
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as problem:  # many kinds, by the many ways in which a file can be another one
+    except Exception as problem:  # the type depends on what is wrong with the file
         reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-        raise UserError(  # the first sentence only: torch goes on with how to load it without a look at what it is
+        raise UserError(  # the first sentence only: torch then recommends an unsafe load
             f"{file} is no file of weights that torch can read ({reason.split('. ')[0]}): {way_out}."
         ) from problem
     for key in ("state_dict", "model"):
@@ -123,8 +123,8 @@ def load_teacher(
     """A timm model with pretrained weights, or with those of a local file; in eval mode and without gradients.
 
     Weights whose classes are not those of the data are refused: timm would give such a teacher a random classifier.
-    With the mean and std of the images, timm's weights see them as they were trained with; those of a file are taken
-    to have been trained with these.
+    With the mean and std of the images, these are renormalised for timm's weights; weights of a file are assumed to
+    have been trained with the given ones.
     """
     arguments = dict(arguments or {})
     if checkpoint is None:
@@ -151,7 +151,7 @@ def _shown(teacher: nn.Module, mean: Sequence[float] | None, std: Sequence[float
 
 
 def load_file(model: nn.Module, name: str, file: str, option: str, use_ema: bool = True) -> None:
-    """All weights from a file that timm reads, which the option names."""
+    """Load all weights from a file that timm can read; `option` names the setting in error messages."""
     from timm.models import load_checkpoint
 
     if not Path(file).is_file():
@@ -164,7 +164,7 @@ def load_file(model: nn.Module, name: str, file: str, option: str, use_ema: bool
 
 
 class Renormalized(nn.Module):
-    """A network that is shown images normalised otherwise than it was trained with."""
+    """Wrapper of a network that was trained with another normalisation than that of the images it gets."""
 
     def __init__(self, network: nn.Module, renormalize: Renormalize) -> None:
         super().__init__()

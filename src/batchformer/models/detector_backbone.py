@@ -1,4 +1,4 @@
-"""The timm backbone of a detector: weights from a local file, and the activations that transformers loses."""
+"""The timm backbone of a detector: load weights from a local file, restore activations that transformers drops."""
 
 import re
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from batchformer.errors import UserError
 from batchformer.models.create import fetching, read_tensors
 
-PRETRAINED = "pretrained"  # instead of a file: what timm itself finds for the name, which may need the network
+PRETRAINED = "pretrained"  # instead of a file: timm's weights for the name, which may be downloaded
 
-# torchvision's MobileNetV2 counts its blocks through, timm's in stages of so many
+# torchvision's MobileNetV2 numbers its blocks consecutively, timm's by stages of so many
 _STAGES_OF_MOBILENET_V2 = (1, 2, 3, 4, 3, 3, 1)
 
 
 def load_backbone_weights(backbone: nn.Module, name: str, source: str) -> None:
     """Load ImageNet weights into the timm network of a detector, from a file (.pth, .pt, .safetensors).
 
-    Files of timm and of torchvision (ResNets, and MobileNetV2 whose names are other ones there) fit; a classifier in
-    the file is left out. Frozen BatchNorm takes over statistics and scales.
+    Accepts files of timm and of torchvision (ResNets, and MobileNetV2, whose keys are renamed); a classifier in the
+    file is ignored. Frozen BatchNorm takes over statistics and scales.
     """
     if source == PRETRAINED:
         weights = _of_timm(name)
@@ -54,11 +54,11 @@ def load_backbone_weights(backbone: nn.Module, name: str, source: str) -> None:
 
 
 def restore_activations(backbone: nn.Module, name: str) -> None:
-    """Give back the activations that transformers loses in a backbone of timm, in place; nothing is renamed.
+    """Restore the activations that transformers drops from a backbone of timm, in place; nothing is renamed.
 
     timm's MobileNets and EfficientNets compute BatchNorm and activation in one module. transformers' detectors put
-    their frozen BatchNorm in its place, which has no activation: the network becomes linear, without a word. A detector
-    loaded with `from_pretrained` needs this as well: `restore_activations(model.model.backbone.model, name)`.
+    their frozen BatchNorm in its place, which has no activation: the network silently becomes linear. A detector loaded
+    with `from_pretrained` needs this as well: `restore_activations(model.model.backbone.model, name)`.
     """
     with torch.random.fork_rng(devices=[]):
         whole = timm.create_model(name, features_only=True)
@@ -78,13 +78,13 @@ def restore_activations(backbone: nn.Module, name: str) -> None:
 
 
 class CachedFrozenBatchNormAct2d(FrozenBatchNormAct2d):
-    """timm's frozen BatchNorm with activation, which does not compute anew what does not change.
+    """timm's frozen BatchNorm with activation, with the scale and shift of its channels cached.
 
-    The same numbers to the bit. Scale and shift of a channel follow from four buffers; computing them takes five small
-    kernels in every forward of every layer, which for a small detector is much of what a step starts.
+    Bit-identical results. Scale and shift of a channel follow from four buffers; computing them takes five small
+    kernels in every forward of every layer, a large part of the kernel launches of a small detector.
     """
 
-    # what it is of, the buffers (kept, so that no other tensor can be taken for one of them), scale and shift
+    # cache key, the buffers (referenced, so that no new tensor can get the id of one of them), scale and shift
     _cached: tuple[Any, Any, Tensor, Tensor] | None = None
 
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
@@ -93,7 +93,7 @@ class CachedFrozenBatchNormAct2d(FrozenBatchNormAct2d):
 
     def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
         if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
-            return self._compute()  # a compiler fuses it; what is made in inference mode is of no use to training
+            return self._compute()  # a compiler fuses it; tensors made in inference mode cannot be used in training
         buffers: tuple[Any, ...] = (self.weight, self.bias, self.running_mean, self.running_var)
         of = tuple((id(buffer), buffer._version, buffer.data_ptr()) for buffer in buffers)
         if self._cached is None or self._cached[0] != of:
@@ -101,7 +101,7 @@ class CachedFrozenBatchNormAct2d(FrozenBatchNormAct2d):
         return self._cached[2:]
 
     def _compute(self) -> tuple[Tensor, Tensor]:
-        """In timm's order."""
+        """Scale and shift, with timm's order of operations."""
         buffers: tuple[Any, ...] = (self.weight, self.bias, self.running_mean, self.running_var)
         weight, bias, mean, variance = (buffer.reshape(1, -1, 1, 1) for buffer in buffers)
         scale = weight * (variance + self.eps).rsqrt()

@@ -1,8 +1,8 @@
-"""How a detector's predictions are compared with the objects: matching, losses of each layer, number of boxes.
+"""Criterion of the detectors: matching of predictions with objects, losses of each layer, number of boxes.
 
-Matching and losses are those of transformers, number for number, for all decoder layers together: a training step on a
-GPU is as long as its host takes to start the work, and layer by layer this was more than the network. What is not
-theirs: the number of boxes the losses are divided by.
+Matching and losses equal those of transformers, but are computed for all decoder layers together: a training step on a
+GPU is bound by kernel launches on the host, and layer by layer these took longer than the network. One difference: the
+number of boxes the losses are divided by.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _FOCAL_ALPHA, _FOCAL_GAMMA, _TINY = 0.25, 2.0, 1e-8  # of Deformable DETR's cost
 
 @torch.compiler.disable
 def mean_boxes(labels: Labels, device: torch.device) -> float:
-    """The objects of a batch, in the mean over the processes that train together, and at least 1: as released.
+    """Number of objects of a batch, averaged over the processes that train together, at least 1: as released.
 
     With it the mean of the processes' gradients, which DDP and FSDP take, is that of one process with all the images,
     however the objects are spread. transformers counts those of each process by itself; and once accelerate is in use
     (its `Accelerator`, transformers' `Trainer`), the objects of all, divided by the number of processes twice.
 
-    Where no gradient is recorded, each process counts its own: their shares of a test set may be of unequal lengths,
-    and the longer ones would wait for ever.
+    Without gradients, each process counts its own: their shares of a test set may be of unequal lengths, and a
+    collective would hang.
     """
     count = float(sum(len(one["class_labels"]) for one in labels))
     if torch.is_grad_enabled() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -52,12 +52,12 @@ def mean_boxes(labels: Labels, device: torch.device) -> float:
 
 
 def layer_losses(criterion: Any, predictions: Mapping[str, Tensor], labels: Labels, boxes: float) -> Parts:
-    """`criterion`, one of transformers, for one layer's predictions, which are matched with the objects first."""
+    """Match one layer's predictions with the objects and compute the losses of `criterion`, one of transformers."""
     return _losses(criterion, predictions["logits"][None], predictions["pred_boxes"][None], labels, boxes)[0][0]
 
 
 def weighted(parts: Parts, weights: Mapping[str, float]) -> Tensor:
-    """Their sum; what has no weight (the cardinality error, to be looked at) does not count."""
+    """Weighted sum of the parts; those without a weight (the cardinality error, only logged) are left out."""
     return _weighted([parts], weights)[0]
 
 
@@ -97,7 +97,7 @@ def _losses(
     labels: Labels,
     number: float,
 ) -> tuple[list[Parts], LayerMatches]:
-    """The parts of the loss of each layer, all but those of masks; sums are taken by layers, as transformers does."""
+    """The parts of each layer's loss, without those of masks; reduced layer by layer, as transformers does."""
     matches = match_layers(criterion.matcher, logits.detach(), boxes.detach(), labels)
     places = (matches.layer, matches.image, matches.query)
     focal = isinstance(criterion, DeformableDetrImageLoss)
@@ -116,7 +116,7 @@ def _losses(
 
 
 def _cross_entropies(criterion: Any, logits: Tensor, places: Places, classes: Tensor, number: float) -> list[Tensor]:
-    """DETR's: of every query, most of them with "nothing" (the last class), which counts less."""
+    """DETR's classification loss over all queries; most have the class "nothing" (the last), which is weighted less."""
     wanted = torch.full(logits.shape[:3], criterion.num_classes, dtype=torch.int64, device=logits.device)
     wanted[places] = classes
     pairs = zip(logits.unbind(), wanted.unbind(), strict=True)
@@ -124,7 +124,7 @@ def _cross_entropies(criterion: Any, logits: Tensor, places: Places, classes: Te
 
 
 def _focal_losses(criterion: Any, logits: Tensor, places: Places, classes: Tensor, number: float) -> list[Tensor]:
-    """Deformable DETR's: every class of every query by itself, a sum divided by the number of boxes."""
+    """Deformable DETR's binary focal loss per class and query, summed and divided by the number of boxes."""
     alpha = criterion.focal_alpha
     wanted = torch.zeros_like(logits, requires_grad=False)
     wanted[(*places, classes)] = 1
@@ -145,7 +145,7 @@ def _cardinality_errors(logits: Tensor, counts: list[int], focal: bool) -> list[
 
 
 def _weighted(layers: list[Parts], weights: Mapping[str, float]) -> list[Tensor]:
-    """The sum of each layer's parts that have a weight; the first layer may have some that the others have not."""
+    """Weighted sum of each layer's parts that have a weight; the first layer may have parts that the others lack."""
     terms = {name: [parts[name] for parts in layers if name in parts] for name in weights if name in layers[0]}
     in_all = [weights[name] * torch.stack(each) for name, each in terms.items() if len(each) == len(layers)]
     loss, *rest = torch.stack(in_all).sum(0).unbind()
@@ -157,9 +157,9 @@ def _weighted(layers: list[Parts], weights: Mapping[str, float]) -> list[Tensor]
 
 @dataclass(frozen=True)
 class LayerMatches:
-    """The pairs of all layers, layer after layer and image after image; every layer has as many.
+    """The matched pairs of all layers, sorted by layer and image; every layer has equally many.
 
-    `classes` and `boxes` are the objects of all images, one after another, and `target` counts among these.
+    `classes` and `boxes` are the concatenated objects of all images, and `target` is an index into these.
     """
 
     layer: Int[Tensor, " pairs"]
@@ -172,7 +172,7 @@ class LayerMatches:
     on_host: Int[np.ndarray, "4 pairs"]  # the four above
 
     def of_layer(self, layer: int) -> list[tuple[Tensor, Tensor]]:
-        """The queries of each image and its objects, counted from its first: on the host, as transformers has them."""
+        """(queries, objects) of each image, objects numbered within the image: on the host, as in transformers."""
         first = np.cumsum([0, *self.counts])
         some = self.on_host[1:, self.on_host[0] == layer]
         return [
@@ -189,11 +189,11 @@ def match_layers(
     boxes: Float[Tensor, "layers images queries 4"],
     labels: Labels,
 ) -> LayerMatches:
-    """What `matcher`, one of transformers, finds for each of the layers by itself.
+    """The result of `matcher`, one of transformers, for all layers at once.
 
-    transformers computes costs, waits for them and for two looks at whether boxes are numbers, layer by layer, and the
-    costs are those of every prediction with the objects of all images. Here they are the same, of an image's own
-    objects only, for all layers, and come to the host in one piece, with what that look has found.
+    transformers synchronises layer by layer, for the costs and for two checks that boxes are valid, and computes the
+    costs of every prediction with the objects of all images. Here the costs are the same, but with an image's own
+    objects only, for all layers, and are copied to the host once, together with the result of the check.
     """
     classes, objects = [one["class_labels"] for one in labels], [one["boxes"] for one in labels]
     counts = [len(one) for one in objects]
@@ -214,14 +214,14 @@ def match_layers(
 
 
 def corners(boxes: Float[Tensor, "*some 4"]) -> Corners:
-    """Of boxes given by centre and size."""
+    """Lower and upper corners of boxes given by centre and size."""
     centre, size = boxes.chunk(2, dim=-1)
     half = 0.5 * size
     return centre - half, centre + half
 
 
 def giou(one: Corners, two: Corners) -> Float[Tensor, "*some"]:
-    """The generalised IoU of boxes in the same places."""
+    """Element-wise generalised IoU of boxes."""
     (low, high), (other_low, other_high) = one, two
     areas = _area(low, high) + _area(other_low, other_high)
     both = _area(torch.max(low, other_low), torch.min(high, other_high), least=0)
@@ -253,7 +253,7 @@ def _class_costs(
 
 
 def _pairs(costs: Float[np.ndarray, "layers images queries objects"], counts: list[int]) -> Int[np.ndarray, "4 pairs"]:
-    """Layer, image, query and object (among all) of the cheapest assignment of each layer's each image."""
+    """Layer, image, query and object (index among all) of the cheapest assignment, for each layer and image."""
     layers, images, queries = costs.shape[:3]
     first = np.cumsum([0, *counts])
     found = [

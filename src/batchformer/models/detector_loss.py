@@ -1,8 +1,8 @@
 """The losses of detectors: in full precision, weighted as published, divided by the boxes of all processes.
 
-Under autocast a detector gives classes and boxes in half precision, and transformers would match and compare them in
-it: boxes of an image of 1333 pixels in steps of five, and with float16 the logarithms in the costs of the matching
-overflow as soon as a query is sure, which then is matched last instead of first. Released code has no half precision.
+Under autocast a detector outputs classes and boxes in half precision, and transformers would match and compare them in
+it: boxes of an image of 1333 pixels in steps of five, and with float16 the logarithms in the matching costs overflow
+for a confident query, which is then matched last instead of first. Released code has no half precision.
 """
 
 from functools import lru_cache
@@ -29,7 +29,7 @@ def detection_loss(
     outputs_coord: Tensor | None = None,
     **kwargs: Any,
 ) -> Losses:
-    """DETR's loss (cross entropy, L1, GIoU), by transformers' parts.
+    """DETR's loss (cross entropy, L1, GIoU), computed with transformers' criterion.
 
     Boxes are counted over all processes (`mean_boxes`). The cross entropy is a mean over the queries of each process,
     in released code too.
@@ -64,7 +64,7 @@ def focal_detection_loss(
 def proposal_loss(
     logits: Tensor, labels: list[dict[str, Tensor]], box_logits: Tensor, config: Any
 ) -> tuple[Tensor, Parts]:
-    """The loss of what two-stage Deformable DETR finds in each cell of the encoder's output, before its decoder.
+    """The loss of two-stage Deformable DETR's proposals, one for each cell of the encoder's output.
 
     Deformable DETR, appendix A.4: the encoder's output gets a head of its own, foreground or background, trained by the
     Hungarian loss. As released: all objects are of class 0, the proposals are matched with them by the same costs, and
@@ -91,7 +91,7 @@ def segmentation_loss(
     outputs_coord: Tensor | None = None,
     **kwargs: Any,
 ) -> Losses:
-    """`detection_loss` and those of the masks (focal, dice), by transformers' parts."""
+    """`detection_loss` plus the mask losses (focal, dice), computed with transformers' criterion."""
     last = {"logits": full(logits), "pred_boxes": full(pred_boxes), "pred_masks": full(pred_masks)}
     with torch.autocast(logits.device.type, enabled=False):
         criterion = _softmax_criterion(config, last["logits"], ("labels", "boxes", "cardinality", "masks"))
@@ -101,12 +101,12 @@ def segmentation_loss(
 
 
 def full(values: Any) -> Any:
-    """Half precision to float32; float64 and None stay."""
+    """Cast half precision to float32; float64 and None are unchanged."""
     return values.float() if isinstance(values, Tensor) and values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def softmax_matcher(config: Any) -> HungarianMatcher:
-    """DETR's, which its losses match by."""
+    """The Hungarian matcher of DETR's losses."""
     return HungarianMatcher(*_costs(config))
 
 
@@ -116,12 +116,12 @@ def _softmax_criterion(config: Any, logits: Tensor, losses: tuple[str, ...]) -> 
     )
 
 
-@lru_cache(maxsize=8)  # it holds the weights of the classes on the device, which are long in coming there
+@lru_cache(maxsize=8)  # holds the class weights on the device, which are slow to copy there
 def _kept_softmax_criterion(
     costs: tuple[float, float, float], labels: int, nothing: float, losses: tuple[str, ...], device: torch.device,
     dtype: torch.dtype,
 ) -> Any:  # fmt: skip
-    with torch.inference_mode(False):  # a validation may be the first to ask, and training the next
+    with torch.inference_mode(False):  # may be created in a validation and then used in training
         return ImageLoss(HungarianMatcher(*costs), labels, nothing, list(losses)).to(device, dtype)
 
 

@@ -1,7 +1,7 @@
-"""transformers' detectors by the names of the papers, as their authors configure and begin them.
+"""transformers' detectors by the names of the papers, with the authors' configuration and initialisation.
 
-transformers loads trained detectors, and begins untrained ones with N(0, 0.02) everywhere. Trained from scratch that
-costs many epochs; `begin_as_published` does what the authors' released code does.
+transformers initialises untrained detectors with N(0, 0.02) everywhere. Trained from scratch that costs many epochs;
+`begin_as_published` initialises as the authors' released code does.
 """
 
 import math
@@ -22,7 +22,7 @@ _SAMPLING = ("sampling_offsets", "reference_points")
 
 @dataclass(frozen=True)
 class _Kind:
-    """Class and configuration in transformers (SMCA: here), and what the papers configure otherwise."""
+    """Class and configuration in transformers (SMCA: here), and the papers' settings that differ from its defaults."""
 
     family: str
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -59,11 +59,11 @@ def create_detector(
     """A detector of transformers (or `SMCADetrForObjectDetection`), to be trained from an ImageNet backbone.
 
     It is the stock class (two-stage: `TwoStageDeformableDetr`, which adds the loss of the proposals to it), so
-    `from_pretrained`, `save_pretrained` and `bf.attach` work as ever. What differs from building it from its default
-    configuration, in order to begin and train as published: auxiliary losses are on; with a focal loss the class weighs
+    `from_pretrained`, `save_pretrained` and `bf.attach` work as usual. What differs from building it from its default
+    configuration, in order to start and train as published: auxiliary losses are on; with a focal loss the class weighs
     2 in loss and matching; `loss_function` is set so that it does, so that losses are in full precision under autocast,
     and so that they are divided by the number of boxes of all processes; initial weights (`begin_as_published`); frozen
-    stages and the activations of some networks, both of which transformers forgets for backbones of timm. What stays as
+    stages and the activations of some networks, both of which transformers drops for backbones of timm. What stays as
     in transformers: Deformable DETR with refinement, but not the two-stage one, uses one classifier for all decoder
     layers (released: one each).
 
@@ -88,7 +88,7 @@ def create_detector(
     settings: dict[str, Any] = {"auxiliary_loss": True, **kind.config, **config}
     if settings.get("two_stage") and "num_queries" in settings:  # each proposal becomes a query
         settings.setdefault("two_stage_num_proposals", settings["num_queries"])
-    known = dir(config_class())  # transformers would keep a misspelt one in silence
+    known = dir(config_class())  # transformers silently accepts a misspelt one
     if unknown := [key for key in settings if key not in known and key not in ("cls_loss_coefficient", "image_size")]:
         raise UserError(
             f"{config_class.__name__} has no {unknown[0]!r}; its fields are in transformers' documentation."
@@ -124,7 +124,7 @@ def create_detector(
 def parameter_groups(
     model: nn.Module, lr: float, backbone_lr: float, sampling_lr: float, weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Groups for AdamW, as released: the backbone, what decides where deformable attention looks, and the rest.
+    """Parameter groups for AdamW, as released: backbone, sampling points of deformable attention, and the rest.
 
     All of them are decayed, biases too, as released. A group that would be empty is left out, so plain DETR has two.
     """
@@ -143,7 +143,7 @@ def parameter_groups(
 
 
 def _check_sizes(config: Any) -> None:
-    """What transformers finds out in the first forward at the earliest, in words of tensors."""
+    """Check sizes that transformers would reject only in the first forward, with an error about tensor shapes."""
     for key in ("num_queries", "encoder_layers", "decoder_layers", "d_model"):
         if getattr(config, key) < 1:
             raise UserError(f"{key}={getattr(config, key)} must be at least 1.")
@@ -175,7 +175,7 @@ def _stages(body: Any) -> list[str]:
 
 
 def freeze_stages(backbone: nn.Module, stages: list[str], frozen: FrozenStages) -> None:
-    """The first `frozen` of the `stages` (names of submodules, in the order of the forward) get no gradient.
+    """Freeze the first `frozen` of the `stages` (names of submodules, in the order of the forward).
 
     Whatever comes before a stage, its stem, is frozen with it. DETR and its successors freeze a ResNet's stem and its
     first layer: 2 of timm's five stages.
@@ -195,7 +195,7 @@ def freeze_stages(backbone: nn.Module, stages: list[str], frozen: FrozenStages) 
 
 @torch.no_grad()
 def begin_as_published(model: Any, focal: bool) -> None:
-    """Initial weights of everything but the backbone.
+    """Initialise everything but the backbone as the papers' released code does.
 
     - encoder and decoder: Xavier, all of their matrices (DETR and successors); biases 0, norms 1;
     - object queries: N(0, 1), as `nn.Embedding` begins; heads and projections as torch's own layers begin;
@@ -204,7 +204,7 @@ def begin_as_published(model: Any, focal: bool) -> None:
     - Deformable DETR: what transformers does for sampling offsets, reference points and levels is as published; its
       projections of the feature maps are Xavier.
 
-    SMCA's modulation sets its own start, which is kept.
+    SMCA's modulation initialises itself, and is left as it is.
     """
     from batchformer.models.smca_decoder import StartingLinear
 

@@ -1,4 +1,4 @@
-"""What networks are given for domains: MixStyle inside a ResNet; bottleneck, heads and reversed gradients to adapt."""
+"""Modules for domain generalisation and adaptation: MixStyle in a ResNet; bottleneck, heads, gradient reversal."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -16,13 +16,13 @@ Adversary = Literal["none", "dann", "mdd"]
 def mix_style(
     x: Float[Tensor, "batch channels height width"], chance: float, alpha: float
 ) -> Float[Tensor, "batch channels height width"]:
-    """Zhou et al., "Domain Generalization with MixStyle" (ICLR 2021), eq. 4 to 8, with TLL's choice of partners:
+    """MixStyle of Zhou et al., "Domain Generalization with MixStyle" (ICLR 2021), eq. 4 to 8, with TLL's partners:
 
         ((x - mu) / sigma) (l sigma + (1 - l) sigma') + l mu + (1 - l) mu',    l ~ Beta(alpha, alpha) for each sample
 
     with mean and deviation (unbiased, eps 1e-6) over height and width, not differentiated, and mu', sigma' those of a
     sample in the other half of the batch, where other domains are. With probability 1 - `chance`, drawn once for the
-    batch, nothing is mixed. Nothing depends on a number of the device, so a CUDA graph can hold it.
+    batch, nothing is mixed. Without host synchronisation, so a CUDA graph can capture it.
     """
     batch, device = x.shape[0], x.device
     deviation, mean = torch.var_mean(x.detach().float(), dim=(2, 3), keepdim=True)
@@ -30,7 +30,7 @@ def mix_style(
     order = torch.arange(batch - 1, -1, -1, device=device)
     halves = [half[torch.rand(len(half), device=device).argsort()] for half in order.chunk(2)]
     partner = torch.cat(halves)
-    # Beta(a, a) on the device, as torch.distributions draws it: a replayed graph then draws anew
+    # Beta(a, a) on the device, as torch.distributions draws it: every replay of a CUDA graph draws new numbers
     weight = torch._sample_dirichlet(torch.full((batch, 2), alpha, device=device))[:, :1, None, None]
     mixed_deviation = weight * deviation + (1 - weight) * deviation[partner]
     mixed_mean = weight * mean + (1 - weight) * mean[partner]
@@ -39,7 +39,7 @@ def mix_style(
 
 
 class MixStyle(InstanceForward):
-    """Stands in for the `forward` of a stage: what it computes, with styles mixed in training. No key changes."""
+    """Instance `forward` of a stage that mixes the styles of its output in training. State dict keys do not change."""
 
     def __init__(self, layer: nn.Module, chance: float = 0.5, alpha: float = 0.1) -> None:
         super().__init__(layer)
@@ -53,7 +53,7 @@ class MixStyle(InstanceForward):
 def insert_mix_style(
     net: nn.Module, layers: Sequence[str] = ("layer1", "layer2", "layer3"), chance: float = 0.5, alpha: float = 0.1
 ) -> list[MixStyle]:
-    """MixStyle behind these submodules, the stages of a timm or torchvision ResNet; `remove()` takes each out again."""
+    """Insert MixStyle after these submodules, stages of a timm or torchvision ResNet; `remove()` undoes each."""
     named = dict(net.named_modules())
     for name in layers:
         if name not in named:
@@ -68,9 +68,9 @@ def insert_mix_style(
 
 
 class FeatureRecorder(InstanceForward):
-    """Keeps what a layer was given in the forward under way: the features of a classifier, of both streams.
+    """Instance `forward` that records a layer's input in training: the features of a classifier, of both streams.
 
-    Put before BatchFormer is attached, so that it stands behind it.
+    To be put before BatchFormer is attached, so that it runs after it.
     """
 
     features: Tensor | None = None
@@ -81,7 +81,7 @@ class FeatureRecorder(InstanceForward):
         return self.original(*args, **kwargs)
 
     def take(self) -> Tensor:
-        """The features, once: what is kept would keep the whole graph in memory."""
+        """Return and release the features: a reference would keep the whole graph in memory."""
         features, self.features = self.features, None
         assert features is not None
         return features
@@ -103,12 +103,12 @@ class _ReversedGradient(torch.autograd.Function):
 
 
 def reversed_gradient(x: Tensor, coefficient: Float[Tensor, ""]) -> Tensor:
-    """x itself; its gradient times minus the coefficient (Ganin & Lempitsky, 2015)."""
+    """Gradient reversal: identity forward; the gradient is multiplied by -coefficient (Ganin & Lempitsky, 2015)."""
     return _ReversedGradient.apply(x, coefficient)
 
 
 class AdaptationNet(nn.Module):
-    """A backbone, a bottleneck, a classifier, and an adversary that is there in training alone.
+    """A backbone, a bottleneck, a classifier, and an adversary that is used in training only.
 
     As TLL builds them. MDD: Linear(dim, 1024), BatchNorm, ReLU, Dropout 0.5, then two classifiers of a hidden layer of
     1024, weights N(0, 0.005) and N(0, 0.01). DANN and source only: Linear(dim, 256), BatchNorm, ReLU and a linear

@@ -17,7 +17,7 @@ _MODULE = "batchformer."  # the prefix of the module's keys while it is attached
 
 
 def with_mask_head(detector: Any, **config: Any) -> Any:
-    """`DetrForSegmentation` around this very detector; the head begins as published.
+    """`DetrForSegmentation` around this detector (not a copy); the head is initialised as published.
 
     DETR (section 4.4): an attention of every query over the encoder's output gives maps for each head, which a small
     FPN brings to a quarter of the image's size, one mask for each query. `config` are fields of the detector's
@@ -46,7 +46,7 @@ def with_mask_head(detector: Any, **config: Any) -> Any:
         )
     for name, value in config.items():
         setattr(detector.config, name, value)
-    with torch.random.fork_rng(devices=[]):  # the detector that it builds is not kept, nor are its random numbers
+    with torch.random.fork_rng(devices=[]):  # the detector it builds is discarded and must not advance the RNG
         network = transformers.DetrForSegmentation(detector.config)
     network.detr = detector
     network.loss_function = segmentation_loss
@@ -99,8 +99,8 @@ def load_detector(network: Any, weights: Mapping[str, Tensor], source: str, with
 def read_pretrained(source: Path, kind: Any = None) -> dict[str, Tensor]:
     """The weights in a folder of `save_pretrained`, those of an attached module too.
 
-    By transformers itself, which writes other names than its models have; the module's keys it leaves out. `kind`: the
-    class of the detector, DETR unless given.
+    Read by transformers, because it saves under other names than its models have; the module's keys, which it skips,
+    are added. `kind`: the class of the detector, DETR by default.
     """
     import transformers
     from safetensors.torch import load_file
@@ -124,7 +124,7 @@ def freeze_detector(network: Any) -> None:
 
 
 def quiet_detector(network: Any) -> None:
-    """A frozen detector as it is tested: no dropout, no statistics moved; only the flag that opens the streams stays.
+    """Put a frozen detector in eval mode (no dropout, no updates of statistics), but keep BatchFormer's training flag.
 
     DETR's released code leaves the dropout of the frozen detector on while the head is trained.
     """
@@ -143,7 +143,7 @@ def head_parameters(network: Any) -> Iterator[nn.Parameter]:
 
 @contextmanager
 def only_matched_masks(network: Any, labels: Sequence[dict[str, Tensor]]) -> Iterator[None]:
-    """Inside, a `DetrForSegmentation` in training computes masks of queries matched with an object; others are 0.
+    """Context: a `DetrForSegmentation` in training computes only masks of queries matched with an object, others are 0.
 
     DETR computes a mask for every one of its 100 queries, and its mask losses read those of the few that are matched
     with an object of the image. Which they are is known from classes and boxes, before the head. `labels` are those of
@@ -188,7 +188,7 @@ def _check_fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: s
 def _matched(
     network: Any, queries: Float[Tensor, "rows queries dim"], labels: Sequence[dict[str, Tensor]]
 ) -> Bool[Tensor, "rows queries"]:
-    """By the matcher of the loss, on what the loss is going to match, in its precision."""
+    """The matched queries, by the loss's matcher on the same predictions, in the loss's precision."""
     from batchformer.models.detector_loss import full, softmax_matcher
 
     rows = len(queries)
@@ -201,7 +201,7 @@ def _matched(
     found = torch.zeros(queries.shape[:2], dtype=torch.bool)
     for row, (source, _) in enumerate(matches):
         found[row, source] = True
-    if not found.any():  # a batch without any object: the head is called all the same, as every process must do it
+    if not found.any():  # a batch without objects: the head still runs, as every process must run it
         found[0, 0] = True
     return found.to(queries.device)
 

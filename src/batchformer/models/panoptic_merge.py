@@ -1,4 +1,4 @@
-"""From the masks a detector predicts for its queries to one segmentation of the image."""
+"""Merge the masks a detector predicts for its queries into one panoptic segmentation of the image."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,14 +22,14 @@ def panoptic_segments(
 ) -> list[dict[str, Any]]:
     """For each image `segmentation`, segment ids from 1 in the size of the original, and `segments_info`.
 
-    As DETR does it: queries that are sure of an object (a probability above `threshold`; the last class is none)
-    compete for every pixel, the largest mask logit wins; queries of the same stuff are one segment; segments of four
-    pixels or less are dropped and their pixels given to others. `outputs` has `logits` and `pred_masks`, as
+    As DETR does it: each pixel goes to the query with the largest mask logit, among those with an object of probability
+    above `threshold` (the last class is "nothing"); queries of the same stuff are one segment; segments of four pixels
+    or less are dropped and their pixels given to others. `outputs` has `logits` and `pred_masks`, as
     `DetrForSegmentation` returns them; `canvas` is the size the batch was padded to, `sizes` and `original_sizes` are
     heights and widths before padding and before resizing.
 
-    transformers' `post_process_panoptic_segmentation` is no substitute: it takes the padding for a part of the image,
-    and after fusing stuff it gives out the ids of segments a second time.
+    transformers' `post_process_panoptic_segmentation` is no substitute: it treats the padding as part of the image, and
+    after fusing stuff it assigns segment ids twice.
     """
     scores, labels = outputs.logits.softmax(-1).max(-1)
     results = []
@@ -43,7 +43,7 @@ def panoptic_segments(
 def _in_original(
     masks: Float[Tensor, "queries rows columns"], canvas: tuple[int, int], size: Sequence[int], original: Sequence[int]
 ) -> Float[Tensor, "queries height width"]:
-    """The masks cover the padded canvas: enlarged to it, the image cut out, and brought to its original size."""
+    """Resize masks to the padded canvas, crop the image without padding, and resize to its original size."""
     if not len(masks):
         return masks.new_zeros(0, *original)
     whole = interpolate(masks[None].float(), size=tuple(canvas), mode="bilinear", align_corners=False)

@@ -1,4 +1,4 @@
-"""The networks of long-tailed recognition: ResNets for CIFAR, ResNet-10, and a classifier whose logits are cosines."""
+"""The networks of long-tailed recognition: ResNets for CIFAR, ResNet-10, and a cosine classifier."""
 
 from typing import Any
 
@@ -116,8 +116,8 @@ def resnet10(num_classes: int = 1000, **arguments: Any) -> nn.Module:
 def resnet50_stride_in_1x1(num_classes: int = 1000, **arguments: Any) -> nn.Module:
     """ResNet-50 as first published (He et al., 2016; Keras): a stage halves its maps in the first 1 x 1 convolution.
 
-    torchvision and timm do it in the 3 x 3 convolution. The keys are the same and weights of one load into the other
-    without a word, at a loss of accuracy; so a network of this kind is not exported under these keys.
+    torchvision and timm do it in the 3 x 3 convolution. The keys are the same and weights of one load silently into the
+    other, at a loss of accuracy; so a network of this kind is not exported under these keys.
     """
     import timm
 
@@ -129,9 +129,9 @@ def resnet50_stride_in_1x1(num_classes: int = 1000, **arguments: Any) -> nn.Modu
 
 
 class NormedLinear(nn.Linear):
-    """The cosine between a feature and the weight of each class, without bias, in [-1, 1].
+    """Cosine classifier: the cosine between a feature and the weight of each class, without bias, in [-1, 1].
 
-    What LDAM puts in front of its margins; the released LDAM and RIDE code do the same (their weight is transposed).
+    Used by LDAM before its margins; the released LDAM and RIDE code do the same (their weight is transposed).
     The scale of the softmax belongs to the loss.
     """
 
@@ -145,7 +145,7 @@ class NormedLinear(nn.Linear):
 def use_normed_classifier(model: nn.Module) -> nn.Module:
     """Replace the classifier(s) of the model by cosine classifiers of the same size, in place.
 
-    A model so changed is no longer the stock one: its classifier has no bias and normalises what it reads.
+    The model is then no longer the stock one: its classifier has no bias and normalises its input.
     """
     for path in bf.find_classifiers(model):
         parent_path, _, name = path.rpartition(".")

@@ -19,7 +19,7 @@ from transformers.models.detr.modeling_detr import (
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-_SMALLEST_SQUARED_SCALE = 1e-2  # a tenth of a cell: a map of one cell already, and nothing is divided by zero
+_SMALLEST_SQUARED_SCALE = 1e-2  # a tenth of a cell, which is a map of one cell; avoids division by zero
 
 
 @strict
@@ -54,7 +54,7 @@ class SMCADetrConfig(DetrConfig):
 
 
 class StartingLinear(nn.Linear):
-    """A linear layer that says itself where it begins: with these weights and all biases at one number."""
+    """A linear layer with its own initialisation: these weights, and one constant for all biases."""
 
     def __init__(self, dim: int, out: int, weights: Literal["zero", "xavier", "usual"], bias: float = 0.0) -> None:
         self.start = weights, bias
@@ -72,7 +72,7 @@ class StartingLinear(nn.Linear):
 
 
 class SpatialModulation(nn.Module):
-    """From object queries to the logarithm of their weight maps, one per head, to be added to co-attention's scores.
+    """Log weight maps of object queries, one per head, to be added to the scores of the co-attention.
 
     The paper: a query predicts the centre (c_w, c_h) of its object once (before the first layer) and, in every layer, a
     scale (s_w, s_h) and for each head an offset of the centre. Over the cells (i, j) of the feature map
@@ -137,10 +137,10 @@ def cell_middles(count: int, like: Tensor) -> Float[Tensor, " count"]:
 
 
 def _without_padding(log_weights: Tensor, valid: Tensor) -> Tensor:
-    """Padding out of sight, and the largest weight of each query at 1.
+    """Mask the padding, and scale the largest weight of each query to 1.
 
-    A softmax does not see the second; but however far an offset has led a head away from the image, something is left
-    of its scores in half precision.
+    The scaling does not change the softmax, but keeps scores from underflowing in half precision where an offset has
+    moved a head's centre far out of the image.
     """
     lowest = torch.finfo(log_weights.dtype).min
     seen = torch.where(valid[:, None, None], log_weights, lowest)
@@ -158,11 +158,11 @@ def image_extents(
 
 
 class SMCADetrPreTrainedModel(DetrPreTrainedModel):
-    """How weights begin, are saved and loaded: as transformers' DETR."""
+    """Base class for initialisation, saving and loading: as transformers' DETR."""
 
     config: SMCADetrConfig
     _no_split_modules: ClassVar = ["DetrConvEncoder", "DetrEncoderLayer", "SMCADetrDecoderLayer"]  # type: ignore[misc]
-    # Scores get a learnt number for each query and key, which only these implementations of attention can add.
+    # Scores get a learnt bias for each query and key, which only some implementations of attention support.
     _supports_flash_attn = False
     _supports_flex_attn = False
 
@@ -174,7 +174,7 @@ class SMCADetrPreTrainedModel(DetrPreTrainedModel):
 
 
 class SMCADetrDecoderLayer(DetrDecoderLayer):
-    """DETR's layer; the weight maps are made inside, so that gradient checkpointing keeps none of them."""
+    """DETR's layer; the weight maps are computed inside it, so that gradient checkpointing does not store them."""
 
     def __init__(self, config: SMCADetrConfig) -> None:
         super().__init__(config)
@@ -221,7 +221,7 @@ class SMCADetrDecoderOutput(DetrDecoderOutput):
 
 
 class SMCADetrDecoder(SMCADetrPreTrainedModel):
-    """Centres from the object queries by an MLP, once; then the layers, which look around them.
+    """Predict centres from the object queries by an MLP, once; then the layers, with attention around them.
 
     The paper predicts the centre from the query; released code does so before the first layer and keeps it for all.
     """

@@ -1,4 +1,4 @@
-"""SMCA-DETR: DETR with spatially modulated co-attention (Gao et al., ICCV 2021), in the way of transformers.
+"""SMCA-DETR: DETR with spatially modulated co-attention (Gao et al., ICCV 2021), as a transformers model.
 
 A single feature map, as in the row "SMCA (single scale)" of BatchFormerV2's Table 1. Backbone, encoder, position
 embeddings and prediction heads are transformers' own; saving, loading, outputs, `labels` and gradient checkpointing

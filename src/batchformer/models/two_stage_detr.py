@@ -1,4 +1,4 @@
-"""Two-stage Deformable DETR whose proposals are trained: transformers' class with the loss it leaves out."""
+"""Two-stage Deformable DETR with trained proposals: transformers' class plus the proposal loss it lacks."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ __all__ = ["TwoStageDeformableDetr"]
 
 
 class TwoStageDeformableDetr(DeformableDetrForObjectDetection):
-    """`DeformableDetrForObjectDetection` with `two_stage=True`, to be trained and not only to be loaded.
+    """`DeformableDetrForObjectDetection` with `two_stage=True` and the loss that trains its proposals.
 
     Deformable DETR, appendix A.4: a head on the encoder's output scores a proposal in each of its cells, and the
     decoder starts from the best of them; the head is trained by a Hungarian loss of its own, added to the decoder's
-    (`detector_loss.proposal_loss`). transformers has the head but not its loss, so nothing of the choice is trained
-    there. Weights have the names they have in transformers, in both directions, and so has the configuration: what this
-    class saves, `DeformableDetrForObjectDetection.from_pretrained` reads. The decoder's loss is
+    (`detector_loss.proposal_loss`). transformers has the head but not its loss, so the choice of proposals is not
+    trained there. Weights and configuration have the same names as in transformers, in both directions: what this class
+    saves, `DeformableDetrForObjectDetection.from_pretrained` loads. The decoder's loss is
     `detector_loss.focal_detection_loss`, with the published weights.
     """
 
@@ -71,5 +71,5 @@ class TwoStageDeformableDetr(DeformableDetrForObjectDetection):
         labels: list[dict[str, Tensor]],
         box_logits: Float[Tensor, "batch cells 4"],
     ) -> tuple[Tensor, Parts]:
-        """A method, because `bf.attach` takes it for each stream by itself, as it does with `loss_function`."""
+        """The loss of the proposals. A method, because `bf.attach` calls it per stream, as it does `loss_function`."""
         return proposal_loss(logits, labels, box_logits, self.config)

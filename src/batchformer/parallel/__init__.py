@@ -8,8 +8,8 @@ from batchformer.lazy import lazy_names
 
 if torch.distributed.is_available():
     # Its functions take the group of all processes as a default argument, read when the module is first imported. Torch
-    # imports it with the first DistributedDataParallel: then they hold the group for ever, destroy_process_group()
-    # leaves gloo's threads running, and now and then a process aborts as it ends. Imported before, they hold nothing.
+    # imports it with the first DistributedDataParallel: then they reference the group for ever, destroy_process_group()
+    # leaves gloo's threads running, and sometimes a process aborts on exit. Imported earlier, the default is None.
     import torch.distributed.nn.functional
 
 if TYPE_CHECKING:

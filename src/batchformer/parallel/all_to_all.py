@@ -1,8 +1,8 @@
 """All-to-all with gradients: from "own rows at all positions" to "all rows at own positions", and back.
 
-One exchange each way. Memory is laid out so that only the side of the rows copies: all rows at some positions arrive as
-one contiguous tensor. The gradient of either direction is the other direction, so every process gets the gradient of
-the sum of all processes' losses.
+One collective each way. Memory is laid out so that only the row-sharded side copies: all rows at some positions arrive
+as one contiguous tensor. The backward of either direction is the other direction, so every process gets the gradient
+of the sum of all processes' losses.
 """
 
 from typing import Any
@@ -18,14 +18,14 @@ from batchformer.parallel.peer_errors import report_lost_peers
 
 
 def to_positions(x: Shaped[Tensor, "rows position width"], peers: Peers) -> Shaped[Tensor, "total share width"]:
-    """All processes' rows at this process' share of the positions."""
+    """All-to-all: from this process' rows to all processes' rows at this process' share of the positions."""
     return _ToPositions.apply(x, peers)  # type: ignore[no-any-return]
 
 
 def to_rows(
     x: Shaped[Tensor, "total share width"], positions: int, peers: Peers
 ) -> Shaped[Tensor, "rows position width"]:
-    """This process' rows at all positions again."""
+    """The inverse of `to_positions`: this process' rows at all positions."""
     return _ToRows.apply(x, positions, peers)  # type: ignore[no-any-return]
 
 

@@ -13,10 +13,10 @@ EXCHANGES: tuple[Exchange, ...] = ("positions", "gather", "heads")
 
 @dataclass(frozen=True)
 class Links:
-    """How fast processes reach each other, in bytes per second and direction.
+    """Bandwidth between processes, in bytes per second and direction.
 
     The defaults are eight GPUs of a node on NVLink 4 (900 GB/s both ways together) and one 400 Gb/s port for each GPU,
-    at their nominal speeds; `latency` is what any exchange takes at least, in seconds.
+    at their nominal speeds; `latency` is the minimum time of one collective, in seconds.
     """
 
     node: int = 8
@@ -27,10 +27,10 @@ class Links:
 
 @dataclass(frozen=True)
 class StepCost:
-    """One module, one training step (forward and backward), the process that has most to move.
+    """Communication cost of one module in one training step (forward and backward), of the process with most traffic.
 
     `bytes` is what it sends or receives, whichever is more, in all exchanges together; `network_bytes` the part of it
-    that crosses its network port; seconds are those of the links alone, nothing of it hidden behind arithmetic.
+    that crosses its network port; seconds are those of the links alone, without overlap with computation.
     """
 
     exchange: Exchange
@@ -125,10 +125,10 @@ def step_cost(
 
 
 def cheapest_exchange(processes: int, batch: int, positions: int, dim: int, **options: Any) -> Exchange:
-    """The rule: least `StepCost.seconds`, among gather and heads for one position, positions and heads for several.
+    """The exchange with least `StepCost.seconds`: gather or heads for one position, positions or heads for several.
 
-    All processes choose the same, as all know the same numbers (`batch` is the largest). Gathering several positions is
-    never considered: it moves and keeps N times as much. One position cannot be shared out: one process would do all
+    All processes choose the same, as all have the same inputs (`batch` is the largest). Gathering several positions is
+    never considered: it moves and stores N times as much. One position cannot be distributed: one process would do all
     the work. The options are those of `step_cost`.
     """
     candidates: tuple[Exchange, ...] = ("gather", "heads") if positions == 1 else ("positions", "heads")
@@ -144,7 +144,7 @@ def _check(exchange: str, processes: int, positions: int) -> None:
 
 @dataclass
 class Traffic:
-    """Bytes sent to other processes; what a process keeps for itself is not among them.
+    """Counter of the bytes sent to other processes; what stays on a process is not counted.
 
     `activations` are features, masks and their gradients, `sizes` the few numbers exchanged before them.
     """
@@ -169,7 +169,7 @@ def count_traffic() -> Iterator[Traffic]:
 
 
 def note_sent(activations: int = 0, sizes: int = 0) -> None:
-    """Called where bytes are handed to torch.distributed."""
+    """Add to the open `count_traffic` counters; called where bytes are passed to torch.distributed."""
     for traffic in _counting:
         traffic.activations += activations
         traffic.sizes += sizes

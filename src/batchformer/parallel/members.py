@@ -24,8 +24,8 @@ ALONE = (
     'of this process is all there is: start several with torchrun or Lightning\'s strategy="ddp".'
 )
 _warned = False
-# From the ranks of a group to the world they belong to and the group: modules of one model share their groups. Weak
-# references, so that destroy_process_group() ends them.
+# Cache of created groups, from their ranks to (default group, group): modules of one model share their groups. Weak
+# references, so that destroy_process_group() frees them.
 _made_groups: dict[tuple[int, ...], tuple[weakref.ref[ProcessGroup], weakref.ref[ProcessGroup]]] = {}
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # What processes compare before an exchange; only the rows may differ.
@@ -129,7 +129,7 @@ class Peers:
 
     @property
     def own(self) -> slice:
-        """This process' rows among those of all, which lie in the order of the ranks."""
+        """Slice of this process' rows in the rows of all processes, which are in the order of the ranks."""
         start = sum(self.rows[: self.rank])
         return slice(start, start + self.rows[self.rank])
 
@@ -151,7 +151,7 @@ def exchange_sizes(
     """Exchange shapes and settings before any features, so that a disagreement is an error and not a hang.
 
     `grid` is the height and width of the map that the positions cover: another map may have as many positions.
-    The host waits for the result. Every process raises the same error, as each one sees the same numbers.
+    Synchronises the host. Every process raises the same error, as each one gets the same numbers.
     """
     if rows.dtype not in _DTYPES:
         raise UserError(f'scope="global" exchanges floating point features, got {rows.dtype}.')
@@ -161,7 +161,7 @@ def exchange_sizes(
         group_size or 0,
     ]  # fmt: skip
     count = dist.get_world_size(group)
-    # An all-to-all, not a ring: then every process notices at once when one is gone, not only its neighbours.
+    # An all-to-all, not a ring: every process then detects a lost one at once, not only its neighbours.
     sent = torch.tensor(own, device=rows.device).repeat(count, 1)
     received = torch.empty_like(sent)
     with report_lost_peers(group, f"the sizes of {_describe(own)}"):

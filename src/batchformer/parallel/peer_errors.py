@@ -1,4 +1,4 @@
-"""Errors of a failed exchange: which ranks do not answer, instead of a stack of socket messages."""
+"""Errors of a failed collective: name the ranks that do not respond, instead of a stack of socket messages."""
 
 import datetime
 import time
@@ -16,14 +16,14 @@ _WAIT_SECONDS = 3.0
 
 
 class PeerLost(UserError):
-    """Another process died, failed, or did not come to the exchange before the process group's timeout."""
+    """Another process was killed, failed, or did not join the collective before the process group's timeout."""
 
 
 @contextmanager
 def report_lost_peers(group: ProcessGroup, what: str) -> Iterator[None]:
-    """Turn a failed exchange into a `PeerLost` that names this rank, what it sent, and the ranks that do not answer.
+    """Convert a failed collective to a `PeerLost` that names this rank, what it sent, and the unresponsive ranks.
 
-    Every process that sees the failure writes a key to the store of the process group; ranks without one do not answer.
+    Every process that sees the failure writes a key to the store of the process group; ranks without one are lost.
     """
     try:
         yield
@@ -47,7 +47,7 @@ def _silent_ranks(rank: int, ranks: list[int]) -> list[int]:
         for other in ranks:
             if not _answers(store, other, max(0.001, deadline - time.monotonic())):
                 silent.append(other)
-    except RuntimeError:  # the store is in the process that is gone: rank 0 where no launcher keeps it
+    except RuntimeError:  # the store was in the lost process: rank 0 where no launcher hosts it
         return [0]
     return silent
 

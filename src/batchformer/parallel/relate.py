@@ -1,9 +1,9 @@
-"""The layers of a module over the batch of all processes, exactly, by the exchange that is cheapest.
+"""Run the layers of a module over the batch of all processes, exactly, by the cheapest exchange.
 
 "positions": each process gets all rows at its share of the positions, runs whole layers there and sends the result
 back. "gather" and "heads" exchange inside of the attention only (`GatherRows`, `ExchangeHeads`), for features without
-many positions: `nn.BatchAttention` calls them in place of its own forward, (attention, x) -> what it adds, of the shape
-of x. The rest of the layer stays with the rows of its process.
+many positions: `nn.BatchAttention` calls them in place of its own forward, (attention, x) -> the residual branch, of
+the shape of x. The rest of the layer runs on each process' own rows.
 """
 
 import warnings
@@ -44,8 +44,8 @@ def relate_across(
     """This process' rows, related to the rows of all members as if all were one batch, in the order of the ranks.
 
     Backward gives the gradient of the sum of the losses of all processes: summed over the processes, gradients are
-    those of one process with the whole batch. Random numbers differ: dropout draws where the work is done.
-    Every member must call, with any number of rows, none included, and the same `grid` (`members.exchange_sizes`).
+    those of one process with the whole batch. Random numbers differ: each process draws dropout for what it computes.
+    Every member must call it, with any number of rows, also 0, and the same `grid` (`members.exchange_sizes`).
     """
     group = members.group()
     if group is None:
@@ -72,16 +72,16 @@ def relate_across(
 
 
 def _by_positions(layers: Sequence[Any], rows: Tensor, valid: Tensor | None, peers: Peers) -> Tensor:
-    """A layer acts on each position by itself, so all of it runs where the position is: one exchange each way."""
+    """Run whole layers on this process' share of the positions, which are independent: one all-to-all each way."""
     positions = rows.shape[1]
     share = to_positions(rows, peers)
     share_valid = None if valid is None else to_positions(valid[..., None], peers)[..., 0]
     if share.shape[1]:
         related = _run_layers(layers, share, share_valid)
     else:
-        # No position here. Still the layers run, on one row of zeros whose result is not used: DDP waits for a gradient
-        # of every weight (they are zeros), FSDP for this process to take part in gathering them. The row depends on the
-        # share, so that backward runs layers and exchanges in the same order as on the other processes.
+        # No position here. The layers still run, on one row of zeros with an unused result: DDP waits for a gradient of
+        # every weight (they are zeros), FSDP for this process to join the all-gather of the weights. The row depends on
+        # the share, so that backward runs layers and collectives in the same order as on the other processes.
         blank = share.sum() + share.new_zeros(1, 1, rows.shape[2])
         related = _run_layers(layers, blank, None)[:0].reshape(share.shape)
     return to_rows(related.to(rows.dtype), positions, peers)
@@ -101,9 +101,9 @@ def _warn_once(group_size: int) -> None:
 
 
 class GatherRows:
-    """Every process gets the input x of all rows and computes keys and values of them; queries are its own rows.
+    """All-gather the input x of all rows and compute keys and values of them; queries are the process' own rows.
 
-    x and not keys and values: half the bytes, for one more matrix product.
+    Gathers x and not keys and values: half the bytes, for one more matrix product.
     """
 
     def __init__(self, peers: Peers, valid: Bool[Tensor, "batch position"] | None, heads: int) -> None:
@@ -121,12 +121,12 @@ class GatherRows:
             dropout = attention.dropout if attention.training else 0.0
             out = F.scaled_dot_product_attention(q, k, v, self._allowed(attention.group_size, x.device), dropout)
             out = out.permute(2, 0, 1, 3)
-        else:  # no row, no query; but the other processes wait for its gradient, which is zero
+        else:  # no row, no query; but the other processes wait for this backward, with a gradient of zero
             out = query + value[:0]
         return attention.out_proj(out.flatten(2))
 
     def _allowed(self, group_size: int | None, device: torch.device) -> Bool[Tensor, "position 1 batch total"] | None:
-        """Own rows may attend to every valid row in their group of the global batch, and to themselves."""
+        """Attention mask: own rows attend to every valid row in their group of the global batch, and to themselves."""
         if self.valid is None and group_size is None:
             return None
         numbers = torch.arange(self.peers.total, device=device)
@@ -139,10 +139,10 @@ class GatherRows:
 
 
 class ExchangeHeads:
-    """Each process attends over all rows in its share of the (position, head) pairs.
+    """Attention over all rows, with the (position, head) pairs distributed over the processes.
 
-    Queries, keys and values are sent there and the result back: four activations instead of one per process, but only a
-    share of each to any one of them.
+    All-to-all of queries, keys and values, and of the result back: four activations instead of one per process, but
+    each process receives only its share of them.
     """
 
     def __init__(self, peers: Peers, valid: Bool[Tensor, "batch position"] | None, heads: int) -> None:
@@ -163,7 +163,7 @@ class ExchangeHeads:
 
 
 def gather_rows(x: Shaped[Tensor, "rows ..."], peers: Peers) -> Shaped[Tensor, "total ..."]:
-    """The rows of every process on each of them, in the order of the ranks; gradients are summed on the way back.
+    """All-gather of rows, in the order of the ranks; the backward sums gradients (reduce-scatter).
 
     Rows are padded to the longest batch: an all-gather of unequal pieces aborts the process with gloo, and is one
     broadcast per process with NCCL.

@@ -1,4 +1,4 @@
-"""The batched augmentations by name: what happens to a chunk of images that already lie on the device."""
+"""The batched augmentations by name, for a chunk of images that are already on the device."""
 
 from dataclasses import dataclass, replace
 
@@ -30,7 +30,7 @@ from batchformer.errors import UserError
 
 @dataclass(frozen=True)
 class BatchedAugmentation:
-    """What is done to the images, each step optional, in this order.
+    """An augmentation pipeline for batches of images: these steps, each optional, in this order.
 
     A crop from a zero border of `pad` pixels, or a random region of at least `area` of the image, resized to `size`;
     flip; AutoAugment; one black square of `hole` pixels; the whole image resized to `size`, of which the `centre` is
@@ -67,7 +67,7 @@ class BatchedAugmentation:
         return tuple(name for name, needed in wanted.items() if needed)
 
     def evaluation(self) -> "BatchedAugmentation":
-        """What is done to the test images of a model trained with this: no more than bringing them to its size."""
+        """The pipeline for the test images of a model trained with this one: resize and centre crop only."""
         return BatchedAugmentation(size=self.evaluate_at or self.size, centre=self.size, bilinear=self.bilinear)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
@@ -75,7 +75,7 @@ class BatchedAugmentation:
         return (height, width) if size is None else (size, size)
 
     def plan(self, draws: dict[str, Float[np.ndarray, "n draws"]], height: int, width: int) -> dict[str, np.ndarray]:
-        """From the samples' random numbers to what is to be done: small arrays for the device, made on the host.
+        """Convert the samples' random numbers to parameters of the operations: small host arrays for the device.
 
         `height` and `width` are those of the stored images.
         """
@@ -103,7 +103,7 @@ class BatchedAugmentation:
         return plan
 
     def store(self, images: UInt8[Tensor, "all 3 height width"]) -> Tensor:
-        """The data set as the device keeps it: with the zero border on."""
+        """The data set as stored on the device: with the zero border added."""
         return torch.nn.functional.pad(images, (self.pad,) * 4) if self.pad else images.contiguous()
 
     def apply(

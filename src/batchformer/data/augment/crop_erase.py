@@ -1,4 +1,4 @@
-"""Crops and holes for a whole chunk of images: padded crop with flip, Cutout, random erasing.
+"""Batched padded crop with flip, Cutout and random erasing.
 
 Cutout (DeVries and Taylor, 2017): one square of each image becomes black. Random erasing (Zhong et al., 2020) as timm's
 mode "pixel": noise in a rectangle of the normalised image.
@@ -54,7 +54,7 @@ def cutout(
 def _hole(
     images: Tensor, top: Tensor, left: Tensor, height: int | Tensor, width: int | Tensor
 ) -> Bool[Tensor, "n 1 height width"]:
-    """Which pixels lie in the rectangle of their image, which may reach out of it."""
+    """Mask of the pixels inside the rectangle of their image, which may extend beyond the image."""
     rows, columns = (torch.arange(length, device=images.device) for length in images.shape[2:])
     inside_rows = (rows >= top.view(-1, 1)) & (rows < (top + height).view(-1, 1))
     inside_columns = (columns >= left.view(-1, 1)) & (columns < (left + width).view(-1, 1))
@@ -76,7 +76,7 @@ def plan_erasing(
 
 
 def erase(images: Float[Tensor, "n 3 height width"], plan: dict[str, Tensor]) -> Float[Tensor, "n 3 height width"]:
-    """Standard normal noise, a number of its own for every pixel and channel. Changes `images` in place."""
+    """Fill rectangles with standard normal noise, independent per pixel and channel. Changes `images` in place."""
     if "erase/index" not in plan:
         return images
     index = plan["erase/index"]
@@ -87,10 +87,10 @@ def erase(images: Float[Tensor, "n 3 height width"], plan: dict[str, Tensor]) ->
 
 
 def normal_noise(key: Int[Tensor, " n"], count: int) -> Float[Tensor, "n count"]:
-    """`count` standard normal numbers that are a function of the key: the same wherever and with whatever computed.
+    """`count` standard normal numbers that are a pure function of the key, on every device and in every batch.
 
-    A generator of torch has a state, so its numbers would depend on the samples before. Here each pair of numbers is
-    made from (key, place) by SplitMix64 (Steele et al., 2014), the key its state, and by Box and Muller.
+    A torch generator has a state, so its numbers would depend on earlier samples. Here each pair of numbers is made
+    from (key, position) by SplitMix64 (Steele et al., 2014), with the key as its state, and by Box and Muller.
     """
     half = -(-count // 2)
     bits = _mixed(key.view(-1, 1) + torch.arange(half, device=key.device) * _signed(0x9E3779B97F4A7C15))

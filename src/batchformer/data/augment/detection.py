@@ -1,4 +1,4 @@
-"""What DETR does to an image and its boxes or segments, with torchvision's transforms."""
+"""DETR's augmentation of an image and its boxes or segments, with torchvision's transforms."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -20,7 +20,7 @@ _CROP = (384, 600)
 
 
 class RandomSizedCrop(v2.Transform):
-    """A region whose height and width are drawn, each by itself, from `smallest` to `largest` pixels."""
+    """Random crop with height and width drawn independently from `smallest` to `largest` pixels."""
 
     def __init__(self, smallest: int, largest: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class RandomSizedCrop(v2.Transform):
 
 
 class ShortestSize(v2.RandomShortestSize):
-    """Torchvision's, which rounds the short side of a long and narrow image down to nothing, with a pixel left."""
+    """torchvision's RandomShortestSize with sides of at least one pixel: it rounds narrow ones down to 0."""
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         height, width = super().make_params(flat_inputs)["size"]
@@ -56,7 +56,7 @@ def training_transform(
 
     Published are short sides of 480 to 800 in steps of 32, at most 1333 for the long one, crops of 384 to 600 pixels
     from images whose short side is 400, 500 or 600. All of that is in proportion to `image_size`, the largest short
-    side, where `scales` and `max_size` do not say otherwise. `"flip"`: flip and a resize to `image_size`; `"none"`:
+    side, unless `scales` and `max_size` are given. `"flip"`: flip and a resize to `image_size`; `"none"`:
     the resize alone. Images and masks must be called so in the dict: see `DetectionSamples`.
     """
     if name == "none":
@@ -76,7 +76,7 @@ def training_transform(
 def evaluation_transform(
     image_size: int, max_size: int | None, mean: Statistics, std: Statistics
 ) -> Callable[[Any], Any]:
-    """The short side to `image_size`, the long one to at most `max_size`; normalised."""
+    """Resize the short side to `image_size`, the long one to at most `max_size`; then normalise."""
     longest = max_size or _scaled(_LONGEST, image_size)
     return v2.Compose([ShortestSize([image_size], longest), *_finish(mean, std)])
 

@@ -1,8 +1,8 @@
-"""The random numbers of one epoch, and how what follows from them reaches the device.
+"""Tables of the random numbers of one epoch, and the copy of augmentation parameters to the device.
 
-One table per purpose, one row per slot (see `batchformer.data.loading.order`). The tables live on the host, so the
-samples an operation applies to are known there: each operation touches only those (`apply_groups`), without asking the
-device anything, and what is to be done travels to the device in one copy (`to_device`).
+One table per purpose, one row per slot (see `batchformer.data.loading.order`). The tables are on the host, so the
+samples an operation applies to are known there: each operation touches only those (`apply_groups`), without host
+synchronisation, and the parameters are sent to the device in one copy (`to_device`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,11 @@ from batchformer.data.loading.order import generator
 
 _ALIGNMENT = 16
 _DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
-ATTEMPTS = 10  # regions torchvision and timm draw before they give up finding one that fits
+ATTEMPTS = 10  # regions torchvision and timm draw at most to find one that fits
 
 
 class AugmentDraw(IntEnum):
-    """Crop, flip, AutoAugment, Cutout. Reordering or adding columns changes every augmentation of every run."""
+    """Columns for crop, flip, AutoAugment, Cutout. Reordering or adding any changes every augmentation of every run."""
 
     ROW = 0
     COLUMN = 1
@@ -60,7 +60,7 @@ class JitterDraw(IntEnum):
 
 
 class RegionDraw(IntEnum):
-    """A rectangle: whether, where, the key of its noise; from `AREAS` on the attempts' areas, then their ratios."""
+    """Columns for a rectangle: whether, where, noise key; from `AREAS` on the attempts' areas, then their ratios."""
 
     CHANCE = 0
     TOP = 1
@@ -130,10 +130,10 @@ def apply_groups(
 
 
 def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
-    """int64 and float32 arrays laid end to end in one (on CUDA: pinned) buffer, copied once, seen as views of it.
+    """Copy int64 and float32 arrays in one (on CUDA: pinned) buffer to the device, and return views of it.
 
-    A copy of its own for each array would cost more than the augmentation; the copy is asynchronous, so the host
-    goes on while the device is still busy with earlier steps.
+    One copy per array would cost more than the augmentation; the copy is asynchronous, so the host goes on while the
+    device is still busy with earlier steps.
     """
     offsets, total = {}, 0
     for name, array in arrays.items():

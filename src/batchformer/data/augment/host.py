@@ -1,4 +1,4 @@
-"""Augmentation image by image with timm and torchvision: for files, and for arrays when the device is not to be used.
+"""Augmentation image by image with timm and torchvision: for files, and for arrays with `on_device=False`.
 
 "imagenet-lt" is RandomResizedCrop, flip and ColorJitter(.4, .4, .4, 0), as the released code has it for ImageNet-LT and
 Places-LT; "imagenet" and "inaturalist" are the same without the jitter. "randaugment" is DeiT's, made by timm:
@@ -6,7 +6,7 @@ RandomResizedCrop, flip, RandAugment `rand-m9-mstd0.5-inc1`, random erasing; "re
 code trains with: regions of 5 to 100 % of the image, flip, and no more. CIFAR at its own size: see `augment.batched`.
 Evaluation resizes the short side to 256 / 224 of the image size and takes the centre; bicubic where training is.
 
-"domains" is what DomainBed and the Transfer-Learning-Library train on unseen domains with: regions of 70 to 100 %,
+"domains" is that of DomainBed and the Transfer-Learning-Library for unseen domains: regions of 70 to 100 %,
 flip, ColorJitter(.3, .3, .3, .3), one image in ten grey; evaluation sees the whole image, squeezed into a square.
 """
 
@@ -70,7 +70,7 @@ def _deit(
         size,
         is_training=True,
         scale=(SMALLEST_AREA[name], 1.0),
-        color_jitter=None,  # type: ignore[arg-type]  # which is its way to have none
+        color_jitter=None,  # type: ignore[arg-type]  # None disables it
         auto_augment=RANDAUGMENT if name == "randaugment" else None,
         interpolation="bicubic",
         mean=mean,
@@ -88,7 +88,7 @@ def _deit(
 
 
 def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
-    """Magnitude 10, one draw in 44, leaves no bit: a black image for older Pillows, an error for Pillow 13."""
+    """Posterize that accepts 0 bits (magnitude 10, one draw in 44): black in older Pillows, an error in Pillow 13."""
     return ImageOps.posterize(image, bits) if bits else Image.new(image.mode, image.size)
 
 
@@ -131,7 +131,7 @@ def array_evaluation(
 def small_image_transform(
     name: str, native: int, size: int, mean: Statistics, std: Statistics
 ) -> Callable[[Image.Image], Tensor]:
-    """A user's image for a model of small images: the whole of it, reduced to what the data set's images are."""
+    """Transform of a user's image for a model of small images: all of it, reduced to the size of the data set's."""
     seen = v2.Resize((native, native))
     return v2.Compose([_to_rgb, seen, v2.PILToTensor(), array_evaluation(name, native, size, mean, std)])
 

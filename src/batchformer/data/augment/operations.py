@@ -1,8 +1,8 @@
 """The operations of AutoAugment, RandAugment and ColorJitter on batches of bytes, every sample with its own strength.
 
 Each colour operation is torchvision's of the same name on uint8 images: results are cut (not rounded) to whole numbers
-as there. PIL's differ from them by one grey level where it rounds the grey image first. No operation asks the device
-for a number, so none makes the host wait.
+as there. PIL's differ from them by one grey level where it rounds the grey image first. No operation synchronises the
+host with the device.
 
 Translate, shear and rotate are one affine gather, every sample with its own matrix. `affine` equals torchvision's
 `affine` and `rotate` with nearest interpolation and a fill value (AutoAugment), `affine_bicubic` PIL's `transform`
@@ -53,7 +53,7 @@ def contrast(images: Images, factor: Strength) -> Images:
 
 
 def hue(images: Images, turn: Strength) -> Images:
-    """Turn the hue by this part of a circle, -1/2 to 1/2; torchvision's, up to one grey level.
+    """Rotate the hue by this fraction of a circle, -1/2 to 1/2; torchvision's, up to one grey level.
 
     Channel c is max - range * clamp(min(k, 4 - k), 0, 1) with k = (n + 6 hue) mod 6, n = 5, 3, 1: HSV to RGB without a
     case for each sixth of the circle, which would be a gather.
@@ -62,7 +62,7 @@ def hue(images: Images, turn: Strength) -> Images:
     red, green, blue = values.unbind(1)
     low, high = values.aminmax(dim=1)
     spread = high - low
-    divisor = spread.clamp(min=1.0)  # a grey pixel has no hue, and none is seen
+    divisor = spread.clamp(min=1.0)  # avoids 0 / 0 for a grey pixel, where the hue has no effect
     of_green_or_blue = torch.where(high == green, (blue - red) / divisor + 2.0, (red - green) / divisor + 4.0)
     place = torch.where(high == red, (green - blue) / divisor, of_green_or_blue) + 6.0 * turn.view(-1, 1, 1)
     channels = []
@@ -160,7 +160,7 @@ COLOUR_OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def inverse_matrices(
     op: str, magnitude: np.ndarray, height: int, width: int, whole_pixels: bool = True
 ) -> Float[np.ndarray, "n 2 3"]:
-    """From an output position to its source, both relative to the image centre, as torchvision has it.
+    """Affine matrices from output to source positions, both relative to the image centre, as torchvision has them.
 
     Translations are whole pixels, because torchvision truncates, if `whole_pixels`; shears keep the top left corner in
     place; a rotation is counter-clockwise, in degrees.
@@ -233,7 +233,7 @@ def affine_bicubic(
         for x, weight_x in columns:
             position = (line + x.clamp(0, width - 1)).view(n, 1, -1).expand(-1, channels, -1)
             total.addcmul_(source.gather(2, position), (weight_y * weight_x).view(n, 1, -1))
-    # a sum that is whole in exact arithmetic must not be cut to the number below
+    # a sum that is an integer in exact arithmetic must not be truncated to the one below
     moved = (total + 1e-3).clamp_(0, 255).to(torch.uint8).view_as(images)
     outside = ~inside
     for channel, colour in enumerate(fill):  # a tensor of the colours would have to be copied to the device

@@ -1,4 +1,4 @@
-"""The names augmentations and statistics go by in recipes, and the numbers their implementations share.
+"""The names of augmentations and statistics in recipes, and constants that their implementations share.
 
 What each augmentation does: `augment.batched` (on the device) and `augment.host`.
 """
@@ -23,7 +23,7 @@ DOMAINS_AREA, DOMAINS_JITTER, DOMAINS_GREY = 0.7, 0.3, 0.1
 
 
 def evaluation_size(name: str, size: int) -> int:
-    """The size of which evaluation takes the centre of `size`: 256 / 224 of it where training crops regions."""
+    """The size evaluation resizes to before its centre crop of `size`: 256 / 224 of it where training crops regions."""
     return round(size * 256 / 224) if name in SMALLEST_AREA else size
 
 

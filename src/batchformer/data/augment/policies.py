@@ -1,4 +1,4 @@
-"""AutoAugment, RandAugment and ColorJitter for a whole chunk of images.
+"""Batched AutoAugment, RandAugment and ColorJitter.
 
 AutoAugment (Cubuk et al., 2019), the policy for CIFAR-10: the paper searched 25 sub-policies, each two operations with
 a probability and a magnitude from 0 to 9. The operations and their ranges are those of
@@ -39,7 +39,7 @@ _LEVELS = 9
 
 
 def autoaugment_strength(op: str, level: int | None, sign: np.ndarray, height: int, width: int) -> np.ndarray:
-    """What the operation is called with, one number per sample: pixels, slope, degrees, factor, bits or threshold.
+    """The operation's argument, one number per sample: pixels, slope, degrees, factor, bits or threshold.
 
     `sign` (+1 or -1) counts only for the operations that have a direction.
     """
@@ -154,7 +154,7 @@ _GROUP_NUMBER = np.array([_GROUPS.index(name) for name in _GROUP_OF])
 def randaugment_strength(
     op: str, magnitude: Float[np.ndarray, " n"], sign: Float[np.ndarray, " n"], height: int, width: int
 ) -> Float[np.ndarray, " n"]:
-    """What the operation is called with: degrees, slope, pixels, factor, bits, threshold or amount."""
+    """The operation's argument, one number per sample: degrees, slope, pixels, factor, bits, threshold or amount."""
     part = magnitude / _LARGEST
     if op == "Rotate":
         return sign * 30.0 * part
@@ -174,7 +174,7 @@ def randaugment_strength(
 
 
 def magnitudes(draws: Float[np.ndarray, "n draws"]) -> Float[np.ndarray, "2 n"]:
-    """Those of the first and of the second operation: two normal numbers from two uniform ones (Box and Muller)."""
+    """Magnitudes of the first and second operation: two normal numbers from two uniform ones (Box and Muller)."""
     radius = np.sqrt(-2 * np.log1p(-draws[:, RandAugmentDraw.RADIUS]))
     angle = 2 * np.pi * draws[:, RandAugmentDraw.ANGLE]
     normal = np.stack([radius * np.cos(angle), radius * np.sin(angle)])
@@ -204,7 +204,7 @@ def _values(ops: Int[np.ndarray, " n"], magnitude: np.ndarray, sign: np.ndarray,
         op, of_op = OPERATIONS[number], ops == number
         amount = randaugment_strength(op, magnitude[of_op], sign[of_op], height, width)
         if op.startswith("Translate"):
-            amount = -amount  # timm moves the place that is read, torchvision the image
+            amount = -amount  # timm translates the source position, torchvision the image
         values[of_op] = inverse_matrices(op, amount, height, width, whole_pixels=False) if moving else amount
     return values
 

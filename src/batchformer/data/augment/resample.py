@@ -1,7 +1,7 @@
-"""Random rectangles, and what lies in them brought to one size, for many images at once.
+"""Random rectangles, and batched crop and resize to one size.
 
-Rectangles, for the crop and for random erasing, are drawn on the host. Resizing is bicubic (bilinear where that is
-asked for), smoothed where it shrinks.
+Rectangles, for the crop and for random erasing, are drawn on the host. Resizing is bicubic (optionally bilinear), with
+antialiasing where it shrinks.
 The definition is PIL's, which torchvision follows: cubic convolution with a = -1/2 over the pixels of the rectangle
 only, its support widened by the factor of shrinking, first along the rows, then along the columns, whole numbers after
 each. On noise one byte in 300 differs from PIL's and one in 100 from torchvision's, by one grey level and rarely by
@@ -38,7 +38,7 @@ class Rectangles(NamedTuple):
 def _sides(
     draws: Float[np.ndarray, "n draws"], height: int, width: int, area: Range, ratio: Range, largest: tuple[int, int]
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Heights and widths of the first attempts from 1 to `largest`; 0 where none of them was.
+    """Heights and widths of the first attempt within 1 to `largest`; 0 where there is none.
 
     The area is uniform in `area` of the image, width / height log-uniform in `ratio`. Later attempts are computed for
     the few samples that need them.
@@ -111,8 +111,8 @@ def _weights(
     mirror: Tensor | None = None,
     bilinear: bool = False,
 ) -> Float[Tensor, "2 n {size} {pixels}"]:
-    """What each of `pixels` pixels of a line adds to each of `size` positions made from `first` .. `first + length`:
-    a coarse part and a fine one."""
+    """Resampling weights of `pixels` input pixels for `size` output positions that cover `first` .. `first + length`,
+    split into a coarse and a fine part."""
     device = first.device
     position = torch.arange(size, device=device).expand(len(first), size)
     if mirror is not None:
@@ -183,7 +183,7 @@ def _kernel(device: torch.device, rows: int, columns: int) -> Callable[..., Tens
 def resize(
     images: UInt8[Tensor, "n 3 height width"], size: int, bilinear: bool = False
 ) -> UInt8[Tensor, "n 3 {size} {size}"]:
-    """The whole image."""
+    """Resize the whole image, without a crop."""
     whole = torch.zeros(1, 4, dtype=torch.int64, device=images.device)
     whole[:, 2], whole[:, 3] = images.shape[2], images.shape[3]
     return resized_crop(images, whole, size, bilinear=bilinear)

@@ -1,6 +1,6 @@
-"""Both products of a resized crop in one launch: what lies between them never leaves the chip.
+"""Triton kernel of a resized crop: both matrix products in one launch, with the intermediate result on chip.
 
-The tensor operations of `resample` write the enlarged images ten times over as floats before they are bytes.
+The tensor operations of `resample` write the enlarged images about ten times as floats before they are bytes.
 """
 
 import torch
@@ -9,7 +9,7 @@ import triton.language as tl  # type: ignore[import-untyped, import-not-found]
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-MOST_PIXELS = 64  # of a side of the images: they are held whole
+MOST_PIXELS = 64  # of a side of the images: a program loads a whole image
 _TILE = 64
 
 
@@ -68,7 +68,7 @@ def resample_in_one_launch(
     size = across.shape[2]
     images, across, down = images.contiguous(), across.contiguous(), down.contiguous()
     out = torch.empty(n, channels, size, size, dtype=torch.uint8, device=images.device)
-    with torch.cuda.device_of(images):  # Triton launches where torch is, which need not be where they are
+    with torch.cuda.device_of(images):  # Triton launches on torch's current device
         _resample[(n, channels, triton.cdiv(size, _TILE))](
             images, across, down, out, rows, columns, size,
             across.stride(0), across.stride(1) if across.shape[1] > 1 else 0,

@@ -1,4 +1,4 @@
-"""What all data sets share: options, what they declare about themselves, where a loader runs, how a run is resumed."""
+"""Base class of all data sets: options, metadata, choice of loader, checkpointing."""
 
 import os
 import weakref
@@ -39,8 +39,8 @@ class DataModule(L.LightningDataModule):
         drop_last: leave out the last training batch of an epoch where it is not full.
         eval_batch_size: samples in a batch when evaluating.
         channels_last: images in channels-last layout.
-        augment_repeats: DeiT's repeated augmentation: above 1, each image stands that often in succession in the order,
-            augmented anew each time, and an epoch of as many samples as before reads that part of the images only.
+        augment_repeats: DeiT's repeated augmentation: above 1, each image comes that often in succession in the order,
+            with a new augmentation each time; the epoch keeps its length, so it reads only that part of the images.
         views: above 1, training batches hold `views`, that many tensors, each augmented by itself, in place of
             `images`.
         index: batches also hold `index`, the number of each sample in its set.
@@ -48,11 +48,11 @@ class DataModule(L.LightningDataModule):
 
     #: names of the sets results are reported on, the first one being that of the primary measure
     evaluation_sets: tuple[str, ...] = ("val",)
-    #: names of what can be left out of training to be tested on (domains ...), and the one chosen
+    #: names of the possible held-out test targets (domains ...), and the one chosen
     targets: tuple[str, ...] = ()
     target: str | None = None
 
-    #: what `describe` tells by these names, None where the data have no such thing (features have no size)
+    #: the attributes that `describe` reports, None where the data have none (features have no size)
     _counted: tuple[str, ...] = ("train_images", "test_images", "image_size")
 
     class_names: list[str]
@@ -89,7 +89,7 @@ class DataModule(L.LightningDataModule):
         self.channels_last, self.index = channels_last, index
         self.augment_repeats, self.views = augment_repeats, views
         self._ready = False
-        # Weak reference; used to checkpoint the loader's position. The loader ends with its last reader.
+        # Weak reference; used to checkpoint the loader's position without keeping the loader alive.
         self._train_loader: weakref.ref[EpochLoader] | None = None
         self._restored: dict[str, Any] | None = None
 
@@ -104,11 +104,11 @@ class DataModule(L.LightningDataModule):
         """A loader over the named set ("train" or one of `evaluation_sets`): shuffled and augmented, or as it is."""
 
     def training_loader(self) -> EpochLoader:
-        """What a training reads; a data module of several sets returns a `JoinedLoader` of theirs here."""
+        """The training loader; a data module of several sets returns a `JoinedLoader` here."""
         return self.make_loader("train", training=True)
 
     def choose_target(self, target: str) -> None:
-        """For subclasses whose `targets` are several: keep the one given, if there is one of this name."""
+        """For subclasses with several `targets`: check the name and set `target`."""
         if target not in self.targets:
             raise UserError(
                 f"data.target: there is no {target!r}; choose one of {', '.join(self.targets)}."
@@ -128,7 +128,7 @@ class DataModule(L.LightningDataModule):
         return len(self.class_names)
 
     def declare(self) -> dict[str, Any]:
-        """What is known of the data after `setup`, as plain values; subclasses add what else they know.
+        """Metadata of the data after `setup`, as plain values; subclasses add entries.
 
         `classes` (their names), `class_counts`, `image_size`, `mean`, `std`, `train_images`, `test_images`,
         `fingerprint`, each where the data have it, and `evaluation_sets`, `targets`, `target`.
@@ -143,12 +143,12 @@ class DataModule(L.LightningDataModule):
         }  # fmt: skip
 
     def remarks(self) -> list[str]:
-        """What was found in the data that who trains on them should know, a line each; asked after `setup`."""
+        """Notes on the data for the user, a line each; available after `setup`."""
         return []
 
     @property
     def info(self) -> DataInfo:
-        """What the data declare about themselves; reads them if that has not been done."""
+        """The metadata of the data set; calls `setup` if that has not been done."""
         self.setup()
         return DataInfo(self.declare())
 
@@ -201,14 +201,14 @@ class DataModule(L.LightningDataModule):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must know to go on: which data, which seed, and how far the epoch has been read."""
+        """State for a checkpoint: fingerprint of the data, seed, and the loader's position in the epoch."""
         state: dict[str, Any] = {"seed": self.seed, "fingerprint": getattr(self, "fingerprint", None)}
         if (loader := self._loader_in_use()) is not None:
             state["train"] = loader.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Lightning gives the loader its own state too; this one serves those who drive the loader themselves."""
+        """Check the data and restore the loader's position; Lightning also restores the loader itself."""
         self._restored = dict(state)
         if self._ready:
             self._check_restored()
@@ -219,11 +219,11 @@ class DataModule(L.LightningDataModule):
         return None if self._train_loader is None else self._train_loader()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, or what travels to another process, reads with loaders of its own."""
+        """State for copies and pickling, without the loader: a copy creates its own."""
         return {**self.__dict__, "_train_loader": None}
 
     def _check_restored(self) -> None:
-        """A run goes on only with the data and the order it was started with; testing on other data is fine."""
+        """Refuse to resume a run with other data or another order; testing on other data is allowed."""
         state = self._restored
         trainer = self.trainer
         if state is None or (trainer is not None and not trainer.training and not trainer.sanity_checking):
@@ -241,11 +241,11 @@ class DataModule(L.LightningDataModule):
     # for loaders
 
     def _seed_of(self, name: str) -> int:
-        """Of a set's order and augmentation: the seed of the data for the training set, others for sets beside it."""
+        """Seed of a set's order and augmentation: that of the data for the training set, derived ones for others."""
         return self.seed if name == "train" else derived_key(self.seed, name) % 2**63
 
     def _loader_options(self, name: str, training: bool) -> dict[str, Any]:
-        """What loaders of every kind take. A task's own order is that of the training set."""
+        """Arguments common to all loaders. The sampler of a task applies to the training set only."""
         rank, world = self._rank_and_world()
         return {
             "batch_size": self.batch_size if training else self.eval_batch_size,
@@ -261,7 +261,7 @@ class DataModule(L.LightningDataModule):
         }
 
     def _host_loader(self, samples: Any, name: str, training: bool, passes: int = 1) -> EpochLoader:
-        """Samples that are read and augmented one by one on the host, in `workers` processes."""
+        """Loader of samples that are read and augmented one by one on the host, in `workers` processes."""
         from batchformer.data.loading.host_loader import HostLoader
 
         return HostLoader(
@@ -273,7 +273,7 @@ class DataModule(L.LightningDataModule):
         )
 
     def _task_sampler(self) -> Sampler | None:
-        """The order of the task that is trained, where it has one of its own."""
+        """The sampler of the task in training, where it has one."""
         task = self.trainer.lightning_module if self.trainer is not None else None
         sampler = getattr(task, "sampler", None)
         return sampler(self) if callable(sampler) else None

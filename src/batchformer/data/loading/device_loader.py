@@ -1,4 +1,4 @@
-"""Batches of a data set that lies on the device as bytes, augmented there many batches at a time."""
+"""Loader of a data set stored on the device as bytes and augmented there, many batches at a time."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -26,12 +26,12 @@ class DeviceLoader(SampleLoader):
     a chunk made at once; with several `views`, `views` in place of `images`: a list of as many tensors, each augmented
     by itself; with `index`, the numbers of the samples. Without images (None) it hands out labels and fields.
 
-    A 32 px image is worth about a microsecond of augmentation, a kernel launch more than that: so as many batches as
-    fit in `chunk_bytes` of float32 images of the size trained at (on CUDA a whole epoch of CIFAR-100-LT, one batch at
-    224 px) are augmented together. The random tables are made on the host and what follows from them is sent in one
-    copy; nothing is read back, so the host never waits for the device. A chunk is many small kernels: in training on
-    CUDA (`ahead`) the next one, that of the next epoch too, is made when half of this one has been handed out, so that
-    the host starts them while the device is busy with steps it was given before.
+    Augmenting a 32 px image takes about a microsecond, a kernel launch more than that: so as many batches as fit in
+    `chunk_bytes` of float32 images of the size trained at (on CUDA a whole epoch of CIFAR-100-LT, one batch at 224 px)
+    are augmented together. The random tables are made on the host and the parameters are sent in one copy; nothing is
+    read back, so there is no host synchronisation. A chunk is many small kernels: in training on CUDA (`ahead`) the
+    next one, also that of the next epoch, is made when half of this one has been yielded, so that the host launches
+    them while the device is busy with queued steps.
 
     What a sample looks like depends on (seed, epoch, index, repeat, view) only, not on the chunk or batch it falls in.
     When evaluating, images are brought to the augmentation's size and not augmented, and there is one view.
@@ -75,7 +75,7 @@ class DeviceLoader(SampleLoader):
             height, width = self.augmentation.output_size(self._height, self._width)
             bytes_of_a_sample = 4 * images.shape[1] * height * width * self._views
         self._chunk_batches = max(1, chunk_bytes // max(1, bytes_of_a_sample * self.batch_size))
-        # one batch at a time is made just before its step, with or without: no more memory for that
+        # chunks of one batch are always made just before their step: prefetching would take more memory
         ahead = self.device.type == "cuda" if ahead is None else ahead
         self._is_ahead = ahead and training and self._chunk_batches > 1
         self._prepared: tuple[_ChunkStart, Batch] | None = None
@@ -97,12 +97,12 @@ class DeviceLoader(SampleLoader):
                 yield {name: _rows(values, begin, begin + size) for name, values in chunk.items()}
 
     def _take_chunk(self, start: _ChunkStart) -> Batch:
-        """The chunk that begins here: the one that was made ahead, unless something else was expected then."""
+        """The chunk that starts here: the prefetched one if it starts here too, else a new one."""
         prepared, self._prepared = self._prepared, None
         return prepared[1] if prepared is not None and prepared[0] == start else self._make_chunk(start)
 
     def _random_numbers(self, epoch: int) -> tuple[np.ndarray, list[dict[str, np.ndarray]]]:
-        """The order of an epoch, and for each view its tables by purpose; those of the latest epoch are kept."""
+        """The order of an epoch, and for each view its tables by purpose; the latest epoch is cached."""
         if self._drawn is None or self._drawn[0] != epoch:
             order = self._order(epoch)
             samples = self._order.count

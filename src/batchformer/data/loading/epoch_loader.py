@@ -1,4 +1,4 @@
-"""The protocol all loaders share: which epoch is read, from which batch on, and how that is saved and restored."""
+"""Base classes of the loaders: current epoch, first batch, and checkpointing of the position."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 from batchformer.data.loading.order import EpochShare, Sampler, batch_count, check_batches
 from batchformer.errors import UserError
 
-#: what a step takes: images (or views, or features), labels, and further fields of the samples, by name
+#: input of a training step: images (or views, or features), labels, and further fields of the samples, by name
 Batch = dict[str, Any]
 
 
@@ -38,7 +38,7 @@ class EpochLoader(ABC):
     """An iterable over the batches of one epoch; iterating again reads the next one.
 
     The epoch comes from `epoch_source` (a data module passes the trainer's `current_epoch`), or from `set_epoch`,
-    or counts up by itself. It is read when the first batch is asked for, not when `iter` is called: Lightning creates
+    or counts up by itself. It is read when the first batch is requested, not when `iter` is called: Lightning creates
     the iterator before it has finished restoring its counters.
     """
 
@@ -57,7 +57,7 @@ class EpochLoader(ABC):
         """The batches of this epoch from number `start` on."""
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch to read next (without effect where a trainer says which epoch it is)."""
+        """Set the epoch to read next (no effect where `epoch_source` gives the epoch)."""
         self._epoch, self._batch = epoch, 0
 
     def set_start(self, batch: int) -> None:
@@ -65,7 +65,7 @@ class EpochLoader(ABC):
         self._start = (None, batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch being read and how many of its batches have been handed out."""
+        """The epoch being read and how many of its batches have been yielded."""
         return {"epoch": self._epoch, "batch": self._batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class EpochLoader(ABC):
 
 
 class SampleLoader(EpochLoader):
-    """A loader over `count` samples: in training this process's share of an order, else of the samples as they are.
+    """A loader over this process's share of `count` samples: in training in a given order, else as stored.
 
     What the keywords mean: see `DataModule` and `loading.order`.
     """
@@ -130,7 +130,7 @@ class JoinedLoader(EpochLoader):
     The first loader defines the length of an epoch. Each of the others is read as one endless sequence of its own
     epochs: at step s of epoch e it gives its batch number n = e * len(first) + s, which is batch n mod len of its own
     epoch n div len. So the batches of (epoch, step) are a pure function of the loaders' seeds, and a run resumed in the
-    middle of an epoch reads on as if it had not stopped; the state is that of any loader, (epoch, batch).
+    middle of an epoch reads what the uninterrupted one would; the state is that of any loader, (epoch, batch).
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class JoinedLoader(EpochLoader):
 
     @property
     def _iterator(self) -> Any:
-        """Worker processes of one of the loaders, under the name by which Lightning asks whether there are any."""
+        """Iterator with worker processes of one of the loaders; Lightning checks this attribute for workers."""
         iterators = [getattr(loader, "_iterator", None) for loader in self.loaders.values()]
         return next((iterator for iterator in iterators if iterator is not None), None)
 

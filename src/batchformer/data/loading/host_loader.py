@@ -1,4 +1,4 @@
-"""Batches made on the host, image by image, in worker processes if wanted."""
+"""Loader that makes batches on the host, image by image, optionally in worker processes."""
 
 import signal
 import threading
@@ -20,7 +20,7 @@ _IMAGES = ("images", "views", "pixel_values")  # what `channels_last` lays out
 
 
 class _Addresses(TorchSampler):
-    """The batches of one epoch from a given one on, as lists of addresses.
+    """Batch sampler of one epoch, from a given batch on; yields lists of addresses.
 
     An epoch of several passes is as many epochs of one pass after another: in order, augmentation and batches.
     """
@@ -34,7 +34,7 @@ class _Addresses(TorchSampler):
         return self.batches * self.passes
 
     def prepare(self, order: Callable[[int], np.ndarray], epoch: int, start: int) -> None:
-        """What `iter` gives next. `order` is asked here and not kept: see `HostLoader`."""
+        """Set what `iter` yields next. `order` is called here and not stored: see `HostLoader`."""
         first, self._skipped = divmod(start, self.batches) if self.batches else (self.passes, 0)
         passes = range(epoch * self.passes + first, (epoch + 1) * self.passes)
         self._orders = [(number, order(number)) for number in passes]
@@ -48,7 +48,7 @@ class _Addresses(TorchSampler):
 
 
 class HostLoader(SampleLoader):
-    """A torch DataLoader that knows epochs, can start in the middle of one, and does not depend on its workers.
+    """A torch DataLoader with epochs that can start at any batch; its batches do not depend on the workers.
 
     Yields what the samples collate to: a dict of `images` (float32, (B, 3, H, W)), `labels` (int64, (B,)) and further
     fields, or the dict of a detector. Each sample is augmented under generators seeded by (seed, epoch, index, repeat).
@@ -65,8 +65,8 @@ class HostLoader(SampleLoader):
         **order: Any,
     ) -> None:
         super().__init__(len(samples), **order)
-        # Nothing that torch's loader holds may hold this one or a task: in a cycle of references torch cannot tell its
-        # workers to end, and waits for each.
+        # Nothing in torch's loader may reference this one or a task: in a reference cycle torch cannot signal its
+        # workers to exit, and waits for each.
         self._addresses = _Addresses(self.batch_size, self._batches_of_a_pass, passes)
         self._loader = DataLoader(
             samples,
@@ -75,7 +75,7 @@ class HostLoader(SampleLoader):
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
-            generator=torch.Generator(),  # else every epoch would draw a number from the global one
+            generator=torch.Generator(),  # otherwise every epoch draws from the global one
         )
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class HostLoader(SampleLoader):
 
     @property
     def _iterator(self) -> Any:
-        """The workers, under the name by which Lightning ends those of torch's DataLoader after a training."""
+        """The iterator with the workers, under the name by which Lightning shuts down those of torch's DataLoader."""
         return self._loader._iterator
 
     @_iterator.setter
@@ -106,7 +106,7 @@ class HostLoader(SampleLoader):
             raise
 
     def end_workers(self) -> None:
-        """The traceback of an error holds them, and torch waits five seconds for each that goes with one."""
+        """Shut down workers explicitly: an error's traceback references them, and torch waits five seconds for each."""
         if self._iterator is not None:
             self._iterator._shutdown_workers()
             self._iterator = None
@@ -114,10 +114,10 @@ class HostLoader(SampleLoader):
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Ctrl-C and SIGTERM come when the worker processes are started, not in the middle of it.
+    """Defer SIGINT and SIGTERM until the worker processes have been started.
 
-    The workers keep this handler of Ctrl-C, so that only the process that reads from them answers it; for SIGTERM torch
-    gives them one of their own.
+    The workers inherit this SIGINT handler, so that only the process that reads from them handles it; for SIGTERM torch
+    installs its own handler in them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

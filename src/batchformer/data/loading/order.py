@@ -1,4 +1,4 @@
-"""Random numbers, the order of an epoch, and which part of it a process takes: all of them pure functions.
+"""Seeds, the order of an epoch, and the share of a process, all as pure functions.
 
 The same (seed, epoch, purpose) gives the same numbers on every machine. Nothing here has a state that could be lost
 when a run is killed: order, augmentation and splits are computed from integers the run already knows, so a resumed run
@@ -23,7 +23,7 @@ Sampler = Callable[[int], np.ndarray]
 
 
 def derived_key(*parts: int | str) -> int:
-    """128 bits that depend on every part and on their order; equal on every machine and Python version."""
+    """128-bit hash of the parts in their order; equal on every machine and Python version."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=16).digest(), "little")
 
 
@@ -33,9 +33,9 @@ def generator(*parts: int | str) -> np.random.Generator:
 
 
 def sample_seed(seed: int, epoch: int, index: int, repeat: int = 0, view: int = 0) -> int:
-    """A seed for the global generators while one view of a sample is augmented on the host, for the `repeat`-th time.
+    """Seed of the global generators for the augmentation of one view of a sample on the host, in its `repeat`.
 
-    The first view draws what a sample of a single view draws.
+    The first view has the seed of a sample with a single view.
     """
     further: tuple[int | str, ...] = (repeat, "view", view) if view else (repeat,) if repeat else ()
     return derived_key(seed, epoch, index, "augment", *further) & (2**63 - 1)
@@ -84,7 +84,7 @@ def balanced_order(
 
 
 def _occurrence(values: np.ndarray) -> np.ndarray:
-    """Of each value how many equal ones stand before it."""
+    """For each value, the number of equal ones before it."""
     order = np.argsort(values, kind="stable")
     ascending = values[order]
     before = np.empty_like(values)
@@ -93,7 +93,7 @@ def _occurrence(values: np.ndarray) -> np.ndarray:
 
 
 def training_share(order: np.ndarray, rank: int, world: int, drop_last: bool) -> np.ndarray:
-    """Every world-th sample, the same number for every process, because DDP needs equal numbers of steps.
+    """A process' share in training: every world-th sample, equally many each, because DDP needs equal numbers of steps.
 
     Batch k of all processes together is what one process with a batch `world` times as large would take. Where the
     count does not divide, `drop_last` leaves the remainder out, otherwise the first samples are taken twice.
@@ -106,7 +106,7 @@ def training_share(order: np.ndarray, rank: int, world: int, drop_last: bool) ->
 
 
 def evaluation_share(count: int, rank: int, world: int) -> np.ndarray:
-    """Every world-th sample in file order, none twice: metrics over all processes count each image exactly once."""
+    """A process' share in evaluation: every world-th sample in file order, so that metrics count each image once."""
     return np.arange(count)[rank::world]
 
 
@@ -155,7 +155,7 @@ def batch_count(samples: int, batch_size: int, drop_last: bool) -> int:
 
 
 def check_batches(count: int, batch_size: int, world: int, drop_last: bool) -> None:
-    """Refuse a training set that does not fill one batch: an epoch without steps would end without a word."""
+    """Refuse a training set that does not fill one batch: an epoch without steps would end silently."""
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}.")
     if drop_last and count // world < batch_size:

@@ -1,4 +1,4 @@
-"""Samples that are read and augmented one by one on the host: from arrays, from files, or kept once they are made."""
+"""Data sets of samples that are read and augmented one by one on the host: from arrays, from files, or cached."""
 
 import copy
 import os
@@ -22,12 +22,12 @@ from batchformer.errors import UserError
 
 Address = tuple[int, int]  # (epoch, slot in the sense of batchformer.data.loading.order)
 Fields = Mapping[str, Tensor]  # of every sample one row
-_TAKEN = ("images", "views", "labels", "index")  # what batches hold under these names is made by the loaders
+_TAKEN = ("images", "views", "labels", "index")  # names of batch entries made by the loaders
 
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """torch's, Python's and numpy's generators start from `seed` inside and are what they were afterwards.
+    """Context that seeds the generators of torch (CPU), Python and numpy, and restores their states afterwards.
 
     torchvision's transforms draw from the first two, timm's from all three. The CUDA generators are not touched
     (`torch.manual_seed` would).
@@ -59,7 +59,7 @@ def check_fields(fields: Fields | None, count: int) -> dict[str, Tensor]:
 
 
 class AddressedSamples(Dataset, ABC):
-    """Samples by (epoch, slot): with the epoch beside the slot, workers that outlive an epoch know the new one.
+    """Dataset indexed by (epoch, slot), so that persistent workers get the epoch with each index.
 
     Each of the `views` of a sample is augmented under generators seeded by (seed, epoch, index, repeat, view).
     """
@@ -76,11 +76,11 @@ class AddressedSamples(Dataset, ABC):
         """How many samples there are."""
 
     def _read(self, index: int) -> Any:
-        """The sample as it is stored, decoded; nothing is drawn here. None where there is nothing to read."""
+        """The stored sample, decoded; uses no random numbers. None where there is nothing to read."""
         return None
 
     def _augment(self, index: int, stored: Any) -> Any:
-        """One view of what `_read` gave, which stays as it is; random numbers come from the global generators."""
+        """One view of the result of `_read`, not in place; random numbers come from the global generators."""
         return stored
 
     def _finish(self, index: int, views: list[Any]) -> Any:
@@ -90,7 +90,7 @@ class AddressedSamples(Dataset, ABC):
     @property
     @abstractmethod
     def collate(self) -> Callable[[list[Any]], Batch]:
-        """From samples to a batch. A function by itself, so that workers need no second copy of the samples."""
+        """From samples to a batch. A free function, so that workers need no second copy of the samples."""
 
     def __getitem__(self, address: Address) -> Any:
         epoch, slot = address
@@ -103,7 +103,7 @@ class AddressedSamples(Dataset, ABC):
         return self._finish(index, views)
 
     def __getitems__(self, addresses: list[Address]) -> list[Any] | str:
-        """A whole batch, or the sentence of the UserError: torch would wrap the error into a worker's traceback."""
+        """A whole batch, or the message of the UserError: torch would wrap the error in a worker's traceback."""
         try:
             return [self[address] for address in addresses]
         except UserError as error:
@@ -185,11 +185,11 @@ class FileSamples(LabelledSamples):
 
 
 class KeptSamples(AddressedSamples):
-    """Finished samples of a detector's data set, for transforms that draw nothing; each is made when first asked for.
+    """Cache of transformed samples of a detector's data set, for deterministic transforms; filled on first access.
 
-    They stay in the memory of `device`, where batches are then put together too, and in that of the process: each
-    worker keeps what it was asked for. A batch shares no memory with them, so what a step does to its images and
-    targets is gone with the batch.
+    Samples are cached in the memory of `device`, where batches are then collated too, and per process: each worker
+    caches the samples it reads. A batch shares no memory with the cache, so in-place changes of its images and targets
+    do not affect it.
     """
 
     def __init__(self, samples: AddressedSamples, device: torch.device | None = None) -> None:
@@ -218,7 +218,7 @@ def _collate_copies(samples: list[Any], collate: Callable[[list[Any]], Batch]) -
 
 
 def _copied_labels(labels: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same labels in memory of their own.
+    """A copy of the labels that shares no memory with them.
 
     The tensors of a name are copied together: a batch has dozens, which one by one would cost more than the images.
     """

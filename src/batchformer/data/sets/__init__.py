@@ -55,9 +55,9 @@ def miniature_names() -> list[str]:
 
 
 def write_miniature(name: str, folder: str | Path) -> Path:
-    """Write a tiny generated data set in the official layout of the named one; what it returns is `data.root`.
+    """Write a tiny generated data set in the official layout of the named one; returns the path for `data.root`.
 
-    `folder` is new or empty. What the miniature of a data set holds: see `miniature` in its file.
+    `folder` is new or empty. The contents of each miniature: see `miniature` in the data set's file.
     """
     if name not in miniature_names():
         raise UserError(f"there is no miniature of {name!r}: choose one of {', '.join(miniature_names())}.")

@@ -1,4 +1,4 @@
-"""Data sets small enough to be held in memory: images as bytes (the digits, CIFAR, Tiny-ImageNet), or features."""
+"""Base classes of data sets in memory: images as bytes (the digits, CIFAR, Tiny-ImageNet), or features."""
 
 import hashlib
 from abc import abstractmethod
@@ -21,7 +21,7 @@ from batchformer.errors import UserError
 
 @dataclass(frozen=True)
 class Split:
-    """Images as bytes (or features), their labels, and what else is known of every sample (domains, pairs ...)."""
+    """Images as bytes (or features), their labels, and further fields of every sample (domains, pairs ...)."""
 
     images: UInt8[np.ndarray, "n 3 height width"] | Float[np.ndarray, "n dim"]
     labels: Int[np.ndarray, " n"]
@@ -29,7 +29,7 @@ class Split:
 
 
 class _SplitData(ClassificationData):
-    """Subclasses read their splits in `read_splits`, and make loaders of them."""
+    """Base class of data sets that are read as a whole, by `read_splits`; subclasses make the loaders."""
 
     @abstractmethod
     def read_splits(self) -> tuple[dict[str, Split], list[str]]:
@@ -44,15 +44,15 @@ class _SplitData(ClassificationData):
 
 
 class ArrayData(_SplitData):
-    """Subclasses have a `native_size`, their own `mean` and `std`, and read their splits in `read_splits`.
+    """Base class of image data sets in memory, with a `native_size`, `mean` and `std`, and splits by `read_splits`.
 
-    On a device (`on_device` true or "auto") all splits lie there and batches are augmented there, on CUDA as on the
+    With `on_device` true or "auto" all splits are stored on the device and batches are augmented there, on CUDA or the
     CPU; with `on_device=False` timm and torchvision v2 augment image by image, in `workers` processes.
 
     `image_size` is the size trained at, by default the native one. At another size "resized-crop" and "randaugment"
     cut a random region and resize it, and evaluation resizes the image to 256 / 224 of the size and takes the centre;
-    with the other augmentations the whole image is resized. `statistics` says by which mean and deviation images are
-    normalised: those of the data set, or ImageNet's.
+    with the other augmentations the whole image is resized. `statistics` selects the mean and deviation for
+    normalisation: those of the data set, or ImageNet's.
     """
 
     native_size: ClassVar[int]
@@ -101,9 +101,9 @@ class ArrayData(_SplitData):
 
 
 class FeatureData(_SplitData):
-    """Features in place of images: a batch holds `features`, nothing is augmented, and there is one view.
+    """Base class of data sets of features: a batch holds `features`, nothing is augmented, and there is one view.
 
-    Subclasses read splits whose `images` are the features, (n, dim) float32; `declare` tells their `feature_dim`.
+    In the splits of subclasses `images` are the features, (n, dim) float32; `declare` adds `feature_dim`.
     """
 
     def __init__(self, root: str | None = None, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Images and the boxes in them: as arrays, with what every set of boxes must fulfil; as samples and batches of DETR."""
+"""Images with boxes: as arrays, with validation; and as samples and batches for DETR."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 Sample = tuple[Float[Tensor, "3 height width"], dict[str, Any]]
 Target = dict[str, Any]
 
-_BEYOND = 0.1  # of an image's side a box may reach out of it; annotators' boxes do so by a pixel or two
+_BEYOND = 0.1  # fraction of an image's side by which a box may exceed it; annotated boxes do by a pixel or two
 _PER_BOX = ("boxes", "labels", "area", "crowd", "ignore", "segment_ids")
 _PER_IMAGE = ("paths", "ids", "sizes", "segmentations")
 
@@ -36,7 +36,7 @@ class Categories:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Images, and the boxes of all of them one after another: arrays, which forked workers share without copying.
+    """Images and the concatenated boxes of all of them, as arrays, which forked workers share without copying.
 
     Boxes are as annotated: corners x1, y1, x2, y2 in pixels, crowds and degenerate ones included. `ignore` marks what
     need not be found but may be (VOC's difficult objects).
@@ -53,7 +53,7 @@ class Scenes:
     area: Float[np.ndarray, " boxes"]
     crowd: Bool[np.ndarray, " boxes"]
     ignore: Bool[np.ndarray, " boxes"]
-    left_out: int = field(default=0, kw_only=True)  # boxes of negative width or height that the files have besides
+    left_out: int = field(default=0, kw_only=True)  # boxes of negative width or height, which are dropped
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -78,7 +78,7 @@ class Scenes:
         return replace(self, first=np.concatenate([[0], np.cumsum(counts)]), **chosen)
 
     def fingerprint(self) -> str:
-        """sha256 of everything but the position it was read from."""
+        """sha256 of everything but the path it was read from."""
         digest = hashlib.sha256()
         for each in fields(self):
             value = getattr(self, each.name)
@@ -98,8 +98,7 @@ def make_scenes(
 ) -> Scenes:
     """From images (id, path, height, width) and boxes in any order, each with the position of its image (`owner`).
 
-    `names` are what messages call the boxes. Those of negative width or height are of no object and left out, of
-    training and of evaluation.
+    `names` identify the boxes in messages. Those of negative width or height are dropped, in training and evaluation.
     """
     order = np.argsort(owner, kind="stable")
     negative = (per_box["boxes"][order, 2:] < per_box["boxes"][order, :2]).any(1) & (not keep_negative)
@@ -121,7 +120,7 @@ def make_scenes(
 
 
 def _check_boxes(scenes: Scenes, owner: np.ndarray, names: list[Any]) -> None:
-    """Refuse boxes that are no numbers or lie out of their image: they are in another format, or of another image."""
+    """Refuse boxes that are not finite or outside of their image: they are in another format, or of another image."""
     sides = scenes.sizes[owner][:, [1, 0, 1, 0]].reshape(-1, 4)
     beyond = np.maximum(-scenes.boxes, scenes.boxes - sides) > np.maximum(_BEYOND * sides, 2)
     wrong = np.flatnonzero(~np.isfinite(scenes.boxes).all(1) | beyond.any(1))
@@ -138,7 +137,7 @@ def _check_boxes(scenes: Scenes, owner: np.ndarray, names: list[Any]) -> None:
 
 
 class DetectionSamples(AddressedSamples):
-    """(pixels, target): see `DetectionData` for what a target holds. With `truth`, what evaluation compares with."""
+    """Dataset of (pixels, target), see `DetectionData`. With `truth`, targets hold the annotations for evaluation."""
 
     def __init__(
         self, scenes: Scenes, transform: Transform, seed: int | None, truth: bool = False, pad_multiple: int = 1
@@ -149,7 +148,7 @@ class DetectionSamples(AddressedSamples):
         self._decoded: dict[int, Any] | None = None
 
     def keep_decoded(self) -> None:
-        """From now on each file is read once. Transforms change no image in place."""
+        """Cache decoded files from now on. Transforms do not change images in place."""
         self._decoded = {}
 
     def __len__(self) -> int:
@@ -179,7 +178,7 @@ class DetectionSamples(AddressedSamples):
         return made["image"].as_subclass(Tensor), self._described(index, target, made["image"].shape[-2:])
 
     def _decode(self, index: int) -> Any:
-        """What the files of an image hold."""
+        """Decode the files of an image."""
         image = open_image(self.scenes.path(index))
         height, width = self.scenes.sizes[index]
         if image.size != (width, height):
@@ -190,7 +189,7 @@ class DetectionSamples(AddressedSamples):
         return image
 
     def _described(self, index: int, target: Target, size: Sequence[int]) -> Target:
-        """With what is known of the image; `truth` is all that is annotated there, arrays, to stay on the host."""
+        """Add the image's id and sizes to the target, and as `truth` all its annotations, as arrays on the host."""
         rows, scenes = self.scenes.rows(index), self.scenes
         target |= {
             "image_id": torch.tensor([scenes.ids[index]]),
@@ -205,9 +204,10 @@ class DetectionSamples(AddressedSamples):
 
 
 def box_target(boxes: Float[np.ndarray, "boxes 4"], labels: np.ndarray, size: Sequence[int]) -> Target:
-    """Class labels, boxes as fractions, areas in pixels; boxes a crop has left nothing of are gone.
+    """Target of class labels, boxes as fractions, areas in pixels; boxes that are empty after a crop are dropped.
 
-    Boxes come as x1, y1, x2, y2 in pixels and go as centre and size in fractions of the image, as DETR's losses do.
+    Input boxes are x1, y1, x2, y2 in pixels; those of the target are centre and size in fractions of the image, as in
+    DETR's losses.
     """
     height, width = size
     canvas = np.array([width, height, width, height])

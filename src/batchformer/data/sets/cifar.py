@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 from the official python files: complete, and with a long tail.
 
-For the long tail the papers take of class c the n_c = int(500 F^(-c / 99)) (CIFAR-10: int(5000 F^(-c / 9))) training
-images, classes in label order, F the imbalance; the test set is the full one. The released code draws which ones by an
-unseeded shuffle; here they are the first in file order.
+For the long tail the papers keep n_c = int(500 F^(-c / 99)) (CIFAR-10: int(5000 F^(-c / 9))) training images of class
+c, classes in label order, F the imbalance; the test set is the full one. The released code selects them by an unseeded
+shuffle; here they are the first in file order.
 """
 
 import io
@@ -20,7 +20,7 @@ from batchformer.data.sets.classification import tail_counts, tail_subset
 from batchformer.data.sets.miniature import TEST_PER_CLASS, picture
 from batchformer.errors import UserError
 
-# what the official pickles hold: a damaged or foreign file must not run code
+# the globals that the official pickles need: a damaged or foreign file must not run code
 _ALLOWED = {
     "numpy.core.multiarray": {"_reconstruct"},
     "numpy._core.multiarray": {"_reconstruct"},
@@ -65,7 +65,7 @@ class _CIFAR(ArrayData):
         self.download = download
 
     def prepare_data(self) -> None:
-        """Download by torchvision where asked for and needed; Lightning calls this in one process of each machine."""
+        """Download by torchvision, if requested and missing; Lightning calls this in one process of each machine."""
         if not self.download or self._missing() is None:
             return
         if self.root is None:
@@ -133,7 +133,7 @@ class _CIFAR(ArrayData):
 
 
 class _Complete(_CIFAR):
-    """All images, at `image_size`: 32 as they are, anything else resized (see ArrayData)."""
+    """The complete data set at `image_size`: 32 is native, others are resized (see ArrayData)."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class _Complete(_CIFAR):
 
 
 class _WithTail(_CIFAR):
-    """The long tail of the papers, at 32 pixels; what they do not vary is fixed here."""
+    """The long-tailed subset of the papers, at 32 pixels; options that the papers do not vary are fixed."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class CIFAR10LT(_WithTail):
 
 
 class _DataUnpickler(pickle.Unpickler):
-    """Dictionaries, lists, strings, numbers and numpy arrays: what the official files hold, and nothing callable."""
+    """Unpickler limited to dicts, lists, strings, numbers and numpy arrays, as in the official files; no callables."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _ALLOWED.get(module, ()):

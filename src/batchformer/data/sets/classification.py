@@ -1,4 +1,4 @@
-"""What all data sets of images with one label share: what is known of their classes, checks of labels, long tails."""
+"""Base class of data sets of images with one label: class names and counts, checks of labels, long tails."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -19,7 +19,7 @@ class ClassificationData(DataModule):
     `train_images`, `test_images`, `fingerprint` (sha256 of what is trained on). Known from the start: `mean`, `std`,
     `image_size`, `predict_transform`. Options, order and augmentation of an epoch: see `DataModule`.
 
-    `on_device`: whether the data lie on the device of the training and are augmented there ("auto": where they can).
+    `on_device`: whether the data are stored and augmented on the training device ("auto": where possible).
     """
 
     augment: str
@@ -32,13 +32,13 @@ class ClassificationData(DataModule):
         self.on_device = on_device
 
     def _labelled(self, split: Any, training: bool) -> dict[str, Any]:
-        """What loaders and samples of every kind take: the labels and fields of a set, views and index."""
+        """Arguments common to all loaders and samples: the labels and fields of a set, views and index."""
         fields = {name: torch.from_numpy(values) for name, values in split.fields.items()}
         views = self.views if training else 1
         return {"labels": torch.from_numpy(split.labels), "fields": fields, "views": views, "index": self.index}
 
     def _device_loader(self, images: torch.Tensor, split: Any, name: str, training: bool) -> DeviceLoader:
-        """Images held as bytes, on the device of the training, and augmented there."""
+        """Loader of images stored as bytes on the training device and augmented there."""
         sizes = (images.shape[2], self.image_size)
         return DeviceLoader(
             images,
@@ -51,7 +51,7 @@ class ClassificationData(DataModule):
         )
 
     def _count(self, sets: Mapping[str, Any], digest: Any) -> None:
-        """Check the labels of the sets and fill in what is known after `setup`.
+        """Check the labels of the sets and set the attributes that are available after `setup`.
 
         Each set has `labels`, `fields` and perhaps a `source` for messages; `digest` is a hash of the training samples.
         """
@@ -67,11 +67,11 @@ class ClassificationData(DataModule):
         self.fingerprint = digest.hexdigest()
 
 
-LongTailedData = ClassificationData  # the name from the time when every data set here had a tail
+LongTailedData = ClassificationData  # former name, for compatibility
 
 
 def check_labels(labels: np.ndarray, classes: int, where: str) -> None:
-    """Labels are the whole numbers 0 .. classes - 1."""
+    """Check that labels are integers in 0 .. classes - 1."""
     if not len(labels):
         raise UserError(f"no images in {where}.")
     low, high = int(labels.min()), int(labels.max())
@@ -121,8 +121,8 @@ def tail_counts(classes: int, largest: int, imbalance: float) -> list[int]:
 def tail_subset(labels: np.ndarray, names: list[str], largest: int, imbalance: float) -> np.ndarray:
     """The first `tail_counts` images of each class in file order, as ascending positions in the file.
 
-    The papers' code shuffles before it takes them, without a seed, so their subsets cannot be had again; ours is the
-    same for everybody.
+    The papers' code shuffles before it selects them, without a seed, so their subsets cannot be reproduced; ours is
+    always the same.
     """
     chosen = []
     for c, needed in enumerate(tail_counts(len(names), largest, imbalance)):

@@ -1,4 +1,4 @@
-"""COCO in its official layout, and anybody's data in its format: JSON that is read, checked and turned into arrays."""
+"""COCO in its official layout, and own data in its format: JSON files are read, validated and converted to arrays."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ class CocoDetection(DetectionData):
     Own data: name the folders of images and the files of annotations, all relative to `root`; a `bbox` is x, y, width,
     height in pixels. Categories are those of the training annotations, sorted by id. What the other keywords do and
     what batches are: see `DetectionData`. As in DETR, crowds are not trained on, boxes are cut at the edges of the
-    image and those of no area left out; evaluation knows all boxes as they are annotated.
+    image and those of no area left out; evaluation uses all boxes as annotated.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CocoDetection(DetectionData):
 
 
 def check_folders(root: str, files: Mapping[str, tuple[str, ...]]) -> None:
-    """That the folders of both parts are there: each part has annotations, images and perhaps segmentations."""
+    """Check that the folders of both parts exist: each part has annotations, images and perhaps segmentations."""
     for part, (_, *folders) in files.items():
         for folder, name in zip(folders, ("images", "segmentations"), strict=False):
             if not (Path(root) / folder).is_dir():
@@ -58,7 +58,7 @@ def check_folders(root: str, files: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The three lists every file of COCO has, as lists of dicts."""
+    """Read the three lists of a COCO file, as lists of dicts."""
     if not path.is_file():
         raise UserError(f"there is no file {path}: check data.root, or name the annotations that are there.")
     try:
@@ -73,7 +73,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def values(entries: Iterable[Mapping[str, Any]], key: str, what: str, path: Path) -> list[Any]:
-    """The value of `key` in each entry; one that lacks it is named."""
+    """The value of `key` in each entry; raises an error that names an entry without it."""
     entries = list(entries)
     for position, entry in enumerate(entries):
         if key not in entry:
@@ -83,7 +83,7 @@ def values(entries: Iterable[Mapping[str, Any]], key: str, what: str, path: Path
 
 
 def read_categories(content: dict[str, Any], path: Path) -> Categories:
-    """In the order of their ids. Where nothing is said of things and stuff, all are things."""
+    """The categories, sorted by id. Without `isthing` entries all are things."""
     entries = content["categories"]
     ids = _whole(values(entries, "id", "category", path), "category ids", path)
     names = values(entries, "name", "category", path)
@@ -108,7 +108,7 @@ def read_images(content: dict[str, Any], path: Path, root: str, folder: str) -> 
 
 
 def positions(ids: list[Any], known: list[int], what: str, annotations: list[Any], path: Path) -> np.ndarray:
-    """Where each id stands among the known ones; an annotation with an unknown one is named."""
+    """The index of each id in `known`; raises an error that names an annotation with an unknown id."""
     position_of = {identity: position for position, identity in enumerate(known)}
     found = [position_of.get(identity, -1) if isinstance(identity, int) else -1 for identity in ids]
     if -1 in found:
@@ -140,7 +140,7 @@ def read_instances(
 def read_per_box(
     entries: list[dict[str, Any]], what: str, names: list[Any], own: Categories, categories: Categories, path: Path
 ) -> dict[str, np.ndarray]:
-    """What `Scenes` holds of every box; an area that is not given is that of the box."""
+    """The per-box arrays of `Scenes`; a missing area is that of the box."""
     boxes = read_boxes(values(entries, "bbox", what, path), names, path)
     area = [entry.get("area", box[2] * box[3]) for entry, box in zip(entries, boxes, strict=True)]
     listed = positions(values(entries, "category_id", what, path), own.ids, "category", names, path)
@@ -155,7 +155,7 @@ def read_per_box(
 
 
 def same_categories(own: Categories, known: Categories, path: Path) -> Categories:
-    """The known ones, after a look that this file means the same by its ids."""
+    """Return `known`, after checking that this file has the same name for each of its category ids."""
     name_of = dict(zip(known.ids, known.names, strict=True))
     for identity, name in zip(own.ids, own.names, strict=True):
         if name_of.get(identity) != name:
@@ -165,7 +165,7 @@ def same_categories(own: Categories, known: Categories, path: Path) -> Categorie
 
 
 def numbers(given: list[Any], key: str, names: list[Any], path: Path) -> np.ndarray:
-    """As floats; an annotation whose value is no number is named."""
+    """Convert to floats; raises an error that names an annotation with a value that is no number."""
     for name, value in zip(names, given, strict=True):
         if not isinstance(value, int | float) or value != value:
             raise UserError(f"{path}: the {key} of annotation {name} is not a number, but {str(value)[:60]}.")
@@ -173,7 +173,7 @@ def numbers(given: list[Any], key: str, names: list[Any], path: Path) -> np.ndar
 
 
 def read_boxes(given: list[Any], names: list[Any], path: Path) -> np.ndarray:
-    """x, y, width, height; an annotation whose box is something else is named."""
+    """Boxes as x, y, width, height; raises an error that names an annotation with an invalid box."""
     try:
         boxes = np.array(given, dtype=np.float64).reshape(-1, 4)
         if len(boxes) == len(given):
@@ -210,7 +210,7 @@ def miniature(folder: Path) -> None:
 
 
 def write_scenes(folder: Path, part: str, scene_numbers: Iterable[int]) -> list[dict]:
-    """Generated images in folder/part and their annotations; what such a file lists under `images`."""
+    """Write generated images to folder/part, and their annotations; returns the `images` entries of that file."""
     ids = list(THINGS)
     images: list[dict] = []
     annotations: list[dict] = []

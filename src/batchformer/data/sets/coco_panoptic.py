@@ -28,7 +28,7 @@ _MINIATURE_STUFF = {187: "sky-other-merged", 193: "grass-merged"}
 
 @dataclass(frozen=True)
 class PanopticScenes(Scenes):
-    """A box for each segment, and the files with the segments."""
+    """`Scenes` with one box per segment, and the segmentation files."""
 
     segment_ids: Int[np.ndarray, " boxes"]
     segmentations: np.ndarray  # paths as bytes
@@ -42,7 +42,7 @@ class CocoPanoptic(DetectionData):
     train the detector that comes first. After a crop, boxes are those of what is left of the segments.
 
     When evaluating, `truth` also holds `segmentation`, a map of the segments in the original image (0 is void), and
-    `segments_info`: what `PanopticQuality` wants. Crowds are not trained on (DETR's released code does train on those
+    `segments_info`: the input of `PanopticQuality`. Crowds are not trained on (DETR's released code does train on those
     of the panoptic annotations). Batches and other keywords: see `DetectionData`.
     """
 
@@ -103,7 +103,7 @@ def read_panoptic(
         f"{segment.get('id', '?')} of {files[order[position]]}"
         for segment, position in zip(segments, owner, strict=True)
     ]
-    coco.values(segments, "area", "segment", path)  # one without it is refused: a segment is no box
+    coco.values(segments, "area", "segment", path)  # required: the area of a segment is not that of its box
     per_box = coco.read_per_box(segments, "segment", names, own, categories, path)
     chosen = [all_images[of_image[k]] for k in order]
     scenes = make_scenes(str(path), str(Path(root) / images), chosen, owner, names, True, **per_box)
@@ -115,7 +115,7 @@ def read_panoptic(
 
 
 class PanopticSamples(DetectionSamples):
-    """The segments travel through the transform as one map of their numbers and become masks afterwards."""
+    """Samples with segments, transformed as one map of segment numbers and converted to masks afterwards."""
 
     scenes: PanopticScenes
 
@@ -212,7 +212,7 @@ def miniature(folder: Path) -> None:
 
 
 def _write_segments(folder: Path, number: int, scene: GeneratedScene) -> dict:
-    """Ids that need all three colours; what is covered wholly has no segment."""
+    """Write segment ids that need all three colour channels; a fully covered object has no segment."""
     folder.mkdir(parents=True, exist_ok=True)
     categories = [*_MINIATURE_STUFF, *(list(THINGS)[label] for label, _ in scene.objects)]
     infos = []

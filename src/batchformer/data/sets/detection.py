@@ -1,4 +1,4 @@
-"""What all data sets for detectors share: keywords, targets, what is known after `setup`."""
+"""Base class of data sets for detectors: options, targets, attributes after `setup`."""
 
 import os
 from abc import abstractmethod
@@ -29,12 +29,12 @@ Labels = Literal["contiguous", "official"]
 
 
 class DetectionData(DataModule):
-    """Images with boxes, to train one of transformers' detectors on: `model(**batch)`.
+    """Images with boxes, for transformers' detectors: `model(**batch)`.
 
     A batch is a dict of `pixel_values`, `pixel_mask` (1 where an image is, 0 where it is padded) and `labels`, one dict
     an image with `class_labels`, `boxes` (centre x, y, width, height in fractions of the image), `area`, `iscrowd`
     (always 0: crowds are not trained on), `image_id`, `orig_size` and `size` (height, width), and, when evaluating,
-    `truth`: everything annotated, crowds too, in pixels of the original image, as `CocoAP` wants it.
+    `truth`: all annotations, crowds too, in pixels of the original image, for `CocoAP`.
 
     `image_size` is the largest short side; DETR's other sizes are in proportion to it unless `scales` and `max_size`
     are given. Batches are padded to a multiple of `pad_multiple`. `labels="contiguous"` numbers the categories 0, 1, 2
@@ -42,14 +42,14 @@ class DetectionData(DataModule):
     `limit_val` take the first so many images; `evaluate_on="train"` evaluates on the images trained on. `keep_empty`
     keeps training images without any box.
 
-    `repeat`: an epoch goes through the training images that many times, each time in a new order; with a few dozen
-    images an epoch is else over before it has begun. The batches are those of as many epochs.
+    `repeat`: an epoch goes through the training images that many times, each time in a new order, for sets of a few
+    dozen images, with very short epochs. The batches are those of as many epochs.
 
-    `cache` keeps in memory what is the same in every epoch, for sets that fit there: the finished samples where nothing
-    is drawn (`augment="none"`, and when evaluating), else the decoded images. Each worker process keeps its own, so
-    memory counts once a worker and time is saved once every worker has met an image. With `cache="device"` and no
-    workers, finished training samples stay on the device of the run and batches are put together there. Batches are the
-    same with and without.
+    `cache` keeps in memory what is the same in every epoch, for sets that fit there: the transformed samples where the
+    transform is deterministic (`augment="none"`, and when evaluating), else the decoded images. Each worker process has
+    its own cache: memory is used once per worker, and time is saved once every worker has read an image. With
+    `cache="device"` and no workers, transformed training samples stay on the device of the run and batches are collated
+    there. Batches are the same with and without.
 
     After `setup`: `num_classes`, `class_names` and `id2label` by label, `category_ids` by label (-1 in a gap),
     `is_thing`, `class_counts` (training boxes), `train_images`, `test_images`, `train_boxes`, `test_boxes`,
@@ -113,7 +113,7 @@ class DetectionData(DataModule):
 
     @property
     def id2label(self) -> dict[int, str]:
-        """For transformers' configurations."""
+        """Class names by label, for transformers' configurations."""
         return dict(enumerate(self.class_names))
 
     def evaluation_loader(self, name: str) -> EpochLoader:
@@ -146,7 +146,7 @@ class DetectionData(DataModule):
         self.fingerprint = train.fingerprint()
 
     def _set_categories(self, categories: Categories) -> None:
-        """Names, ids and kinds by label."""
+        """Set names, ids and things or stuff by label."""
         by_label = categories.ids if self.labels == "official" else range(len(categories.ids))
         position_of = {label: position for position, label in enumerate(by_label)}
         self._label_of = np.array(list(position_of), dtype=np.int64)
@@ -163,7 +163,7 @@ class DetectionData(DataModule):
         return self._host_loader(samples, part, training, self.repeat if training else 1)
 
     def _cached_samples(self, part: str, training: bool) -> Any:
-        """The samples, with `cache` the same object for every loader."""
+        """The samples; with `cache` all loaders share one object."""
         if not self.cache:
             return self._samples(part, training)
         if (part, training) not in self._kept:

@@ -1,4 +1,4 @@
-"""The embedded data: handwritten digits of 8 x 8 pixels from scikit-learn, with a long tail or turned. No download."""
+"""Handwritten digits of 8 x 8 pixels from scikit-learn, long-tailed or as rotated domains. No download."""
 
 from typing import Any, Literal
 
@@ -35,10 +35,10 @@ def _coloured(grey: np.ndarray) -> np.ndarray:
 
 
 class DigitsLT(ArrayData):
-    """Of each digit the first 145 images are for training and the rest (29 to 38) for testing; then the tail is cut.
+    """Long-tailed digits: of each digit the first 145 images for training, reduced to the tail, the rest for testing.
 
-    A split by file order and not at random: later images come from other writers, and the split is the same for
-    everybody. At imbalance 20 the zeros keep 145 training images and the nines 7; at 1 all classes keep theirs.
+    Split by file order and not at random: later images (29 to 38 per digit) come from other writers, and the split is
+    always the same. At imbalance 20 the zeros keep 145 training images and the nines 7; at 1 all classes keep theirs.
     """
 
     mean = (0.305, 0.305, 0.305)

@@ -1,4 +1,4 @@
-"""Images of several domains, of which one is left out of training and tested on, or adapted to without its labels."""
+"""Images of several domains; one is held out of training for testing, or adapted to without its labels."""
 
 import os
 import struct
@@ -37,7 +37,7 @@ Draw = Literal["replacement", "shortest"]
 
 
 class Part(NamedTuple):
-    """Some samples of a domain: images as bytes or paths of files, their labels, and where they lie (for messages)."""
+    """Some samples of a domain: images as bytes or file paths, their labels, and their source (for messages)."""
 
     samples: np.ndarray
     labels: np.ndarray
@@ -48,16 +48,16 @@ class Part(NamedTuple):
 
 
 class DomainData(ClassificationData):
-    """Several domains: the sources, which are trained on, and the target, which is tested on and otherwise not seen.
+    """Several domains: the sources, which are trained on, and the target, which is used for testing only.
 
-    A training batch holds as many samples of each source, domain by domain, and `domains`, the number of each sample's
-    domain in `source_domains` (`declare` tells them as "domains"). Evaluated are "target", with the number of sources
-    for its domain, and "source": what was held out of the sources.
+    A training batch holds equally many samples of each source, domain by domain, and `domains`, the index of each
+    sample's domain in `source_domains` (in `declare`: "domains"). The evaluation sets are "target", with the number of
+    sources as its domain index, and "source": the samples held out of the sources.
 
     Args:
         target: the domain that is left out and tested on.
-        sources: the domains trained on; all others where it is not set.
-        holdout: the part of each source domain that is held out, drawn by `seed`, where nothing official says which.
+        sources: the domains trained on; by default all others.
+        holdout: the part of each source domain that is held out, drawn by `seed`, where there is no official split.
         steps_per_epoch: an epoch is that many steps.
         draw: how domains of unequal size are drawn from; see `batchformer.data.loading.order.balanced_order`.
         adapt: domain adaptation. A training batch is {"source": batch, "target": batch}, the second one of as many
@@ -101,7 +101,7 @@ class DomainData(ClassificationData):
 
     @abstractmethod
     def _find_domains(self) -> tuple[str, ...]:
-        """The names of all domains; those that are there, where that is not given by the data set."""
+        """The names of all domains; those found on disk, where the data set does not define them."""
 
     def _choose_domains(self) -> list[str]:
         """The source domains and the target, in this order."""
@@ -140,10 +140,10 @@ class DomainData(ClassificationData):
     def _arrange(
         self, found: Mapping[str, Sequence[Part]], classes: list[str]
     ) -> dict[str, tuple[Part, dict[str, np.ndarray]]]:
-        """From the domains, sources first and the target last, to the sets by name, each with its fields.
+        """Build the sets by name, each with its fields, from the domains, sources first and the target last.
 
-        Of a domain there are two parts where that is official (of a source what is trained on and what is held out, of
-        the target what is adapted to and what is tested on); otherwise one, which is divided here.
+        A domain has two parts where there is an official split (of a source training and held-out samples, of the
+        target those to adapt to and to test on); otherwise one, which is divided here.
         """
         for name, parts in found.items():
             labels = np.concatenate([part.labels for part in parts])
@@ -235,14 +235,14 @@ def _listed(sources: list[str]) -> str:
 class DomainFolders(DomainData, FileData):
     """root/<domain>/<class>/<image>: domains, classes and images in alphabetical order.
 
-    `on_device: true` reads all images once, each as a whole and squeezed into a square of `image_size`, and keeps them
-    as bytes on the device, where they are augmented (PACS at 128 pixels takes 491 MB). The random regions are then cut
-    out of the squares and not out of the files.
+    `on_device: true` reads all images once, resized to a square of `image_size` whatever their aspect ratio, and stores
+    them as bytes on the device, where they are augmented (PACS at 128 pixels takes 491 MB). Random regions are then
+    cropped from the squares and not from the files.
     """
 
     upright = True
     may_be_held = True
-    #: the domains of a published data set, and the folder DomainBed has them in, which may be in `root` or be it
+    #: the domains of a published data set, and DomainBed's folder of them, which is `root` or inside it
     domains: ClassVar[tuple[str, ...]] = ()
     folder: ClassVar[str] = ""
 
@@ -287,7 +287,7 @@ class DomainFolders(DomainData, FileData):
         return self._device_loader(self._held_images(name), self._listings[name], name, training)
 
     def _held_images(self, name: str) -> torch.Tensor:
-        """All loaders of a set share them; what is adapted to is what is tested on."""
+        """The images of a set on the device, shared by all its loaders, and by the target's training and test sets."""
         paths, rank = self._listings[name].paths, self._rank_and_world()[0]
         key = "target" if paths == self._listings["target"].paths else name
         if key not in self._held:
@@ -404,7 +404,7 @@ class VisDA(DomainFolders):
 
 
 class DigitDomains(DomainData, ArrayData):
-    """MNIST, USPS and SVHN, those that are there, in colour at 28 pixels (USPS has 16, SVHN 32).
+    """MNIST, USPS and SVHN, those found in `root`, in colour at 28 pixels (USPS has 16, SVHN 32).
 
     As usual with these three, the official training sets are trained on, or adapted to, and the official test sets are
     held out, or tested on; `holdout` has no effect.
@@ -412,7 +412,7 @@ class DigitDomains(DomainData, ArrayData):
 
     mean = std = (0.5, 0.5, 0.5)
     native_size = image_size = 28
-    #: a file of each; of USPS the one we know is an array
+    #: the files that identify each; USPS may be an array file or LIBSVM's
     files: ClassVar[dict[str, tuple[str, ...]]] = {
         "mnist": ("MNIST/raw/train-images-idx3-ubyte",),
         "usps": ("usps.npz", "usps.bz2"),
@@ -473,7 +473,7 @@ def _read_usps(root: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_svhn(root: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """The zero has the label 10."""
+    """Read an SVHN file, in which the digit zero has the label 10."""
     from scipy.io import loadmat
 
     file = loadmat(root / f"{part}_32x32.mat")

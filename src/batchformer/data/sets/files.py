@@ -1,4 +1,4 @@
-"""Data sets of image files: what lists of files and folders of images have in common."""
+"""Base class of data sets of image files, from lists or folders, and functions to read both."""
 
 import hashlib
 import os
@@ -24,8 +24,8 @@ _OTHER_NAMES_OF_VAL = ("valid", "validation", "test", "eval")
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files relative to the data set's root, their labels, where they were listed (for messages), what else is
-    known of every image (domains, pairs ...), and the endings of other files that lay beside them."""
+    """Image files relative to the data set's root, their labels, their source (for messages), further fields of every
+    image (domains, pairs ...), and the extensions of other files in the same folders."""
 
     paths: list[str]
     labels: np.ndarray
@@ -35,11 +35,11 @@ class Listing:
 
 
 class FileData(ClassificationData):
-    """Subclasses list their files in `_read_listings`; images are read and augmented in `workers` processes."""
+    """Base class of data sets of files, listed by `_read_listings`; read and augmented in `workers` processes."""
 
-    #: whether photos are turned as their cameras noted; published data sets are read as stored, as everybody does
+    #: whether photos are rotated by their EXIF orientation; published data sets are read as stored, as is usual
     upright = False
-    #: whether the images of all files may be held on the device (`on_device: true`)
+    #: whether all images may be stored on the device (`on_device: true`)
     may_be_held = False
 
     def __init__(
@@ -75,7 +75,7 @@ class FileData(ClassificationData):
         lines = "".join(f"{path} {label}\n" for path, label in zip(train.paths, train.labels, strict=True))
         self._count(self._listings, hashlib.sha256(lines.encode(errors="surrogateescape")))
         for listing in (train, *(self._listings[name] for name in self.evaluation_sets)):
-            # one look is enough to find a wrong root; looking at all would take minutes on a network disk
+            # one file is enough to detect a wrong root; checking all would take minutes on a network disk
             first = os.path.join(root, listing.paths[0])
             if not os.path.isfile(first):
                 raise UserError(f"image {first}, the first in {listing.source}, does not exist: check data.root.")
@@ -111,7 +111,7 @@ class FileData(ClassificationData):
 
 
 def existing_root(root: str | None) -> str:
-    """The folder of the images, or a sentence that says it is not there."""
+    """The folder of the images; raises a UserError where it does not exist."""
     if root is None:
         raise UserError("data.root is not set: name the folder the images are in.")
     folder = os.path.expanduser(root)
@@ -128,9 +128,9 @@ def read_lines(path: Path) -> list[str]:
 
 
 def refuse_outside(file: str, root: str | Path, source: str, folder: str = "") -> None:
-    """Refuse an image outside the data root: a list of somebody else's could name any file of this machine.
+    """Refuse an image outside the data root: a list from a third party could name any file of this machine.
 
-    `file` is relative to `folder` in `root`, which is a setting and may be anywhere; `source` says who names it.
+    `file` is relative to `folder` in `root`, which is a setting and may be anywhere; `source` is for the message.
     """
     if ".." not in file and not os.path.isabs(file):  # nearly all, of a million
         return
@@ -146,7 +146,7 @@ def refuse_outside(file: str, root: str | Path, source: str, folder: str = "") -
 
 
 def read_pairs(path: Path, pair: Callable[[str], tuple[str, int] | None], expected: str, root: str | Path) -> Listing:
-    """An image on each line, which `pair` makes (path, label) of; one it makes nothing of is named, empty ones not."""
+    """Read one image per line, empty lines skipped; `pair` parses (path, label), None raises an error with the line."""
     pairs = []
     for number, line in enumerate(read_lines(path), 1):
         if line.strip():
@@ -160,7 +160,7 @@ def read_pairs(path: Path, pair: Callable[[str], tuple[str, int] | None], expect
 
 
 def find_file(name: str, root: str, keyword: str) -> Path:
-    """A text file beside the images, looked for in `root` and then in the working directory."""
+    """Find a text file in `root` or else in the working directory."""
     given = Path(name).expanduser()
     candidates = [given] if given.is_absolute() else [Path(root) / given, given]
     for path in candidates:

@@ -1,4 +1,4 @@
-"""Anybody's images, one folder per class: root/train/<class>/ and root/val/<class>/."""
+"""Own images, one folder per class: root/train/<class>/ and root/val/<class>/."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ LAYOUT = "DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg"
 
 
 class ImageFolders(FileData):
-    """Classes are the folders of root/train in alphabetical order; images may lie deeper inside them.
+    """Classes are the folders of root/train in alphabetical order; images may be in nested folders.
 
-    root/val has the same class folders (one may be missing there: that class has no accuracy). How long the tail is
-    follows from the images that are there. Photos are turned as their cameras noted, as in `batchformer predict`.
+    root/val has the same class folders (one may be missing there: that class has no accuracy). The class counts are
+    those of the files. Photos are rotated by their EXIF orientation, as in `batchformer predict`.
     """
 
     upright = True

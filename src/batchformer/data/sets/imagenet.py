@@ -79,7 +79,7 @@ class ImageNet(FileData):
 
 
 def readable_names(wnids: list[str]) -> list[str]:
-    """The first of the words WordNet has for each class, as timm knows them; the wnid where two would be the same."""
+    """The first WordNet word of each class, from timm's metadata; the wnid where two would be the same."""
     from timm.data import ImageNetInfo
 
     known = ImageNetInfo("imagenet-1k")

@@ -15,7 +15,7 @@ LAYOUT = {
 
 
 class ListFiles(FileData):
-    """Each line of a list names an image (relative to `root`) and its label, a whole number from 0.
+    """Data set of list files: each line is an image path (relative to `root`) and its label, an integer from 0.
 
     Lists are looked for in `root` and then in the working directory. `val_list` is the list results are reported on:
     ImageNet_LT_test.txt, Places_LT_test.txt, iNaturalist18_val.txt. `names` may name a text file with one class name
@@ -52,7 +52,7 @@ class ListFiles(FileData):
 
 
 def read_list(path: Path, root: str) -> Listing:
-    """The paths may contain spaces."""
+    """Read a list of "path label" lines; paths may contain spaces."""
 
     def pair(line: str) -> tuple[str, int] | None:
         file, *label = line.rsplit(maxsplit=1)

@@ -1,4 +1,4 @@
-"""What the miniatures of data sets are made of: generated pictures and scenes, the same bytes every time.
+"""Generated pictures and scenes for the miniatures of data sets, deterministic to the byte.
 
 A data set's own file writes its miniature, in its official layout (`batchformer.data.sets.write_miniature`). Pictures
 are stripes whose colour and direction belong to the class, under noise: enough to learn something. Scenes, for
@@ -22,7 +22,7 @@ EMPTY, CROWDED, GREY = 2, 3, 4  # images without any object, with a crowd, witho
 
 
 def picture(label: int, number: int, height: int, width: int) -> np.ndarray:
-    """(height, width, 3) bytes that depend on the arguments only."""
+    """A generated image, (height, width, 3) bytes that depend on the arguments only."""
     colour = generator(label, "colour").integers(40, 216, 3)
     noise = generator(label, number, "noise").integers(-30, 31, (height, width, 3))
     y, x = np.mgrid[:height, :width]

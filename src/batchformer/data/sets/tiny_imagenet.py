@@ -84,7 +84,7 @@ def _names(path: Path, wnids: list[str]) -> list[str]:
 
 
 def _validation_files(root: Path, wnids: list[str]) -> Listing:
-    """The lines of val_annotations.txt are: file, wnid, and a box that is of no use here; separated by tabs."""
+    """Read val_annotations.txt: lines of file, wnid, and an unused box, separated by tabs."""
     listing, folder = root / "val" / "val_annotations.txt", root / "val" / "images"
     _expect(listing.is_file(), listing)
     _expect(folder.is_dir(), folder)

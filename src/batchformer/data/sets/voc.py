@@ -1,4 +1,4 @@
-"""PASCAL VOC's folders: an XML file for each image."""
+"""PASCAL VOC in its official folders, with an XML file for each image."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ class VocDetection(DetectionData):
     `train` and `val` name lists: `trainval` for ImageSets/Main/trainval.txt in `root`, `VOC2012/trainval` for that of
     root/VOC2012; several are put together (VOC07+12 is `[VOC2007/trainval, VOC2012/trainval]` against `VOC2007/test`).
     Classes are `class_names`, or VOC's twenty where the training objects are all of these, else the names that occur,
-    sorted. Difficult objects are trained on with `difficult=True` only; evaluation neither wants nor punishes them.
+    sorted. Difficult objects are trained on with `difficult=True` only; evaluation ignores them, found or missed.
     Pixels are counted from 1 in the files, as in VOC. Batches and other keywords: see `DetectionData`.
     """
 
@@ -116,7 +116,7 @@ def _read_xml(path: Path) -> dict[str, Any]:
 
 
 def _read_object(entry: ElementTree.Element) -> dict[str, Any]:
-    """Corners of the area in pixels: a box from pixel 1 to pixel 1 reaches from 0 to 1."""
+    """Read an object, with the corners of its area: a box from pixel 1 to pixel 1 spans 0 to 1."""
     x1, y1, x2, y2 = (float(_text(entry, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax"))
     difficult = (entry.findtext("difficult") or "0").strip() == "1"
     return {"name": _text(entry, "name"), "corners": (x1 - 1, y1 - 1, x2, y2), "difficult": difficult}
@@ -145,7 +145,7 @@ def miniature(folder: Path) -> None:
 
 
 def _write_xml(path: Path, scene: GeneratedScene, names: tuple[str, ...]) -> None:
-    """What is a crowd elsewhere is a difficult object here."""
+    """Write a scene's annotations; its crowd becomes a difficult object."""
     tree = ElementTree.Element("annotation")
     size = ElementTree.SubElement(tree, "size")
     for name, side in zip(("width", "height"), scene.segments.shape[::-1], strict=True):
