@@ -300,3 +300,27 @@ def test_a_layer_that_is_only_called_like_an_adapters_is_none() -> None:
     model = timm.create_model("resnet18", num_classes=3)
     model.fc = Head()
     assert bf.attach(model).paths == ("fc.out",)
+
+
+class _CropsOf(nn.Module):
+    """A head for the image, and one for three crops of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.aux = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.head(x), self.aux(x.repeat(3, 1))
+
+
+def test_rows_of_each_place_are_known() -> None:
+    attachment = bf.attach(_CropsOf().train(), before=["head", "aux"], heads=2)
+    whole, crops = attachment.model(torch.randn(4, 6))
+    assert len(attachment.plain(whole)) == 4
+    assert len(attachment.plain(crops)) == 12
+
+
+def test_a_distillation_head_that_was_taken_out_is_none() -> None:
+    model = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=3, depth=1)
+    model.head_dist = None
+    assert bf.find_classifiers(model) == ["head"]

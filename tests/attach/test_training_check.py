@@ -113,6 +113,28 @@ def test_forgetting_train_after_a_validation_is_noticed() -> None:
         train(model, optimizer, EVAL_STEPS)
 
 
+def test_gradients_in_validation_are_no_training_in_eval_mode() -> None:
+    model, attachment = attached()
+    train(model, sgd(model.parameters()))
+    for parameter in attachment.parameters():
+        parameter.requires_grad_(False)  # once it is known to train, nobody looks at training steps any more
+    optimizer = sgd(p for p in model.parameters() if p.requires_grad)
+
+    def epochs() -> None:
+        for _ in range(6):
+            train(model.train(), optimizer, steps=20)
+            for _ in range(20):
+                model.eval()(TOKENS)
+
+    assert not said(epochs)
+
+
+def test_a_module_that_is_left_as_it_is_on_purpose_says_nothing() -> None:
+    model, optimizer = made_before()
+    bf.attachment_of(model).expect_no_training()
+    assert not said(lambda: train(model, optimizer))
+
+
 def test_attacks_in_eval_mode_between_training_steps_hide_nothing_and_raise_nothing() -> None:
     def train_on_attacks(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for _ in range(STEPS):

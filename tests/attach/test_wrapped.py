@@ -103,12 +103,14 @@ def test_of_a_checkpoint_each_state_dict_becomes_plain_and_the_rest_stays() -> N
         "epoch": 3,
         "state_dict": model.state_dict(),
         "state_dict_ema": ema.state_dict(),
+        "averages": {"ema": model.state_dict(), "decay": 0.99},
         "optimizer": optimizer.state_dict(),
         "metric": torch.tensor(0.5),
     }
     plain = bf.plain_state_dict(checkpoint)
     for name in ("state_dict", "state_dict_ema"):
         Net().load_state_dict(plain[name])
+    Net().load_state_dict(plain["averages"]["ema"])
     assert {name: plain[name] for name in ("epoch", "optimizer", "metric")} == {
         name: checkpoint[name] for name in ("epoch", "optimizer", "metric")
     }

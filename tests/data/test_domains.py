@@ -535,3 +535,32 @@ def test_the_command_shows_them(tmp_path, capsys):
     recipe.write_text("extends: digits-lt\ndata: {class_path: DigitsDomains, init_args: {target: 0-degrees}}\n")
     assert main(["data", str(recipe), "--data.draw", "shortest"]) == 0
     assert "\n  tested on 0-degrees (304)\n" in capsys.readouterr().out
+
+
+def test_results_are_counted_over_the_target_alone(roots):
+    data = pacs(roots["pacs"])
+    data.setup()
+    assert data.test_images == len(paths_of(data, "target"))
+
+
+def test_which_of_the_digit_sets_are_used_can_be_chosen(roots):
+    data = DigitDomains(str(roots["mnist-usps-svhn"]), target="usps", domains=["mnist", "usps"], batch_size=4)
+    data.setup()
+    assert data.targets == ("mnist", "usps")
+    assert data.source_domains == ["mnist"]
+
+
+def test_a_class_of_the_target_alone_is_allowed_by_option(copied):
+    root = copied("pacs")
+    shutil.copytree(root / "photo" / "dog", root / "photo" / "zebra")
+    data = pacs(root, allow_missing_classes=True)
+    data.setup()
+    assert data.class_counts[data.class_names.index("zebra")] == 0
+
+
+def test_files_passed_over_are_told(copied):
+    root = copied("folder-domains")
+    (root / "noon" / "dog" / "notes.txt").write_text("no image")
+    data = DomainFolders(str(root), **{**SMALL, "target": "evening", "batch_size": 6})
+    data.setup()
+    assert any("1 .txt" in remark for remark in data.remarks())

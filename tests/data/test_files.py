@@ -180,6 +180,8 @@ def test_a_path_with_dots_and_an_absolute_one_may_lead_into_the_root(lists, tmp_
     list_data(lists).setup()
     (tmp_path / "link").symlink_to(lists)
     list_data(tmp_path / "link").setup()
+    edit(lists / "ImageNet_LT_train.txt", lambda lines: [f"{tmp_path}/link/{first} 0", *lines])
+    list_data(lists).setup()
 
 
 def test_paths_may_contain_spaces(lists):

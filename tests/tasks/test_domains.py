@@ -174,6 +174,34 @@ def test_data_without_domains_and_a_single_source_are_refused():
         built(info=DataInfo({**INFO, "domains": ["x"]}), algorithm={"name": "coral"})
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"algorithm": {"name": "groupdro"}}, "algorithm.name='groupdro'"),
+        ({"optimizer": {"name": "adamw"}}, "optimizer.name='adamw'"),
+        ({"optimizer": {"schedule": "poly"}}, "optimizer.schedule='poly'"),
+        ({"judge_by": "best"}, "judge_by='best'"),
+    ],
+)
+def test_names_that_nobody_knows_are_refused(options, named):
+    with pytest.raises(UserError, match=named):
+        DomainGeneralization(**SMALL, **options)
+
+
+@pytest.mark.parametrize("options", [{"name": "cdan"}, {"reversal_steps": 0}])
+def test_adaptation_refuses_what_it_cannot_do(options):
+    with pytest.raises(UserError, match=r"model\.adapt"):
+        DomainAdaptation(**SMALL, adapt=options)
+
+
+def test_one_image_of_each_domain_is_too_few_for_a_covariance():
+    class Data:
+        batch_size, image_size = 3, 8
+
+    with pytest.raises(UserError, match="holds one image of each source domain"):
+        built(algorithm={"name": "coral"}).check_data(Data())
+
+
 def test_the_measure_that_decides_is_chosen_and_the_oracle_never_does():
     for judge, key in (("last", "accuracy"), ("source", "accuracy_selected"), ("swad", "accuracy_swad")):
         assert [m.key for m in built(judge_by=judge, swad={}).measures if m.primary] == [key]

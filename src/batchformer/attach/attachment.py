@@ -161,8 +161,8 @@ def plain_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
             f"plain_state_dict takes a state dict and got {type(state_dict).__name__}: give it model.state_dict(), or "
             f"what torch.load returns for a file."
         )
-    if any(map(_is_state_dict, state_dict.values())):
-        return {key: plain_state_dict(part) if _is_state_dict(part) else part for key, part in state_dict.items()}
+    if any(map(_holds_weights, state_dict.values())):
+        return {key: plain_state_dict(part) if _holds_weights(part) else part for key, part in state_dict.items()}
     if not _is_state_dict(state_dict):
         raise UserError("plain_state_dict found no weights: give it a state dict, or a checkpoint that holds one.")
     plain = {key: value for key, value in state_dict.items() if not _OWN_KEY.search(key)}
@@ -179,6 +179,10 @@ def _is_state_dict(part: Any) -> bool:
         and all(isinstance(key, str) for key in part)
         and any(isinstance(value, Tensor) for value in part.values())
     )
+
+
+def _holds_weights(part: Any) -> bool:
+    return _is_state_dict(part) or (isinstance(part, Mapping) and any(map(_is_state_dict, part.values())))
 
 
 class _MissingKey(str):
@@ -338,18 +342,24 @@ class Attachment:
         """
         if self.attached:
             self._held.training_check.count(self.model, self.points[0].module)
-        site, module, rows = self.points[0].site, self.points[0].module, count_rows(outputs)
+        module, rows, sites = self.points[0].module, count_rows(outputs), [point.site for point in self.points]
         if not (self.attached and module.active):
             return False
-        if rows in (None, *site.made) or not site.made or site.compiled or module.streams == "single":
+        made = {count for site in sites for count in site.made}
+        if rows is None or rows in made or not made or module.streams == "single" or any(s.compiled for s in sites):
             return True
-        if any(plain_count(made, module.streams) == rows for made in site.made):
+        if any(plain_count(count, module.streams) == rows for count in made):
             return False
         raise UserError(
             f"these outputs have {rows} rows, and no forward in training gave as many (but "
-            f"{' or '.join(map(str, sorted(site.made)))}), so plain and related rows cannot be told apart: ask for "
-            f"them right after the forward, before outputs are gathered or joined, and in eval mode for its outputs."
+            f"{' or '.join(map(str, sorted(made)))}), so plain and related rows cannot be told apart: ask for "
+            f"them right after the forward, before outputs are gathered, joined or flattened, and in eval mode for its "
+            f"outputs."
         )
+
+    def expect_no_training(self) -> None:
+        """No warning that the module does not train: it is left as it is on purpose (a learning rate of 0)."""
+        self._held.training_check.stop()
 
     def stream_losses(self) -> tuple[Tensor, Tensor] | None:
         """The loss of the plain and of the related rows in the last training forward, of detectors that were given

@@ -64,15 +64,21 @@ class TrainingCheck:
         """One forward. `Attachment.plain` and `related` count as well: compiled models run no hook on the host."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        if self._done or (self._trains and module.training) or not module.enabled:
+        if self._done or not module.enabled:
             return
         if module.training:
             self._eval = _Interval(_FORWARDS)  # steps count for eval mode where no forward was in training mode
+            if self._trains:
+                return
         interval = self._training if module.training else self._eval
         interval.forwards -= 1
         if interval.forwards > 0 or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             return
         self._compare(model, interval, module.training)
+
+    def stop(self) -> None:
+        """Check no further: the module is left as it is on purpose."""
+        self._done = True
 
     def _compare(self, model: nn.Module, interval: _Interval, training: bool) -> None:
         own = set(self.modules.parameters())

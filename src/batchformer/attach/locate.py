@@ -32,7 +32,7 @@ def find_classifiers(model: nn.Module) -> list[str]:
     ways = (_named_by_timm, _found_by_getter, _named_by_transformers, _usually_named, _last_of_sequential)
     named = next((found for found in (way(model) for way in ways) if found), [])
     # DeiT's own distilled class says `head` alone
-    beside = [f"{path}_dist" for path in named if f"{path}_dist" in model._modules and f"{path}_dist" not in named]
+    beside = [f"{path}_dist" for path in named if model._modules.get(f"{path}_dist") and f"{path}_dist" not in named]
     named = [last_of_container(model, path) for path in [*named, *beside]]
     paths = [path for path in named if _has_weights(model.get_submodule(path))]
     if paths:

@@ -2,10 +2,12 @@
 
 import importlib
 import io
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -57,11 +59,14 @@ def _sigterm_as_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    came: list[int] = []
+    last = -math.inf
 
     def stop(number: int, _: Any) -> None:
-        came.append(number)
-        if len(came) == 1:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if (
+            last - before > 1
+        ):  # seconds; an interrupt may be lost, in a destructor for one, and the next one counts again
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)

@@ -252,7 +252,8 @@ def _conclude(name: str, out: Path, planned: list[Planned], results: list[dict[s
     print(f"\n{verdict(table).sentence}\n")
     print(f"Look at:  {page}   (open it in a browser)")
     trained = shlex.quote(str(_to_export(planned, results).path))
-    print(f"Next:     {program()} export {trained}     the plain weights, without BatchFormer")
+    averaged = " --ema" if table.primary.key.endswith("_swad") else ""
+    print(f"Next:     {program()} export {trained}{averaged}     the plain weights, without BatchFormer")
     print(f"          {program()} compare {again} --seeds 5 --out DIR   more seeds, a narrower interval")
     print(f"          {program()} recipes   the other data sets, and folder-lt for your own images")
 

@@ -15,7 +15,7 @@ batchformer export RUN [--out model.safetensors] [--ema] [--trust]
 Write the plain weights of a run, without BatchFormer, and prove that they load strictly into the stock model and give
 the same outputs. Metadata in the file: how to build it, class names, image size, mean, std.
 
-  --ema    the moving average of the weights, of a run that kept one (model.ema)
+  --ema    the averaged weights, of a run that kept an average (model.ema, model.swad)
   --trust  import classes outside this package that the run folder names; only if you know where it comes from
 """
 

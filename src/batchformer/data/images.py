@@ -21,7 +21,7 @@ _READ_WITH = {".heic": "pillow-heif", ".heif": "pillow-heif", ".avif": "--upgrad
 
 def _readable_endings() -> tuple[str, ...]:
     """File extensions that Pillow reads here; HEIC, written by phones, needs the plug-in pillow-heif."""
-    more = [".avif"] if features.check("avif") else []
+    more = [".avif"] if "avif" in features.modules and features.check("avif") else []
     with suppress(ImportError):
         import pillow_heif  # type: ignore[import-not-found]
 

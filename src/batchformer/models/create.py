@@ -76,7 +76,8 @@ def fetching() -> Iterator[None]:
 def _reachable(address: str) -> bool:
     """Whether the host, or its proxy, accepts a connection within a few seconds."""
     proxies = getproxies()
-    place = urlsplit(proxies.get(urlsplit(address).scheme) or proxies.get("all") or address)
+    proxy = proxies.get(urlsplit(address).scheme) or proxies.get("all")
+    place = urlsplit(address if proxy is None else proxy if "://" in proxy else f"http://{proxy}")
     taken = Event()
 
     def connect() -> None:

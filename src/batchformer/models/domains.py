@@ -115,6 +115,9 @@ class AdaptationNet(nn.Module):
     classifier; DANN's adversary tells the domains apart by three layers. The adversary reads the features through a
     reversed gradient, times `coefficient`.
 
+    With BatchFormer the BatchNorm of the bottleneck keeps the streams apart; that of DANN's adversary, of which nothing
+    is left at test time, normalises both together, as published.
+
     In training it returns (logits, the adversary's outputs), None for the latter where there is no adversary.
     """
 

@@ -33,7 +33,7 @@ def locked(folders: Iterable[RunFolder]) -> Iterator[None]:
 
 @contextmanager
 def _locked(folder: RunFolder) -> Iterator[None]:
-    made = [place for place in folder.path.parents if not place.exists()]
+    made = [place for place in (folder.path, *folder.path.parents) if not place.exists()]
     lock, content = folder.path / LOCK, json.dumps(_this_process())
     folder.make()
     try:
@@ -49,7 +49,7 @@ def _locked(folder: RunFolder) -> Iterator[None]:
                     lock.unlink()
     finally:
         with suppress(OSError):  # folders stay that something was written into
-            for place in (folder.path, *made):
+            for place in made:
                 place.rmdir()
 
 
@@ -58,7 +58,8 @@ def _take(lock: Path, content: str) -> None:
     try:
         with open(handle, "w") as file:
             file.write(content)
-        os.chmod(name, 0o644)  # whoever shares the folder may see whose lock it is
+        with suppress(OSError):  # some file systems have no modes
+            os.chmod(name, 0o644)  # whoever shares the folder may see whose lock it is
         while not _put(name, lock, content):
             with suppress(FileNotFoundError), open(lock, "r+") as old:  # released in between: once more
                 with suppress(OSError):  # not every file system has it
@@ -124,7 +125,8 @@ def _start_of(process: int) -> int | None:
     Process ids are reused; together with this number they are unique.
     """
     try:
-        os.kill(process, 0)
+        with suppress(PermissionError):  # of another user
+            os.kill(process, 0)
         state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except ProcessLookupError:
         return _GONE

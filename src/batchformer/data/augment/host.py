@@ -124,7 +124,8 @@ def array_evaluation(
     """From one (3, native, native) image of bytes to what a model trained with the named augmentation is tested on."""
     if size == native:
         return v2.Compose(_finish(mean, std))
-    resize = v2.Resize((evaluation_size(name, size),) * 2, InterpolationMode.BICUBIC)
+    interpolation = InterpolationMode.BILINEAR if name == "domains" else InterpolationMode.BICUBIC
+    resize = v2.Resize((evaluation_size(name, size),) * 2, interpolation)
     return v2.Compose([resize, v2.CenterCrop(size), *_finish(mean, std)])
 
 

@@ -3,6 +3,7 @@
 import os
 import struct
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -95,6 +96,7 @@ class DomainData(ClassificationData):
             )
         self.sources, self.holdout, self.steps_per_epoch = sources, holdout, steps_per_epoch
         self.draw, self.adapt, self.allow_missing_classes = draw, adapt, allow_missing_classes
+        self.allow_empty_classes = allow_missing_classes  # a class may be one of the target's alone
         self.targets, self.target = self._find_domains(), target
 
     # for subclasses
@@ -174,6 +176,10 @@ class DomainData(ClassificationData):
         held = max(1, int(count * self.holdout))
         return part.take(np.sort(order[held:])), part.take(np.sort(order[:held]))
 
+    def _count(self, sets: Mapping[str, Any], digest: Any) -> None:
+        super()._count(sets, digest)
+        self.test_images = len(sets["target"].labels)  # results are about these
+
     # for loaders and users
 
     def training_loader(self) -> EpochLoader:
@@ -251,6 +257,7 @@ class DomainFolders(DomainData, FileData):
         if self.on_device is True and augment != "domains":
             raise UserError(f"data.on_device true needs data.augment domains, got {augment}: leave one of them out.")
         self._held: dict[str, torch.Tensor] = {}
+        self._others: Counter[str] = Counter()
 
     def _find_domains(self) -> tuple[str, ...]:
         if self.domains:
@@ -263,10 +270,12 @@ class DomainFolders(DomainData, FileData):
         above = not any((Path(root) / name).is_dir() for name in names) and (Path(root) / self.folder).is_dir()
         found, classes = self._read_domains(root, self.folder if above else "", names)
         sets = self._arrange(found, classes)
-        return {
+        arranged = {
             name: Listing(part.samples.tolist(), part.labels, part.source, fields)
             for name, (part, fields) in sets.items()
-        }, classes
+        }
+        arranged["train"].others.update(self._others)  # files passed over, of all domains
+        return arranged, classes
 
     def _read_domains(self, root: str, inside: str, names: list[str]) -> tuple[dict[str, tuple[Part, ...]], list[str]]:
         """The domains in this folder inside of `root`, and the classes."""
@@ -279,6 +288,7 @@ class DomainFolders(DomainData, FileData):
                 )
         classes = sorted({each for folder in folders.values() for each in visible_folders(Path(root) / folder)})
         listings = {name: list_images(root, folder, classes, allow_empty=True) for name, folder in folders.items()}
+        self._others = sum((listing.others for listing in listings.values()), Counter[str]())
         return {name: (_part(listing),) for name, listing in listings.items()}, classes
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
@@ -407,7 +417,7 @@ class DigitDomains(DomainData, ArrayData):
     """MNIST, USPS and SVHN, those found in `root`, in colour at 28 pixels (USPS has 16, SVHN 32).
 
     As usual with these three, the official training sets are trained on, or adapted to, and the official test sets are
-    held out, or tested on; `holdout` has no effect.
+    held out, or tested on; `holdout` has no effect. `domains` limits which of the three are used.
     """
 
     mean = std = (0.5, 0.5, 0.5)
@@ -425,13 +435,16 @@ class DigitDomains(DomainData, ArrayData):
         *,
         augment: Literal["none", "shift", "domains"] = "none",
         image_size: int = 28,
+        domains: list[str] | None = None,
         **options: Any,
     ) -> None:
+        self.domains = list(self.files) if domains is None else domains
         super().__init__(root, augment=augment, image_size=image_size, **options)
 
     def _find_domains(self) -> tuple[str, ...]:
         root = Path(self.root or "").expanduser()
-        return tuple(name for name, files in self.files.items() if any((root / file).is_file() for file in files))
+        there = {name for name, files in self.files.items() if any((root / file).is_file() for file in files)}
+        return tuple(name for name in self.domains if name in there)
 
     def read_splits(self) -> tuple[dict[str, Split], list[str]]:
         root = Path(existing_root(self.root))
@@ -445,7 +458,9 @@ class DigitDomains(DomainData, ArrayData):
 
         try:
             images, labels = _READERS[name](root, part)
-        except (OSError, RuntimeError, ValueError, KeyError, ImportError) as error:
+        except ImportError as error:
+            raise UserError(f"{name} is read with {error.name}, which is missing: install it.") from error
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
             raise UserError(
                 f"the {part} images of {name} cannot be read from {root} ({error}): unpack them again."
             ) from error

@@ -134,11 +134,12 @@ def refuse_outside(file: str, root: str | Path, source: str, folder: str = "") -
     """
     if ".." not in file and not os.path.isabs(file):  # nearly all, of a million
         return
-    place = os.path.abspath(os.path.join(root, folder, file))
+    named = os.path.join(root, folder, file)
+    places = {os.path.abspath(named), os.path.realpath(named)}
     allowed = {
         look(os.path.join(root, inside)) for look in (os.path.abspath, os.path.realpath) for inside in ("", folder)
     }
-    if not any(place.startswith(os.path.join(base, "")) for base in allowed):
+    if not any(place.startswith(os.path.join(base, "")) for place in places for base in allowed):
         raise UserError(
             f"{source} names {file[:200]}, which is outside of {root}: put the images there, or set data.root to a "
             f"folder that holds them all."

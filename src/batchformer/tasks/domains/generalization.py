@@ -60,7 +60,6 @@ class DomainGeneralization(DomainTask):
             backbone, backbone_args, method, batchformer, optimizer, freeze_batch_norm, judge_by, oracle, **options
         )
         self.algorithm = algorithm = as_options(AlgorithmOptions, algorithm)
-        algorithm.check()
         batchformer, optimizer = self.module_options, self.optimizer_options
         self.save_hyperparameters(plain_values(locals()))
         self.register_buffer("penalty_weight", torch.ones(()), persistent=False)
@@ -73,6 +72,15 @@ class DomainGeneralization(DomainTask):
                 f"domain, or choose erm or mixstyle."
             )
         super().build(data)
+
+    def check_data(self, data: Any) -> None:
+        super().check_data(data)
+        each = data.batch_size // len(self.data_info.domains)
+        if self.algorithm.name in ("irm", "coral") and each < 2:
+            raise UserError(
+                f"data.batch_size {data.batch_size} holds one image of each source domain, and {self.algorithm.name} "
+                f"needs two or more: raise it."
+            )
 
     def plain_net(self, data: DataInfo) -> nn.Module:
         return create_backbone(self.backbone, len(data.classes), **self.backbone_args)

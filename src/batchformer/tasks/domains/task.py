@@ -50,14 +50,17 @@ class DomainTask(ClassifierTask):
         super().__init__(backbone, backbone_args, method, "mean", **options)
         self.module_options = as_options(BatchFormerOptions, batchformer)
         self.optimizer_options = as_options(DomainOptimizerOptions, optimizer)
-        self.optimizer_options.check()
         self.freeze_batch_norm, self.judge_by, self.oracle = freeze_batch_norm, judge_by, oracle
-        decides = {"last": "accuracy", "source": "accuracy_selected", "swad": "accuracy_swad"}[judge_by]
+        keys = {"last": "accuracy", "source": "accuracy_selected", "swad": "accuracy_swad"}
+        if judge_by not in keys:
+            raise UserError(f"model.judge_by={judge_by!r} must be one of {', '.join(keys)}.")
+        decides = keys[judge_by]
         if decides not in (measure.key for measure in self.measures):
             raise UserError("model.judge_by swad needs the average it judges by: set model.swad, {} for the defaults.")
         self.measures = [replace(measure, primary=measure.key == decides) for measure in self.measures]
         self._source: dict[str, float] = {}
         self._best: dict[str, float] = {}
+        self._only_tested = False
         self._seen: list[tuple[int, float, float]] = []  # step, accuracy on source validation and on the target
 
     # ---- building
@@ -117,6 +120,11 @@ class DomainTask(ClassifierTask):
             return torch.optim.Adam(made, options.lr, weight_decay=decay, fused=fused)
         return torch.optim.SGD(made, options.lr, momentum=0.9, weight_decay=decay, nesterov=True, fused=fused)
 
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self.attachment is not None and self.optimizer_options.module_lr_factor == 0:
+            self.attachment.expect_no_training()
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
         self.set_learning_rate()
@@ -137,7 +145,8 @@ class DomainTask(ClassifierTask):
         return 0
 
     def check_trainer(self) -> None:
-        check_has_end(self.trainer)
+        if self.optimizer_options.schedule in ("cosine", "step"):
+            check_has_end(self.trainer)
 
     # ---- evaluation
 
@@ -156,7 +165,7 @@ class DomainTask(ClassifierTask):
             return {"accuracy": torch.tensor(self._source["accuracy"])}
         classes = torch.tensor(self.per_class)
         values = {"accuracy": found["accuracy"], "accuracy_classes": classes.nanmean()}
-        if not (self.trainer.sanity_checking or self.trainer.testing):
+        if not (self.trainer.sanity_checking or self._only_tested):
             self._select(float(values["accuracy"]))
         values |= {key: torch.tensor(self._best[key]) for key in ("accuracy_selected", "accuracy_oracle")
                    if key in self._best}  # fmt: skip
@@ -190,6 +199,10 @@ class DomainTask(ClassifierTask):
         return [{"title": "Source and target along the training", "text": text, "series": series}, *super().sections()]
 
     # ---- checkpoints
+
+    def expect_checkpoint(self) -> None:
+        super().expect_checkpoint()
+        self._only_tested = True  # what was selected in training stays
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
