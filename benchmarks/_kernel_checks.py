@@ -16,9 +16,10 @@ from torch import Tensor
 
 from batchformer.kernels import dispatch
 from batchformer.kernels.backend import MEMORIES, Memory
-from batchformer.kernels.random_bits import Drop, Site, keep_mask
+from batchformer.kernels.random_bits import Drop, Site
 from batchformer.nn.encoder import BatchEncoderLayer
 from benchmarks._layer_timing import Shape
+from tests.kernels.definition import keep_mask
 
 LITTLE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-5}
 _SEED = 987654321012345678

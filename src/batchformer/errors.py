@@ -1,7 +1,9 @@
 """Errors a user can act on: one sentence that says what is wrong, where, and what to do."""
 
 import difflib
-from collections.abc import Iterable
+import functools
+import warnings
+from collections.abc import Iterable, Iterator
 
 _ALIKE = 0.6
 
@@ -18,18 +20,30 @@ class BadSample(UserError):
     """A sample cannot be read; raised in the middle of an epoch, since images are opened when they are needed."""
 
 
+@functools.cache
+def warn_once(message: str) -> None:
+    """A UserWarning, the first time in this process."""
+    warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def causes(problem: BaseException | None) -> Iterator[BaseException]:
+    """The error and those that it came out of."""
+    while problem is not None:
+        yield problem
+        problem = problem.__cause__ or problem.__context__
+
+
 def interruption(problem: BaseException | None) -> KeyboardInterrupt | None:
     """The KeyboardInterrupt that an error came out of: what fails while a command is being stopped is no news.
 
     Workers of torch's DataLoader that a signal to the whole process group has ended count as one too: it may reach
     them first.
     """
-    while problem is not None:
-        if isinstance(problem, KeyboardInterrupt):
-            return problem
-        if isinstance(problem, RuntimeError) and "killed by signal: Terminated" in str(problem):
+    for each in causes(problem):
+        if isinstance(each, KeyboardInterrupt):
+            return each
+        if isinstance(each, RuntimeError) and "killed by signal: Terminated" in str(each):
             return KeyboardInterrupt()
-        problem = problem.__cause__ or problem.__context__
     return None
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, causes
 
 TEMPORARY_SUFFIX = ".partial"
 DISK_IS_FULL = "the disk is full"
@@ -31,7 +31,11 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)  # the rename itself must reach the disk too
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except BaseException as problem:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -84,7 +88,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """Numbers that are not finite become ``null``: every reader of JSON then accepts the file."""
-    write_text(path, json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
 
 
 def remove_stale_temporaries(folder: Path) -> None:
@@ -98,32 +102,22 @@ def disk_problem(problem: BaseException | None) -> str | None:
 
     torch.save reports a short write as a RuntimeError of its zip writer, with the OSError as context or not at all.
     """
-    while problem is not None:
-        if isinstance(problem, OSError):
-            if problem.errno in _FULL:
-                return DISK_IS_FULL
-            if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                return "writing there is not permitted"
-        if isinstance(problem, RuntimeError) and "PytorchStreamWriter" in str(problem):
+    for each in causes(problem):
+        if isinstance(each, OSError) and each.errno in _FULL:
             return DISK_IS_FULL
-        problem = problem.__cause__ or problem.__context__
+        if isinstance(each, OSError) and each.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return "writing there is not permitted"
+        if isinstance(each, RuntimeError) and "PytorchStreamWriter" in str(each):
+            return DISK_IS_FULL
     return None
 
 
-def _sync_folder(folder: Path) -> None:
-    """The rename itself must reach the disk too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _finite(content: Any) -> Any:
+def finite(content: Any) -> Any:
+    """Plain values for JSON: None in the place of numbers that are not finite."""
     if isinstance(content, float):
         return content if content - content == 0 else None
     if isinstance(content, dict):
-        return {str(key): _finite(value) for key, value in content.items()}
+        return {str(key): finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
+        return [finite(value) for value in content]
     return content

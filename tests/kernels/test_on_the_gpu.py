@@ -14,7 +14,9 @@ from batchformer.nn import batch_attention
 from batchformer.nn.encoder import BatchEncoderLayer
 
 pytest.importorskip("triton")
-from batchformer.kernels.random_bits import Drop, Site, keep_mask
+from batchformer.kernels.random_bits import Drop, Site
+
+from .definition import keep_mask
 
 pytestmark = pytest.mark.gpu
 

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import batchformer as bf
 from batchformer import parallel
-from batchformer.errors import UserError
+from batchformer.errors import UserError, warn_once
 from batchformer.nn import BatchEncoderLayer
 from batchformer.parallel.members import exchange_sizes
 from batchformer.parallel.relate import gather_rows
@@ -174,7 +174,7 @@ def told_that_groups_are_apart(rank: int, batches: Batches) -> dict[str, list[st
     heard = {}
     for size, rows in ((2, (4, 2)), (4, (4, 3)), (4, (3, 4)), (3, (2, 2)), (None, (2, 2)), (2, (2, 0))):
         module = bf.BatchFormer(DIM, 2, group_size=size, scope="global")
-        parallel.relate._warned = False
+        warn_once.cache_clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(2):

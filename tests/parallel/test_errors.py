@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import batchformer as bf
-from batchformer.errors import UserError
-from batchformer.parallel import mean_loss_weight, members
+from batchformer.errors import UserError, warn_once
+from batchformer.parallel import mean_loss_weight
 
 DISAGREEMENTS = {
     "positions": ("(2, 4, 8)", "(2, 5, 8)"),
@@ -65,8 +65,8 @@ def test_a_process_that_stays_away_is_named_after_the_timeout(together) -> None:
     assert "no word from rank 1;" in together[2][0]["someone_stays_away"]["error"]
 
 
-def test_without_processes_it_warns_once_and_attends_locally(monkeypatch) -> None:
-    monkeypatch.setattr(members, "_warned", False)
+def test_without_processes_it_warns_once_and_attends_locally() -> None:
+    warn_once.cache_clear()
     torch.manual_seed(0)
     ours = bf.BatchFormer(8, 2, dropout=0.0, scope="global")
     torch.manual_seed(0)
@@ -81,8 +81,7 @@ def test_without_processes_it_warns_once_and_attends_locally(monkeypatch) -> Non
         assert ours.eval()(x) is x
 
 
-def test_attach_passes_the_scope_on(monkeypatch) -> None:
-    monkeypatch.setattr(members, "_warned", True)
+def test_attach_passes_the_scope_on() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 3))
     attachment = bf.attach(model, scope="global", process_group=2, heads=2)
     assert "scope='global' over 2 consecutive processes" in repr(attachment.points[0].module)

@@ -1,4 +1,4 @@
-"""Dropout masks from a counter-based generator: in torch, for tests, and in Triton, for the kernels.
+"""Dropout masks of the kernels from a counter-based generator.
 
 Whether an element is kept depends on nothing but (seed, site, problem, row, column): not on tile sizes, not on the
 order of programs, not on the device. The backward pass draws the mask again instead of reading it; the same seed gives
@@ -15,11 +15,9 @@ from enum import IntEnum
 import torch
 import triton  # type: ignore[import-untyped, import-not-found]
 import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-from jaxtyping import Bool
 from torch import Tensor
 
 ROUNDS = 7
-_WORD = 0xFFFFFFFF
 _ROUNDS = tl.constexpr(ROUNDS)
 
 
@@ -54,41 +52,6 @@ def draw_seed(device: torch.device) -> Tensor:
     """A seed of torch's generator of the device, without host synchronisation; a captured CUDA graph draws a new one at
     every replay."""
     return torch.randint(1 << 62, (1,), device=device)
-
-
-def keep_mask(
-    seed: Tensor, site: Site, drop: Drop, problems: int, rows: int, columns: int
-) -> Bool[Tensor, "problems rows columns"]:
-    """The dropout mask of the kernels, computed by torch: slow, for tests and inspection.
-
-    For `Site.ATTENTION` a problem is `position * heads + head`, a row the query's and a column the key's place in the
-    batch, the latter counted from the start of its group; elsewhere there is one problem, and a row is one of (B x N).
-    """
-    per_word = 32 // drop.bits
-    column = torch.arange(columns)
-    word, row, problem = torch.meshgrid(column // per_word, torch.arange(rows), torch.arange(problems), indexing="ij")
-    drawn = _philox(int(seed.item()), word // 4, row, problem, torch.full_like(word, int(site)))
-    words = torch.stack(drawn)[column // per_word % 4, torch.arange(columns)]
-    value = (words >> ((column % per_word) * drop.bits)[:, None, None]) & (2**drop.bits - 1)
-    return (value >= drop.threshold).permute(2, 1, 0).to(seed.device)
-
-
-def _philox(seed: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four words of Philox4x32 (Salmon et al., SC 2011), 32-bit arithmetic inside int64."""
-    k0, k1 = seed & _WORD, (seed >> 32) & _WORD
-    for _ in range(ROUNDS):
-        high_b, low_b = _multiply(0xCD9E8D57, c2)
-        high_a, low_a = _multiply(0xD2511F53, c0)
-        c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
-        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
-    return c0, c1, c2, c3
-
-
-def _multiply(factor: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Upper and lower word of a product of two words, without leaving int64."""
-    low = factor * (x & 0xFFFF)
-    middle = factor * (x >> 16) + (low >> 16)
-    return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
 @triton.jit

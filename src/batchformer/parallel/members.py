@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, warn_once
 from batchformer.parallel.cost import note_sent
 from batchformer.parallel.peer_errors import report_lost_peers
 
@@ -23,7 +22,6 @@ ALONE = (
     'scope="global" attends over the batches of all processes, but torch.distributed is not initialised, so the batch '
     'of this process is all there is: start several with torchrun or Lightning\'s strategy="ddp".'
 )
-_warned = False
 # Cache of created groups, from their ranks to (default group, group): modules of one model share their groups. Weak
 # references, so that destroy_process_group() frees them.
 _made_groups: dict[tuple[int, ...], tuple[weakref.ref[ProcessGroup], weakref.ref[ProcessGroup]]] = {}
@@ -65,7 +63,7 @@ class Members:
                 "give process_group= as a number of consecutive processes, which does."
             )
         if not (dist.is_available() and dist.is_initialized()):
-            _warn_once()
+            warn_once(ALONE)
             return None
         if isinstance(self.process_group, int):
             found = _consecutive(self.process_group)
@@ -102,13 +100,6 @@ def _consecutive(size: int) -> ProcessGroup | None:
         assert group is not None
         _made_groups[ranks] = (weakref.ref(world), weakref.ref(group))
     return group
-
-
-def _warn_once() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(ALONE, UserWarning, stacklevel=1)
 
 
 @dataclass(frozen=True)

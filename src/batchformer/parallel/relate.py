@@ -6,7 +6,6 @@ many positions: `nn.BatchAttention` calls them in place of its own forward, (att
 the shape of x. The rest of the layer runs on each process' own rows.
 """
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from batchformer.errors import warn_once
 from batchformer.parallel.all_to_all import to_positions, to_rows
 from batchformer.parallel.cost import Exchange, cheapest_exchange, note_sent
 from batchformer.parallel.members import Members, Peers, exchange_sizes
@@ -29,7 +29,6 @@ APART = (
     "batch of one process. Take group_size=None (in a recipe --model.batchformer.group_size null) to relate all "
     'samples, or scope="local" for the same result without the exchange.'
 )
-_warned = False
 
 
 @torch.compiler.disable(recursive=False)  # sizes come from other processes; the layers themselves are compiled
@@ -55,7 +54,7 @@ def relate_across(
     if not peers.total or not rows.shape[1]:
         return rows
     if peers.rank == 0 and peers.has_no_shared_group(attention.group_size):
-        _warn_once(attention.group_size)
+        warn_once(APART.format(size=attention.group_size))
     exchange = exchange or cheapest_exchange(
         peers.count,
         max(peers.rows),
@@ -91,13 +90,6 @@ def _run_layers(layers: Sequence[Any], rows: Tensor, valid: Tensor | None, acros
     for layer in layers:
         rows = layer(rows, valid) if across is None else layer(rows, valid, across)
     return rows
-
-
-def _warn_once(group_size: int) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(APART.format(size=group_size), UserWarning, stacklevel=1)
 
 
 class GatherRows:

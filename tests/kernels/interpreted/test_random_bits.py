@@ -7,8 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from batchformer.kernels import random_bits
-from batchformer.kernels.random_bits import Drop, Site, draw_seed, keep_mask, keep_narrow_tile, keep_tile
+from batchformer.kernels.random_bits import Drop, Site, draw_seed, keep_narrow_tile, keep_tile
+
+from .. import definition
+from ..definition import keep_mask
 
 
 @triton.jit
@@ -36,9 +38,9 @@ def test_kernel_and_helper_keep_the_same(probability: float, columns: int) -> No
 
 def test_philox_gives_the_published_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The known-answer test of Random123 for Philox4x32 with 10 rounds, all counters and keys zero: 6627e8d5."""
-    monkeypatch.setattr(random_bits, "ROUNDS", 10)
+    monkeypatch.setattr(definition, "ROUNDS", 10)
     zero = torch.zeros(1, dtype=torch.int64)
-    assert random_bits._philox(0, zero, zero, zero, zero)[0].item() == 0x6627E8D5
+    assert definition._philox(0, zero, zero, zero, zero)[0].item() == 0x6627E8D5
 
 
 @pytest.mark.parametrize("probability", [0.5, 0.25, 0.1])
