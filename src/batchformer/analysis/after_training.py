@@ -1,9 +1,9 @@
 """Analyses of a run right after training, by the names that tasks list in `analyses`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
+from batchformer.attach.contexts import temporary_attributes
 from batchformer.data.loading.epoch_loader import as_batch
 
 HEALTH_IMAGES = 128
@@ -46,17 +46,9 @@ def stream_health_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     return {"stream_health": found.as_dict()}
 
 
-@contextmanager
-def _attending_alone(attachment: Any) -> Iterator[None]:
+def _attending_alone(attachment: Any) -> AbstractContextManager[None]:
     """Attend over this process alone: only one process measures, and with scope="global" it would deadlock."""
-    scopes = {point.module: point.module.scope for point in attachment.points}
-    try:
-        for module in scopes:
-            module.scope = "local"
-        yield
-    finally:
-        for module, scope in scopes.items():
-            module.scope = scope
+    return temporary_attributes({point.module: {"scope": "local"} for point in attachment.points})
 
 
 #: name -> analysis(task, data, trainer) that returns entries of result.json

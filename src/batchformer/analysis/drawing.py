@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from batchformer.errors import UserError
+from batchformer.mix.normalisation import both_or_none, unit_range
 
 TILE, GAP, MARGIN, HEADING = 160, 10, 28, 46
 PAPER, INK, MUTED = (20, 26, 33), (236, 240, 244), (160, 174, 189)
@@ -28,15 +29,8 @@ def to_pictures(
         raise UserError(f"images must be one tensor with the whole batch, not {type(images).__name__}.")
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         raise UserError(f"images of the shape {tuple(images.shape)} cannot be drawn: (batch, 1 or 3, height, width).")
-    if (mean is None) != (std is None):
-        raise UserError("mean= and std= go together: give both by which the images were normalised, or neither.")
-    x = images.detach().float().cpu().expand(-1, 3, -1, -1)
-    if mean is not None and std is not None:
-        x = x * _per_channel("std", std) + _per_channel("mean", mean)
-    else:
-        low, high = x.amin(dim=(1, 2, 3), keepdim=True), x.amax(dim=(1, 2, 3), keepdim=True)
-        x = (x - low) / (high - low).clamp_min(1e-12)
-    pixels = (x.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    x = unit_range(images.cpu(), *both_or_none("pictures", mean, std)).expand(-1, 3, -1, -1)
+    pixels = (x * 255).round().byte().permute(0, 2, 3, 1).numpy()
     return [Image.fromarray(each) for each in pixels]
 
 
@@ -86,7 +80,7 @@ def colour_map(colours: Float[Tensor, "row column 3"], size: tuple[int, int]) ->
 def contact_sheet(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
     """Rows of tiles, each under its heading (torchvision's `make_grid` has none)."""
     columns = max(len(tiles) for _, tiles in rows)
-    headings = max(text_width(heading, 26) for heading, _ in rows)
+    headings = max(math.ceil(ImageFont.load_default(26).getlength(heading)) for heading, _ in rows)
     width = 2 * MARGIN + max(columns * (TILE + GAP) - GAP, headings)
     sheet = blank(width, MARGIN + len(rows) * (HEADING + TILE + GAP))
     for k, (heading, tiles) in enumerate(rows):
@@ -105,10 +99,6 @@ def text(
     sheet: Image.Image, at: tuple[float, float], words: str, size: int, fill: tuple[int, int, int], anchor: str = "mm"
 ) -> None:
     ImageDraw.Draw(sheet).text(at, words, fill=fill, font=ImageFont.load_default(size), anchor=anchor)
-
-
-def text_width(words: str, size: int) -> int:
-    return math.ceil(ImageFont.load_default(size).getlength(words))
 
 
 def scale_bar(sheet: Image.Image, left: int, top: int, width: int, limit: float) -> None:
@@ -132,7 +122,8 @@ def limit_of(mass: Tensor) -> float:
 
 def _over(picture: Image.Image, level: np.ndarray, lowest: float) -> Image.Image:
     """The picture in grey under the tint of a map between `lowest` and 1, drawn smoothly, which may overshoot."""
-    level = np.clip(_stretched(level, picture.size), lowest, 1)[..., None]
+    stretched = Image.fromarray(level).resize(picture.size, Image.Resampling.BICUBIC)
+    level = np.clip(np.asarray(stretched, dtype=np.float32), lowest, 1)[..., None]
     grey = np.asarray(picture.convert("L"), dtype=np.float32)[..., None] * 0.45 + 45
     return Image.fromarray(_tinted(grey, level))
 
@@ -142,20 +133,6 @@ def _tinted(ground: np.ndarray, level: np.ndarray) -> np.ndarray:
     colour = np.where(level > 0, np.array(MORE, dtype=np.float32), np.array(LESS, dtype=np.float32))
     strength = np.abs(level) * 0.85
     return (ground * (1 - strength) + colour * strength).round().astype(np.uint8)
-
-
-def _stretched(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    return np.asarray(Image.fromarray(values).resize(size, Image.Resampling.BICUBIC), dtype=np.float32)
-
-
-def _per_channel(name: str, values: Sequence[float]) -> Tensor:
-    try:
-        found = Tensor([float(value) for value in values])
-    except TypeError:
-        found = Tensor([])
-    if len(found) not in (1, 3):
-        raise UserError(f"{name}={values!r} must be one number for each of the three channels, or one for all.")
-    return found.view(1, -1, 1, 1)
 
 
 INDEX = "pictures.json"

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from batchformer.analysis.recorded_forward import first_tensor
 from batchformer.attach.contexts import untouched
+from batchformer.attach.probe import first_tensor
 from batchformer.errors import UserError
 from batchformer.nn.token_layout import as_tokens, layout_of, side_of_channels
 
@@ -45,14 +45,14 @@ def grad_cam(
         submodule = model.get_submodule(layer)
     except AttributeError as problem:
         raise UserError(f"there is no submodule {layer!r}: model.named_modules() lists all.") from problem
-    seen: list[Tensor] = []
+    seen: list[Any] = []
     with untouched(model):
         model.eval()
-        handle = submodule.register_forward_hook(lambda _, args, out: seen.append(first_tensor(out)))
-        try:
-            scores = _scores(model(images.clone().requires_grad_()))
-        finally:
-            handle.remove()
+        with submodule.register_forward_hook(lambda _, args, out: seen.append(first_tensor(out))):
+            outputs = model(images.clone().requires_grad_())
+        scores = getattr(outputs, "logits", outputs)
+        if not isinstance(scores, Tensor) or scores.ndim != 2:
+            raise UserError("Grad-CAM explains scores (batch, classes), or an output with logits of that shape.")
         if not seen:
             raise UserError(f"{layer!r} is not used in a forward of the model: choose another submodule.")
         features = seen[-1]
@@ -73,13 +73,6 @@ def grad_cam(
     evidence = (values * slopes.mean(dim=1, keepdim=True)).sum(-1).relu()
     most = evidence.amax(dim=1, keepdim=True)
     return (evidence / most.clamp_min(torch.finfo(most.dtype).tiny)).reshape(-1, *layout.grid).cpu()
-
-
-def _scores(outputs: Any) -> Float[Tensor, "batch class"]:
-    scores = getattr(outputs, "logits", outputs)
-    if not isinstance(scores, Tensor) or scores.ndim != 2:
-        raise UserError("Grad-CAM explains scores (batch, classes), or an output with logits of that shape.")
-    return scores
 
 
 def _checked(targets: Any, scores: Float[Tensor, "batch class"]) -> Int[Tensor, " batch"]:

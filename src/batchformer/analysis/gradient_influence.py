@@ -69,9 +69,6 @@ def gradient_influence(
     totals = torch.zeros(num_classes, dtype=torch.float64)
     counts = torch.zeros(num_classes, dtype=torch.float64)
 
-    def relate(x: Tensor) -> Tensor:
-        return point.module.relate(x)
-
     def classify(x: Tensor) -> Tensor:
         return _logits(classifier(x.movedim(-1, 1) if channels_first else x), num_classes, point.paths[0])
 
@@ -84,10 +81,11 @@ def gradient_influence(
             if len(labels) < 2:
                 continue  # a batch of one has no other sample
             if wrt == "features":
-                influence = influence_on_features(samples, labels, relate, classify, criterion)
+                influence = influence_on_features(samples, labels, point.module.relate, classify, criterion)
             else:
                 images = samples.to(device).clone().requires_grad_()
-                influence = influence_on_images(images, features_of(images), labels, relate, classify, criterion)
+                made = features_of(images)
+                influence = influence_on_images(images, made, labels, point.module.relate, classify, criterion)
             totals.index_add_(0, labels.cpu(), influence.double().cpu())
             counts.index_add_(0, labels.cpu(), torch.ones_like(influence, dtype=torch.float64, device="cpu"))
     return (totals / counts).tolist()  # 0 / 0 is nan: a class without test samples
@@ -187,11 +185,8 @@ def _batches(
 def _input_of(layer: nn.Module, net: nn.Module, images: Tensor) -> Tensor:
     """What enters the layer in a forward of the net."""
     seen: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    try:
+    with layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
         net(images)
-    finally:
-        handle.remove()
     if len(seen) != 1:
         raise UserError(f"the classifier was called {len(seen)} times in one forward: its input is not one feature.")
     return seen[0]
@@ -266,11 +261,8 @@ def gradient_on_others(
         set_mode(attachment.model, mode)
         if wrt == "images":
             entered.append(inputs.detach().clone().requires_grad_())
-        handle = attachment.points[0].module.register_forward_pre_hook(as_leaf)
-        try:
+        with attachment.points[0].module.register_forward_pre_hook(as_leaf):
             outputs = attachment.model(entered[0] if wrt == "images" else inputs)
-        finally:
-            handle.remove()
         losses = row_losses(outputs, repeat_targets(targets, outputs))
         plain = plain_count(len(losses), attachment.points[0].module.streams)
         # Row `plain + i` is image i where the batch was doubled, and image `plain + i` where it was split.

@@ -5,8 +5,7 @@ inference at one insertion: a pass without the modules and a pass with them, in 
 """
 
 import operator
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from batchformer.attach import Attachment, attachment_of
 from batchformer.attach.contexts import untouched
 from batchformer.attach.plan import Point
+from batchformer.attach.probe import first_tensor
 from batchformer.errors import UserError
 from batchformer.nn import BatchAttention, BatchFormer
 from batchformer.nn.streams import count_rows, plain_count
@@ -73,11 +73,12 @@ def record_forward(attachment: Attachment, inputs: Any, blocks: list[str], posit
     `positions`: how many token positions to keep, spread evenly from the first (the class token of a ViT); None: all.
     """
     record = RecordedForward()
-    with _removed_afterwards() as hooks:
+    with ExitStack() as hooks:
         for module in dict.fromkeys(point.module for point in attachment.points):
-            hooks += _record_insertion(module, attachment, record, positions)
+            for hook in _record_insertion(module, attachment, record, positions):
+                hooks.enter_context(hook)
         for path in blocks:
-            hooks.append(_record_block(attachment, path, record, positions, inputs))
+            hooks.enter_context(_record_block(attachment, path, record, positions, inputs))
         record.outputs = attachment.model(inputs)
     return record
 
@@ -107,20 +108,21 @@ def record_inference(
     module, path = point.module, point.paths[0]
     channels = getattr(point.site, "channels", None) or _channels_of(module)
     entered: list[tuple[Tensor, ...]] = []
-    passed: list[Tensor] = []
+    passed: list[Any] = []
     related: list[Tensor] = []
-    with untouched(attachment.model), _removed_afterwards() as hooks:
+    with untouched(attachment.model), ExitStack() as hooks:
         attachment.model.eval()
-        hooks.append(_record_side(attachment.model.get_submodule(path), point.side, passed))
-        hooks.append(attention.register_forward_pre_hook(lambda _, args: entered.append(args)))
-        hooks.append(module.layers[-1].register_forward_hook(lambda _, args, out: related.append(out)))
+        hooks.enter_context(_record_side(attachment.model.get_submodule(path), point.side, passed))
+        hooks.enter_context(attention.register_forward_pre_hook(lambda _, args: entered.append(args)))
+        hooks.enter_context(module.layers[-1].register_forward_hook(lambda _, args, out: related.append(out)))
         shapes = None if level is None else _MapShapes(attachment.model, path, hooks)
         given = {} if pixel_mask is None else {"pixel_mask": pixel_mask}
         with attachment.disabled():  # whatever contexts the caller is in
             attachment.model(images, **given)
         with attachment.infer_with_batch():
             attachment.model(images, **given)
-    which = calls_before(attachment, number)
+    # a shared module is called at each of its insertions
+    which = [earlier.module for earlier in attachment.points[:number]].count(module)
     x, valid = entered[which][0], entered[which][1] if len(entered[which]) > 1 else None
     plain = passed[0].transpose(1, 2) if getattr(point.site, "is_signal", False) else passed[0]
     without, after = as_tokens(plain, channels).float(), related[which].float()
@@ -155,12 +157,6 @@ def insertion_number(attachment: Attachment, place: int | str) -> int:
     return place % len(paths)
 
 
-def calls_before(attachment: Attachment, number: int) -> int:
-    """How often the module of an insertion is called before it: a shared one is called at each of its insertions."""
-    module = attachment.points[number].module
-    return [point.module for point in attachment.points[:number]].count(module)
-
-
 def attention_of_layer(point: Point, layer: int) -> BatchAttention:
     """The batch attention of one of the module's layers."""
     layers = point.module.layers
@@ -184,13 +180,6 @@ def sibling_blocks(attachment: Attachment) -> list[str]:
             if any(id(p) not in own for p in child.parameters()):
                 found.append(f"{parent}.{name}" if parent else name)
     return found
-
-
-def first_tensor(out: Any) -> Tensor:
-    """The output of a submodule: itself, or the first tensor of a tuple."""
-    while not isinstance(out, Tensor):
-        out = next(item for item in out if isinstance(item, Tensor | tuple | list))
-    return out
 
 
 def whole_number(name: str, value: Any) -> int:
@@ -238,7 +227,7 @@ def _record_block(
     module, images = attachment.points[0].module, count_rows(inputs)
 
     def on_leaving(block: nn.Module, args: Any, out: Any) -> None:
-        tensor = out if isinstance(out, Tensor) else next((o for o in out if isinstance(o, Tensor)), None)
+        tensor = first_tensor(out)
         if tensor is None or not tensor.is_floating_point() or tensor.ndim not in (2, 3, 4):
             return
         # a module before the classifier acts on vectors, and does not know the layout of maps
@@ -253,7 +242,7 @@ def _record_block(
     return attachment.model.get_submodule(path).register_forward_hook(on_leaving)
 
 
-def _record_side(block: nn.Module, side: str, passed: list[Tensor]) -> RemovableHandle:
+def _record_side(block: nn.Module, side: str, passed: list[Any]) -> RemovableHandle:
     """A hook that stores what leaves the block, or what enters it by position or by name."""
     if side == "after":
         return block.register_forward_hook(lambda _, args, out: passed.append(first_tensor(out)))
@@ -265,7 +254,7 @@ def _record_side(block: nn.Module, side: str, passed: list[Tensor]) -> Removable
 class _MapShapes:
     """Hooks for the sizes of the feature maps an encoder reads: from its arguments, or from the backbone's output."""
 
-    def __init__(self, model: nn.Module, path: str, hooks: list[RemovableHandle]) -> None:
+    def __init__(self, model: nn.Module, path: str, hooks: ExitStack) -> None:
         encoder, _, _ = path.rpartition(".layers.")
         self._listed: list[tuple[int, int]] = []
         self._last: tuple[int, int] | None = None
@@ -273,8 +262,9 @@ class _MapShapes:
             backbone = model.get_submodule(encoder.rpartition(".")[0]).get_submodule("backbone")
         except AttributeError:
             raise UserError(f"{path!r} is no layer of the encoder of one of transformers' detectors.") from None
-        hooks.append(model.get_submodule(encoder).register_forward_pre_hook(self._on_encoder, with_kwargs=True))
-        hooks.append(backbone.register_forward_hook(self._on_backbone))
+        on_encoder = model.get_submodule(encoder).register_forward_pre_hook(self._on_encoder, with_kwargs=True)
+        hooks.enter_context(on_encoder)
+        hooks.enter_context(backbone.register_forward_hook(self._on_backbone))
 
     def _on_encoder(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._listed = [(int(h), int(w)) for h, w in kwargs.get("spatial_shapes_list") or ()]
@@ -303,14 +293,3 @@ def _evenly_spaced(x: Tensor, positions: int | None) -> Tensor:
 
 def _channels_of(module: BatchFormer) -> str:
     return getattr(module, "channels", "last")
-
-
-@contextmanager
-def _removed_afterwards() -> Iterator[list[RemovableHandle]]:
-    """A list for the handles of hooks, which are removed at the end."""
-    handles: list[RemovableHandle] = []
-    try:
-        yield handles
-    finally:
-        for handle in handles:
-            handle.remove()

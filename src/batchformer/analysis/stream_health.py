@@ -6,7 +6,6 @@ another dropout mask (what is not cannot be learnt from), what each insertion ch
 other samples, how its attention is spread, and which gradient each stream sends into the shared blocks.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -35,7 +34,7 @@ from batchformer.analysis.recorded_forward import (
 from batchformer.attach import Attachment
 from batchformer.attach.contexts import set_mode, temporary_attributes, untouched
 from batchformer.errors import UserError
-from batchformer.nn import BatchFormer
+from batchformer.files import finite, write_json
 from batchformer.nn.streams import plain_count, repeat_targets
 
 
@@ -115,10 +114,10 @@ class StreamHealth:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, None where a number is not finite."""
-        return _finite(asdict(self))
+        return finite(asdict(self))
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n")
+        write_json(Path(path), self.as_dict())
 
 
 def stream_health(
@@ -213,7 +212,8 @@ def _gradients(
 
 def _point(call: InsertionCall, again: InsertionCall, gradient: float | None) -> PointHealth:
     quiet = call.module.relate(call.related_in)
-    alone = _each_alone(call.module, call.related_in)
+    with temporary_attributes({layer.self_attn: {"group_size": 1} for layer in call.module.layers}):
+        alone = call.module.relate(call.related_in)  # each sample attends to itself
     return PointHealth(
         path=call.path,
         plain=None if call.plain is None else token_stats(call.plain),
@@ -237,12 +237,6 @@ def _attention(attention: Any, x: Tensor, valid: Tensor | None) -> LayerAttentio
     return LayerAttention(relative_entropy(weights, attention.group_size).tolist(), on_itself(weights).tolist())
 
 
-def _each_alone(module: BatchFormer, x: Tensor) -> Tensor:
-    """The output of the module with the attention of each sample restricted to itself."""
-    with temporary_attributes({layer.self_attn: {"group_size": 1} for layer in module.layers}):
-        return module.relate(x)
-
-
 def _block(path: str, seen: RecordedForward, again: RecordedForward, gradient: BlockGradients) -> BlockHealth:
     plain, related = seen.leaving.get(path, (None, None))
     stats = [None if tokens is None else token_stats(tokens) for tokens in (plain, related)]
@@ -258,14 +252,6 @@ def _chance(outputs: Any) -> float | None:
     first = outputs[0] if isinstance(outputs, tuple | list) else outputs
     logits = getattr(first, "logits", first)
     return math.log(logits.shape[1]) if isinstance(logits, Tensor) and logits.ndim == 2 else None
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def gradients_by_stream(
@@ -293,13 +279,9 @@ def gradients_by_stream(
 
 
 def _compare(plain: Sequence[Tensor | None], related: Sequence[Tensor | None]) -> BlockGradients:
-    norms = [_norm(grads) for grads in (plain, related)]
+    squares = [[g.double().square().sum() for g in grads if g is not None] for grads in (plain, related)]
+    norms = [torch.stack(found).sum().sqrt().item() if found else None for found in squares]
     pairs = [(a, b) for a, b in zip(plain, related, strict=True) if a is not None and b is not None]
     dot = sum((a.double() * b.double()).sum().item() for a, b in pairs)
     both = None not in norms and norms[0] > 0 and norms[1] > 0  # type: ignore[operator]
     return BlockGradients(norms[0], norms[1], dot / (norms[0] * norms[1]) if both else None)  # type: ignore[operator]
-
-
-def _norm(gradients: Sequence[Tensor | None]) -> float | None:
-    found = [g.double().square().sum() for g in gradients if g is not None]
-    return torch.stack(found).sum().sqrt().item() if found else None

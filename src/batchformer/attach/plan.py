@@ -1,7 +1,7 @@
 """What `attach` puts on a model: points and plans, and what a plan must hold in dry runs with it in place."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,12 +64,12 @@ class InsertionPlan:
 @contextmanager
 def plan_in_place(model: nn.Module, plan: InsertionPlan, **settings: Any) -> Iterator[None]:
     """The hook, the insertions and the supports of the plan are on the model meanwhile, for a dry run."""
+    modules = [one.module for one in plan.insertions]
     hook = model.register_forward_pre_hook(plan.input_hook, with_kwargs=True)
     try:
-        with pieces_in_place([*plan.supports, *plan.insertions], [one.module for one in plan.insertions], **settings):
+        with hook, pieces_in_place([*plan.supports, *plan.insertions], modules, **settings):
             yield
     finally:
-        hook.remove()
         plan.input_hook.inside = False
         for insertion in plan.insertions:
             insertion.forget()
@@ -126,13 +126,10 @@ def _plain_outputs(model: nn.Module, plan: InsertionPlan, change: Callable[[Tens
         plain, related = out.chunk(2)
         return torch.cat([plain, change(related)])
 
-    hooks = [module.register_forward_hook(changed) for module in {one.module for one in plan.insertions}]
-    try:
-        with plan_in_place(model, plan):
-            outputs = call_blank(model, IMAGES, example=plan.example, noise=True)[0]
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with plan_in_place(model, plan), ExitStack() as hooks:
+        for module in {one.module for one in plan.insertions}:
+            hooks.enter_context(module.register_forward_hook(changed))
+        outputs = call_blank(model, IMAGES, example=plan.example, noise=True)[0]
     return tensors_with_rows(plain_rows(outputs))
 
 

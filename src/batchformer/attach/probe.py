@@ -4,7 +4,7 @@ A tensor among the arguments of a submodule is named by its path: args[0] is (0,
 a list holds goes on from there: args[0][2] is (0, 2) (a dense block hands on the outputs of all its layers so far).
 """
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,19 +33,15 @@ def _tensors_in(value: Any, path: ArgumentPath) -> list[tuple[ArgumentPath, Tens
 def tensors_entering(model: nn.Module, paths: list[str], example: Example | None = None) -> dict[str, Tensor]:
     """The tensor that enters each of `paths` in a dry run, in the order of the calls."""
     seen: dict[str, Tensor] = {}
-    handles = []
-    for path in paths:
+    with ExitStack() as hooks:
+        for path in paths:
 
-        def note(_: nn.Module, args: tuple[Any, ...], path: str = path) -> None:
-            if args and isinstance(args[0], Tensor):
-                seen.setdefault(path, args[0])
+            def note(_: nn.Module, args: tuple[Any, ...], path: str = path) -> None:
+                if args and isinstance(args[0], Tensor):
+                    seen.setdefault(path, args[0])
 
-        handles.append(model.get_submodule(path).register_forward_pre_hook(note))
-    try:
+            hooks.enter_context(model.get_submodule(path).register_forward_pre_hook(note))
         problem = call_blank(model, example=example)[1]
-    finally:
-        for handle in handles:
-            handle.remove()
     missing = [path for path in paths if path not in seen]
     if missing:
         why = f" ({problem})" if problem else ""
@@ -73,25 +69,22 @@ def record_calls(
     """The calls of every submodule, by its name, in one dry run with so many images."""
     seen: dict[str, Calls] = {}
     clock = iter(range(10**9))
-    handles = []
-    for name, module in model.named_modules():
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
 
-        def begin(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            calls = seen.setdefault(name, Calls())
-            calls.begins.append(next(clock))
-            calls.rows.update({argument: x.shape[0] for argument, x in given_tensors(args, kwargs)})
+            def begin(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                calls = seen.setdefault(name, Calls())
+                calls.begins.append(next(clock))
+                calls.rows.update({argument: x.shape[0] for argument, x in given_tensors(args, kwargs)})
 
-        def end(_: nn.Module, args: Any, out: Any, name: str = name) -> None:
-            seen[name].ends.append(next(clock))
-            seen[name].output = _first_tensor(out)
-            seen[name].gives_several = not isinstance(out, Tensor)
+            def end(_: nn.Module, args: Any, out: Any, name: str = name) -> None:
+                seen[name].ends.append(next(clock))
+                seen[name].output = first_tensor(out)
+                seen[name].gives_several = not isinstance(out, Tensor)
 
-        handles += [module.register_forward_pre_hook(begin, with_kwargs=True), module.register_forward_hook(end)]
-    try:
+            hooks.enter_context(module.register_forward_pre_hook(begin, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(end))
         problem = call_blank(model, images, before_each=seen.clear, example=example, training=training)[1]
-    finally:
-        for handle in handles:
-            handle.remove()
     if problem is not None and example is not None:
         raise UserError(
             f"{type(model).__name__} did not take example_inputs= with {images} rows ({type(problem).__name__}: "
@@ -109,10 +102,10 @@ def record_calls(
     return seen
 
 
-def _first_tensor(out: Any) -> Tensor | None:
+def first_tensor(out: Any) -> Tensor | None:
     """The one that is related: depth first (transformers' PVT gives a tuple in a tuple)."""
     if isinstance(out, tuple | list):
-        return next((found for found in map(_first_tensor, out) if found is not None), None)
+        return next((found for found in map(first_tensor, out) if found is not None), None)
     return out if isinstance(out, Tensor) and out.ndim else None
 
 
