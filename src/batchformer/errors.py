@@ -3,7 +3,8 @@
 import difflib
 import functools
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 _ALIKE = 0.6
 
@@ -45,6 +46,13 @@ def interruption(problem: BaseException | None) -> KeyboardInterrupt | None:
         if isinstance(each, RuntimeError) and "killed by signal: Terminated" in str(each):
             return KeyboardInterrupt()
     return None
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse a value of an option that is none of its choices."""
+    if value not in choices:
+        *others, last = (f'"{choice}"' for choice in choices)
+        raise UserError(f"{name}={value!r} must be {', '.join(others)} or {last}.")
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "", count: int = 1) -> str:

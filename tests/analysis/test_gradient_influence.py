@@ -140,7 +140,7 @@ def test_another_loss_can_be_given(net, batches):
 
 def test_wrong_calls_say_what_to_do(net, batches):
     attachment = bf.attach(net, heads=2)
-    with pytest.raises(UserError, match="'features' or 'images'"):
+    with pytest.raises(UserError, match='"features" or "images"'):
         gradient_influence(net, attachment, batches, CLASSES, "cpu", wrt="pixels")
     with pytest.raises(UserError, match="got none"):
         gradient_influence(net, attachment, [], CLASSES, "cpu")

@@ -286,9 +286,9 @@ def test_wrong_calls_say_what_to_do(vit, batch):
         stream_health(vit, images[:1], labels[:1])
     with pytest.raises(UserError, match="two images or more"):
         gradient_on_others(vit, images[:1], labels[:1])
-    with pytest.raises(UserError, match="'tokens' or 'images'"):
+    with pytest.raises(UserError, match='"tokens" or "images"'):
         gradient_on_others(vit, images, labels, wrt="pixels")
-    with pytest.raises(UserError, match="'train' or 'quiet'"):
+    with pytest.raises(UserError, match='"train" or "quiet"'):
         gradient_on_others(vit, images, labels, mode="eval")
     with pytest.raises(UserError, match="samples=0"):
         gradient_on_others(vit, images, labels, samples=0)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from batchformer.attach.contexts import untouched
 from batchformer.attach.probe import first_tensor
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 from batchformer.nn.token_layout import as_tokens, layout_of, side_of_channels
 
 Channels = Literal["auto", "first", "last"]
@@ -39,8 +39,7 @@ def grad_cam(
     """
     if not isinstance(images, Tensor) or images.ndim != 4:
         raise UserError("images must be one tensor with the whole batch, (batch, channel, height, width).")
-    if channels not in ("auto", "first", "last"):
-        raise UserError(f'channels={channels!r} must be "auto", "first" or "last".')
+    check_choice("channels", channels, ("auto", "first", "last"))
     try:
         submodule = model.get_submodule(layer)
     except AttributeError as problem:

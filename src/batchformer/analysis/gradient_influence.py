@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from batchformer.analysis.recorded_forward import attachment_or_error
 from batchformer.attach.contexts import Mode, evaluating, set_mode, untouched
 from batchformer.data.loading.epoch_loader import images_and_labels
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 from batchformer.nn.streams import plain_count, repeat_targets
 
 Relate = Callable[[Tensor], Tensor]
@@ -161,8 +161,7 @@ def _batches(
     mix_seed: int | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of (features on the device, or images) and labels, shuffled over all that were read."""
-    if wrt not in ("features", "images"):
-        raise UserError(f"wrt={wrt!r} is not known: say 'features' or 'images'.")
+    check_choice("wrt", wrt, ("features", "images"))
     samples, labels = [], []
     for index, batch in enumerate(loader):
         images, targets = images_and_labels(batch)
@@ -245,8 +244,7 @@ def gradient_on_others(
     row_losses = row_losses or cross_entropy_rows
     if len(inputs) < 2:
         raise UserError("the gradient on other samples needs a batch of two images or more.")
-    if wrt not in ("tokens", "images"):
-        raise UserError(f"wrt={wrt!r} is not known: say 'tokens' or 'images'.")
+    check_choice("wrt", wrt, ("tokens", "images"))
     if samples < 1:
         raise UserError(f"samples={samples}: the gradient is that of one sample or more.")
     entered: list[Tensor] = []

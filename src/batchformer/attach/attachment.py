@@ -13,17 +13,15 @@ from torch import Tensor, nn
 
 from batchformer.attach.contexts import temporary_attributes
 from batchformer.attach.dry_run import Example
-from batchformer.attach.hooks import InputHook, TrainingCheck, register_hooks, remove_hooks
+from batchformer.attach.hooks import InputHook, RowCheck, TrainingCheck, remove_hooks
 from batchformer.attach.insertion import InstanceForward, ModuleHolder, relates_in_eval
 from batchformer.attach.locate import Channels, block_paths, encoder_layer_paths, find_classifiers
 from batchformer.attach.per_stream import BatchNormMode, MeanOfStreams, SeparateNorm
 from batchformer.attach.plan import Point
 from batchformer.attach.planner import norms_behind_heads, plan_after, points_before
 from batchformer.attach.preconditions import (
-    check_batch_norm,
     check_before,
-    check_channels,
-    check_one_place,
+    check_options,
     refuse_attached_parts,
     refuse_spread_over_processes,
     refuse_unknown_options,
@@ -97,10 +95,8 @@ def attach(
         )
     refuse_attached_parts(model, _HANDLE)
     refuse_unknown_options(module_keywords)
-    check_batch_norm(batch_norm)
-    check_channels(channels)
+    check_options(batch_norm, channels, before=before, after=after, blocks=blocks, encoder_layers=encoder_layers)
     example = Example.of(example_inputs)
-    check_one_place(before=before, after=after, blocks=blocks, encoder_layers=encoder_layers)
     if blocks is not None:
         after = block_paths(model, blocks)
     elif encoder_layers is not None:
@@ -259,7 +255,9 @@ class Attachment:
             piece.put()
         input_hook.training_check = self._held.training_check
         input_hook.norms = [piece for piece in pieces if isinstance(piece, SeparateNorm)]
-        register_hooks(model, input_hook, [point.site for point in points])
+        model.register_forward_pre_hook(input_hook, with_kwargs=True)
+        check = RowCheck([point.site for point in points], input_hook)
+        model.register_forward_hook(check, with_kwargs=True, always_call=True)
         model.__dict__[_HANDLE] = self._held
 
     def _hold(self, model: nn.Module, held: _Attached) -> None:

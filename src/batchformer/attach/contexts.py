@@ -7,25 +7,20 @@ those may do more (merge weights, say).
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchformer.errors import UserError
+from batchformer.errors import check_choice
 from batchformer.nn import BatchFormer
 from batchformer.nn.attention import BatchAttention
 
+if TYPE_CHECKING:
+    from batchformer.attach.insertion import InstanceForward
+
 Mode = Literal["train", "quiet"]
-
-
-class Removable(Protocol):
-    """What `insertion.InstanceForward` is to a context: something that is put on a model and taken away again."""
-
-    def put(self) -> None: ...
-
-    def take_away(self) -> None: ...
 
 
 @contextmanager
@@ -96,7 +91,9 @@ def dry_run_state(model: nn.Module, training: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def pieces_in_place(pieces: Sequence[Removable], modules: Sequence[nn.Module], **settings: Any) -> Iterator[None]:
+def pieces_in_place(
+    pieces: Sequence["InstanceForward"], modules: Sequence[nn.Module], **settings: Any
+) -> Iterator[None]:
     """The pieces are on the model meanwhile, and the modules are set for a dry run: any backend, because a model that
     is yet to move to the GPU runs on the CPU here; and scope="local", because other processes take no part.
     `settings` are further attributes of the modules for the time being.
@@ -195,8 +192,7 @@ def set_mode(model: nn.Module, mode: Mode) -> None:
     Quiet, there is no dropout, no drop-path, and BatchNorm uses its running statistics: rows then meet in the
     insertions and nowhere else. To be called inside `untouched`, which restores the modes.
     """
-    if mode not in ("train", "quiet"):
-        raise UserError(f"mode={mode!r} is not known: say 'train' or 'quiet'.")
+    check_choice("mode", mode, ("train", "quiet"))
     if mode == "train":
         if not model.training:
             model.train()

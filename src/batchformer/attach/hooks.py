@@ -273,11 +273,6 @@ class RowCheck(_Hook):
             )
 
 
-def register_hooks(model: nn.Module, input_hook: InputHook, sites: list[SharedFeature | After]) -> None:
-    model.register_forward_pre_hook(input_hook, with_kwargs=True)
-    model.register_forward_hook(RowCheck(sites, input_hook), with_kwargs=True, always_call=True)
-
-
 def remove_hooks(model: nn.Module) -> None:
     """By kind, not by handle: the handle of a copied model's hook points to the original."""
     for key, hook in list(model._forward_hooks.items()):

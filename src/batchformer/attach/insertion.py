@@ -98,11 +98,9 @@ def relates_in_eval(site: SharedFeature | After) -> bool:
     return site.infers and site.module.enabled and not site.module.training
 
 
-def relate_alone(module: BatchFormer, x: Tensor, channels: Channels, valid: Tensor | None = None) -> Tensor:
-    """All rows related, in one stream, whatever the layout."""
-    if channels == "last" or x.ndim == 2:
-        return module.relate(x, valid)
-    return with_channels_last(partial(module.relate, valid=valid), x)
+def in_layout(relate: Callable[[Tensor], Tensor], x: Tensor, channels: str) -> Tensor:
+    """`relate`, which takes features with their channels last, on features of this layout."""
+    return relate(x) if channels == "last" or x.ndim == 2 else with_channels_last(relate, x)
 
 
 class Site:
@@ -140,7 +138,8 @@ class SharedFeature(Site):
 
     def __call__(self, x: Tensor, first: bool, last: bool) -> Tensor:
         if first or self.streams is None or self.read is not x:
-            self.read, self.streams = x, self._relate(x)
+            relate = self.module if self.module.active else self.module.relate  # both streams, or all rows in one
+            self.read, self.streams = x, in_layout(relate, x, self.channels)
         out = self.streams
         if self.module.active:
             self.note(out.shape[0])
@@ -152,13 +151,6 @@ class SharedFeature(Site):
         """After a forward that failed between two heads: what it left would keep its whole graph in memory."""
         super().forget()
         self.read = self.streams = None
-
-    def _relate(self, x: Tensor) -> Tensor:
-        if not self.module.active:
-            return relate_alone(self.module, x, self.channels)
-        if self.channels == "last" or x.ndim == 2:
-            return self.module(x)
-        return with_channels_last(self.module, x)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made between two heads must not carry half a forward.
@@ -218,10 +210,11 @@ class After(InstanceForward, Site):
             relate = partial(self._relate, valid=valid)
             return with_channels_last(relate, out) if self.is_signal else relate(out)
         rows, first, items = count_rows(out), True, []
+        doubles = self.module.active and self.opens
         for item in out:
             if first and count_rows(item) is not None:
                 item, first = self.related(item, valid), False
-            elif isinstance(item, Tensor) and item.ndim and item.shape[0] == rows and self._doubled(rows):
+            elif isinstance(item, Tensor) and item.ndim and item.shape[0] == rows and doubles and self.rows != rows:
                 item = twice(item)
             items.append(item)
         return alike(out, items)
@@ -231,13 +224,11 @@ class After(InstanceForward, Site):
             # nothing is padded here, but it may be on other processes, and all must come with a mask
             valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if not self.module.active:
-            return relate_alone(self.module, x, self.module.channels if x.ndim == 4 else "last", valid)
+            channels = self.module.channels if x.ndim == 4 else "last"
+            return in_layout(partial(self.module.relate, valid=valid), x, channels)
         x = self.module(x, valid, opens=self.opens, grid=None if self.input_hook is None else self.input_hook.canvas)
         self.note(x.shape[0])
         return x
-
-    def _doubled(self, rows: int | None) -> bool:
-        return self.module.active and self.opens and self.rows != rows
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "rows": None, "made": set()}

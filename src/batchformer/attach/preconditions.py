@@ -9,7 +9,7 @@ from torch import nn
 from batchformer.attach.dry_run import takes_padded_images
 from batchformer.attach.locate import Channels
 from batchformer.attach.per_stream import BatchNormMode
-from batchformer.errors import UserError, nearest
+from batchformer.errors import UserError, check_choice, nearest
 from batchformer.nn import BatchFormer
 
 # By name: importing FSDP takes longer than attaching.
@@ -51,18 +51,11 @@ def refuse_unknown_options(keywords: Mapping[str, Any]) -> None:
             raise UserError(f"attach has no option {name!r}: {hint}.")
 
 
-def check_channels(channels: Any) -> None:
-    if channels is not None and channels not in get_args(Channels):
-        raise UserError(f'channels={channels!r} must be "first" or "last".')
-
-
-def check_batch_norm(batch_norm: Any) -> None:
-    if batch_norm not in get_args(BatchNormMode):
-        raise UserError(f'batch_norm={batch_norm!r} must be "separate" or "joint" (as published).')
-
-
-def check_one_place(**places: Any) -> None:
+def check_options(batch_norm: Any, channels: Any, **places: Any) -> None:
     """At most one of before=, after=, blocks= and encoder_layers= says where the module goes."""
+    check_choice("batch_norm", batch_norm, get_args(BatchNormMode))
+    if channels is not None:
+        check_choice("channels", channels, get_args(Channels))
     if sum(place is not None for place in places.values()) > 1:
         raise UserError("attach takes one of before=, after=, blocks= and encoder_layers=: choose one.")
 

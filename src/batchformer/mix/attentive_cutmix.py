@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from batchformer.attach.contexts import evaluating
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 from batchformer.mix.base import Draw, Images, Mix, Mixed, MixKeywords, SoftLabels, need_module
 from batchformer.nn.inputs import autocasts, is_whole
 from batchformer.nn.token_layout import patch_grids, patch_size, prefix_tokens, token_grid
@@ -59,8 +59,7 @@ class AttentiveCutMix(Mix):
         super().__init__(num_classes, **options)
         if k is not None and not is_whole(k):
             raise UserError(f"AttentiveCutMix: k={k!r} must be a number of cells, at least 1.")
-        if channels not in ("mean", "last"):
-            raise UserError(f'AttentiveCutMix: channels={channels!r} must be "mean" or "last".')
+        check_choice("AttentiveCutMix: channels", channels, ("mean", "last"))
         if size is not None and not is_whole(size):
             raise UserError(
                 f"AttentiveCutMix: size={size!r} must be a whole number of pixels, 1 or more; None shows the images "

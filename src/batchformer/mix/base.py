@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 from batchformer.nn.inputs import as_number, is_whole
 
 Images = Float[Tensor, "batch channels height width"]
@@ -54,8 +54,12 @@ def soft_labels(targets: Targets, num_classes: int, smoothing: float = 0.0) -> S
     As timm and the released TransMix code do it: 1 - s + s/K for the true class, s/K for the others.
     """
     if targets.ndim == 1 and not targets.is_floating_point():
-        if targets.device.type == "cpu":  # on other devices the check would synchronise the host
-            _check_ids(targets, num_classes)
+        on_host = targets.device.type == "cpu"  # on other devices the check would synchronise the host
+        if on_host and len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
+            raise UserError(
+                f"the targets hold class ids from {int(targets.min())} to {int(targets.max())}, and num_classes="
+                f"{num_classes}: ids must lie between 0 and {num_classes - 1}."
+            )
         rows = torch.zeros(len(targets), num_classes, dtype=torch.float32, device=targets.device)
         rows.scatter_(1, targets[:, None].long(), 1.0)
     elif targets.ndim == 2 and targets.shape[1] == num_classes:
@@ -66,14 +70,6 @@ def soft_labels(targets: Targets, num_classes: int, smoothing: float = 0.0) -> S
             f"(batch,) or soft targets (batch, {num_classes})."
         )
     return rows * (1 - smoothing) + smoothing / num_classes if smoothing else rows
-
-
-def _check_ids(targets: Tensor, num_classes: int) -> None:
-    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
-        raise UserError(
-            f"the targets hold class ids from {int(targets.min())} to {int(targets.max())}, and num_classes="
-            f"{num_classes}: ids must lie between 0 and {num_classes - 1}."
-        )
 
 
 Partner = Literal["random", "flip"]
@@ -147,8 +143,7 @@ class Mix(ABC):
             raise UserError(f"{name}: prob={prob!r} must lie between 0 and 1.")
         if not 0 <= as_number(label_smoothing) < 1:
             raise UserError(f"{name}: label_smoothing={label_smoothing!r} must be at least 0 and below 1.")
-        if partner not in ("random", "flip"):
-            raise UserError(f'{name}: partner={partner!r} must be "random" or "flip".')
+        check_choice(f"{name}: partner", partner, ("random", "flip"))
         if generator is not None and not isinstance(generator, torch.Generator):
             raise UserError(
                 f"{name}: generator={generator!r} must be a torch.Generator; one with a seed is "

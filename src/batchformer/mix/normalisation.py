@@ -46,8 +46,7 @@ def unit_range(
     """Normalised images back in [0, 1]: by the mean and std that normalised them, or each stretched to its range."""
     images = images.detach().float()
     if mean is not None and std is not None:
-        mean, std = ((one,) if isinstance(one, float) else one for one in (mean, std))
-        mean, std = (one * images.shape[1] if len(one) == 1 else one for one in (mean, std))
+        mean, std = ((one,) * images.shape[1] if isinstance(one, float) else one for one in (mean, std))
         if not len(mean) == len(std) == images.shape[1]:
             raise UserError(
                 f"mean and std have {len(mean)} and {len(std)} numbers and the images {images.shape[1]} channels: "

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 from batchformer.mix.base import Draw, Images, Mix, Mixed, MixKeywords, SoftLabels
 from batchformer.mix.mixup_cutmix import cut
 from batchformer.mix.normalisation import both_or_none, unit_range
@@ -50,8 +50,7 @@ class SaliencyMix(Mix):
         **options: Unpack[MixKeywords],
     ) -> None:
         super().__init__(num_classes, **options)
-        if box not in ("own", "first"):
-            raise UserError(f'SaliencyMix: box={box!r} must be "own" or "first".')
+        check_choice("SaliencyMix: box", box, ("own", "first"))
         self.box = box
         self.mean, self.std = both_or_none("SaliencyMix", mean, std)
 

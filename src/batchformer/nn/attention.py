@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 from batchformer.kernels.backend import BACKENDS, Backend, Choice, choose_backend, why_not_traceable
 from batchformer.nn.inputs import autocasts, is_whole
 
@@ -116,8 +116,7 @@ class BatchAttention(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        if backend not in BACKENDS:
-            raise UserError(f"backend={backend!r} must be one of {', '.join(map(repr, BACKENDS))}.")
+        check_choice("backend", backend, BACKENDS)
         if not is_whole(dim):
             raise UserError(f"dim={dim!r} must be the width of the features, a whole number, 1 or more.")
         if not is_whole(heads) or dim % heads:

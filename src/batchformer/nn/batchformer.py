@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 from batchformer.kernels.backend import Backend, Choice, Memory
 from batchformer.nn.encoder import BatchEncoderLayer, Norm
 from batchformer.nn.inputs import autocasts, is_whole
@@ -62,16 +62,13 @@ class BatchFormer(nn.Module):
         memory: Memory = "fast",
     ) -> None:
         super().__init__()
-        if variant not in ("published", "stable"):
-            raise UserError(f'variant={variant!r} must be "published" or "stable".')
+        check_choice("variant", variant, ("published", "stable"))
+        check_choice("streams", streams, STREAMS)
+        check_choice("scope", scope, SCOPES)
         if variant == "stable" and norm == "post":
             norm = "relative"
         if not is_whole(layers):
             raise UserError(f"layers={layers!r} must be 1 or more; to train without the module use `disabled()`.")
-        if streams not in STREAMS:
-            raise UserError(f"streams={streams!r} must be one of {', '.join(map(repr, STREAMS))}.")
-        if scope not in SCOPES:
-            raise UserError(f'scope={scope!r} must be "local" or "global".')
         if process_group is not None and scope == "local":
             raise UserError('process_group= says whose batches scope="global" attends over: say that too, or leave it.')
         self.dim, self.streams = dim, streams

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from batchformer.errors import UserError
+from batchformer.errors import check_choice
 from batchformer.nn.batchformer import BatchFormer
 from batchformer.nn.streams import carry_streams, open_streams
 
@@ -36,8 +36,7 @@ class BatchFormerV2(BatchFormer):
         **keywords: Any,
     ) -> None:
         super().__init__(dim, heads, **keywords)
-        if channels not in ("first", "last"):
-            raise UserError(f'channels={channels!r} must be "first" (B, C, H, W) or "last" (B, H, W, C).')
+        check_choice("channels", channels, ("first", "last"))
         self.opens, self.channels = opens, channels
 
     def forward(  # type: ignore[override]

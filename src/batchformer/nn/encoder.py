@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 from batchformer.kernels.backend import MEMORIES, Backend, Choice, Memory, why_not_fused
 from batchformer.nn.attention import BatchAttention
 from batchformer.nn.inputs import autocasts, is_whole
@@ -44,10 +44,8 @@ class BatchEncoderLayer(nn.Module):
         memory: Memory = "fast",
     ) -> None:
         super().__init__()
-        if memory not in MEMORIES:
-            raise UserError(f'memory={memory!r} must be "fast" or "lean".')
-        if norm not in NORMS:
-            raise UserError(f'norm={norm!r} must be "post" (as published), "pre" or "relative".')
+        check_choice("memory", memory, MEMORIES)
+        check_choice("norm", norm, NORMS)
         if not 0.0 <= dropout <= 1.0:
             raise UserError(f"dropout={dropout} must lie between 0 and 1.")
         if hidden_dim is not None and not is_whole(hidden_dim):

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 from batchformer.nn.inputs import as_number, is_whole
 from batchformer.nn.streams import count_rows, plain_rows, related_rows, repeat_targets
 
@@ -36,8 +36,7 @@ class TwoStreamLoss(nn.Module):
 
     def __init__(self, criterion: Callable[[Any, Any], Tensor], scale: Literal["mean", "released"] = "mean") -> None:
         super().__init__()
-        if scale not in ("mean", "released"):
-            raise UserError(f'scale={scale!r} must be "mean" (Algorithm 1) or "released" (the published code).')
+        check_choice("scale", scale, ("mean", "released"))
         if isinstance(criterion, type) or not callable(criterion):
             raise UserError(
                 f"TwoStreamLoss needs something it can call with outputs and targets, got {criterion!r}: make the "

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 
 Exchange = Literal["positions", "gather", "heads"]
 EXCHANGES: tuple[Exchange, ...] = ("positions", "gather", "heads")
@@ -98,7 +98,9 @@ def step_cost(
     all-gather (and the reduce-scatter of its gradient) runs in rings, one per port: each row enters a node once, and
     the ports of a node share the rows.
     """
-    _check(exchange, processes, positions)
+    check_choice("exchange", exchange, EXCHANGES)
+    if processes < 1 or positions < 1:
+        raise UserError(f"a cost needs one process and one position or more, got {processes} and {positions}.")
     near, far = min(links.node, processes) - 1, max(0, processes - links.node)
     if exchange == "gather":
         piece = batch * positions * dim * itemsize
@@ -133,13 +135,6 @@ def cheapest_exchange(processes: int, batch: int, positions: int, dim: int, **op
     """
     candidates: tuple[Exchange, ...] = ("gather", "heads") if positions == 1 else ("positions", "heads")
     return min(candidates, key=lambda each: step_cost(each, processes, batch, positions, dim, **options).seconds)
-
-
-def _check(exchange: str, processes: int, positions: int) -> None:
-    if exchange not in EXCHANGES:
-        raise UserError(f"exchange={exchange!r} must be one of {', '.join(map(repr, EXCHANGES))}.")
-    if processes < 1 or positions < 1:
-        raise UserError(f"a cost needs one process and one position or more, got {processes} and {positions}.")
 
 
 @dataclass

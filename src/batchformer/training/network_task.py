@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import as_batch
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 from batchformer.metrics.measures import primary_of
 from batchformer.training.averaging import SWAD, SwadOptions
 from batchformer.training.compiling import compile_in_place, convolve_again, cut_into_patches
@@ -61,8 +61,7 @@ class NetworkTask(Task):
         swad: SwadOptions | None = None,
     ) -> None:
         super().__init__(seed, cuda_graph)
-        if method not in ("batchformer", "baseline"):
-            raise UserError(f'method={method!r} must be "batchformer" or "baseline".')
+        check_choice("method", method, ("batchformer", "baseline"))
         self.backbone, self.backbone_args, self.method = backbone, dict(backbone_args or {}), method
         self.stream_loss: Literal["mean", "released"] = stream_loss
         self.channels_last, self.compile_net = channels_last, compile
