@@ -51,35 +51,30 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
     recipes = by_recipe(runs)
     several = len(recipes) > 1
     names = {recipe: f"recipe-{number}" for number, recipe in enumerate(recipes, 1)}
+    only_the_pair = {run.variant for run in runs} <= set(DEFAULT_PAIR)
+    if several:
+        usual = "BatchFormer, with and without" if only_the_pair else f"{len(recipes)} recipes compared"
+    else:
+        usual = f"{'BatchFormer on ' * only_the_pair}{next(iter(recipes))}"
     links = "".join(f'<li><a href="#{name}">{escape(words)}</a></li>' for words, name in names.items())
     return _PAGE.substitute(
         made_by=MADE_BY,
-        title=escape(title or _title(runs, list(recipes))),
+        title=escape(title or usual),
         style=files("batchformer.report").joinpath("page.css").read_text(encoding="utf-8"),
-        lede=escape(_lede(runs, len(recipes))),
+        lede=escape(_lede(runs, recipes, only_the_pair)),
         navigation=f'<nav aria-label="Recipes"><ul>{links}</ul></nav>\n' if several else "",
         overview=_overview(recipes, names) if several else "",
         sections="".join(recipe_section(names[recipe], group, several) for recipe, group in recipes.items()),
     )
 
 
-def _only_the_default_pair(runs: Sequence[Run]) -> bool:
-    return {run.variant for run in runs} <= set(DEFAULT_PAIR)
-
-
-def _title(runs: Sequence[Run], recipes: Sequence[str]) -> str:
-    if len(recipes) == 1:
-        return f"BatchFormer on {recipes[0]}" if _only_the_default_pair(runs) else recipes[0]
-    return "BatchFormer, with and without" if _only_the_default_pair(runs) else f"{len(recipes)} recipes compared"
-
-
-def _lede(runs: Sequence[Run], recipes: int) -> str:
-    recipe_words = "one recipe" if recipes == 1 else f"{recipes} recipes"
+def _lede(runs: Sequence[Run], recipes: Mapping[str, Sequence[Run]], only_the_pair: bool) -> str:
+    recipe_words = "one recipe" if len(recipes) == 1 else f"{len(recipes)} recipes"
     run_words = "One run" if len(runs) == 1 else f"{len(runs)} runs"
-    tables = [compare_runs([run.raw for run in group]) for group in by_recipe(runs).values()]
+    tables = [compare_runs([run.raw for run in group]) for group in recipes.values()]
     trained = {run.variant for run in runs}
     variants = list(dict.fromkeys(v for table in tables for v in table.variants if v in trained))
-    if not _only_the_default_pair(runs):
+    if not only_the_pair:
         targets = list(dict.fromkeys(run.target for run in runs if run.target is not None))
         told = f"{run_words} of {recipe_words}. Variants: {', '.join(map(shown_name, variants))}."
         return f"{told} Targets: {', '.join(targets)}." if targets else told

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,10 @@ class Run:
 
 
 def load_runs(paths: Iterable[Path | str]) -> list[Run]:
-    """All runs under the files and folders, sorted by recipe, variant, target and seed. One found twice counts once."""
+    """All runs under the files and folders, by recipe, variant, target and seed; one found twice counts once.
+
+    Variants and targets are in the order of their comparison where that has one, else sorted.
+    """
     places = [Path(path) for path in paths]
     runs: dict[tuple[str, str, str, int], Run] = {}
     for file, named in _result_files(places):
@@ -83,13 +86,13 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
         where = ", ".join(str(path) for path in places) or "nothing"
         raise UserError(f"no result.json found in {where}: give a run folder, a folder of `compare`, or a result file")
     declared = {folder: _declared_order(folder) for folder in {run.source.parent.parent for run in runs.values()}}
-    return sorted(runs.values(), key=lambda run: _place(run, declared[run.source.parent.parent]))
 
+    def place(run: Run) -> tuple[Any, ...]:
+        order = declared[run.source.parent.parent]
+        names = [(order.index(name) if name in order else len(order), name) for name in (run.variant, run.target or "")]
+        return (run.recipe, *names, run.seed)
 
-def _place(run: Run, order: Sequence[str]) -> tuple[Any, ...]:
-    """By recipe, variant, target and seed; names in the order of their comparison where that has one, else sorted."""
-    names = [(order.index(name) if name in order else len(order), name) for name in (run.variant, run.target or "")]
-    return (run.recipe, *names, run.seed)
+    return sorted(runs.values(), key=place)
 
 
 def _declared_order(folder: Path) -> list[str]:
@@ -141,14 +144,22 @@ def _checked(data: Any, file: Path) -> Run:
     history = _list(data.get("history"), "history", file)
     if not all(isinstance(entry, dict) and "epoch" in entry for entry in history):
         raise UserError(f"{file} has an entry without 'epoch' in its 'history'")
-    measures = _measures(data, file)
+    try:
+        measures = tuple(measures_of(data))
+    except (TypeError, AttributeError, UserError) as error:
+        raise UserError(f"{file} has 'measures' that cannot be read: {error}") from None
+    if not measures:
+        raise UserError(f"{file} has no 'measures': it is not a complete result file")
     data = with_current_names({**data, "history": history})
     primary = primary_of(measures).key
     if primary not in data["metrics"]:
         raise UserError(f"{file} has no {primary!r} in its 'metrics': it is not a complete result file")
     influence = _mapping(data.get("gradient_influence"), "gradient_influence", file)
     streams = _mapping(data.get("streams"), "streams", file)
-    counts = [_whole(value, "class_counts", file) for value in _list(data.get("class_counts"), "class_counts", file)]
+    counts = _list(data.get("class_counts"), "class_counts", file)
+    for value in counts:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise UserError(f"{file} has {value!r} in 'class_counts', expected a count of images")
     run = Run(
         source=file,
         recipe=str(data["recipe"]),
@@ -168,18 +179,15 @@ def _checked(data: Any, file: Path) -> Run:
         sections=_sections(data.get("sections"), file),
         raw=data,
     )
-    _check_lengths(run)
+    parts: dict[str, Sequence[Any]] = {
+        "per_class": run.per_class,
+        "class_names": run.class_names,
+        "gradient_influence": run.influence,
+    }
+    for name, part in parts.items():
+        if part and counts and len(part) != len(counts):
+            raise UserError(f"{file} has {len(part)} entries in {name!r} but {len(counts)} in 'class_counts'")
     return run
-
-
-def _measures(data: Mapping[str, Any], file: Path) -> tuple[Measure, ...]:
-    try:
-        measures = tuple(measures_of(data))
-    except (TypeError, AttributeError, UserError) as error:
-        raise UserError(f"{file} has 'measures' that cannot be read: {error}") from None
-    if not measures:
-        raise UserError(f"{file} has no 'measures': it is not a complete result file")
-    return measures
 
 
 def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
@@ -199,18 +207,6 @@ def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
             if len(_numbers(values, f"{where}: {name}", file)) != len(across):
                 raise UserError(f"{file} has a {where} with a line {name!r} that is not as long as its 'x'")
     return sections
-
-
-def _check_lengths(run: Run) -> None:
-    classes = len(run.class_counts)
-    parts: dict[str, Sequence[Any]] = {
-        "per_class": run.per_class,
-        "class_names": run.class_names,
-        "gradient_influence": run.influence,
-    }
-    for name, part in parts.items():
-        if part and classes and len(part) != classes:
-            raise UserError(f"{run.source} has {len(part)} entries in {name!r} but {classes} in 'class_counts'")
 
 
 def _list(value: Any, name: str, file: Path) -> list[Any]:
@@ -235,9 +231,3 @@ def _number(value: Any, name: str, file: Path) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{file} has {value!r} in {name!r}, expected a number")
     return float(value) if math.isfinite(value) else None
-
-
-def _whole(value: Any, name: str, file: Path) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UserError(f"{file} has {value!r} in {name!r}, expected a count of images")
-    return value

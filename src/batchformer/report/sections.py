@@ -41,10 +41,11 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
     """Everything about one recipe; `name` is a safe id for links and pictures."""
     table = compare_runs([run.raw for run in runs])
     title = f"<h2>{escape(table.recipe)}</h2>" if heading else ""
+    warned = "".join(f"<li>{escape(text)}</li>" for text in caveats(runs))
     mixing, found = pictures_of(runs, "mixing"), pictures_of(runs, "detection", whole_width=True)
     parts = [
         _verdicts(table),
-        _caveats(runs),
+        f'<div class="card caveats"><b>Read with care</b><ul>{warned}</ul></div>' if warned else "",
         _table(name, runs, table),
         _curves(name, runs, table),
         _own_sections(name, runs),
@@ -84,11 +85,6 @@ def _verdicts(table: Comparison) -> str:
     return "".join(cards)
 
 
-def _caveats(runs: Sequence[Run]) -> str:
-    items = "".join(f"<li>{escape(text)}</li>" for text in caveats(runs))
-    return f'<div class="card caveats"><b>Read with care</b><ul>{items}</ul></div>' if items else ""
-
-
 def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
     made = comparison_table(table)
     heads = [shown_name(head.split(" [95 %")[0]) for head in made.header]  # the caption explains the interval
@@ -112,30 +108,24 @@ def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
     if len(table.others) > 1:
         caption += " The intervals are not widened for the number of variants."
     content = f"<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
-    if len(made.header) > 4:  # scrolls on a phone, and its caption does not
-        numbers = (
-            f'<p class="caption">{escape(caption)}</p><div class="scroll"><table class="comparison">{content}</div>'
-        )
-        whole = f'<div class="card wide">{numbers}{_per_run(runs, table)}</div>'
-    else:
-        numbers = f'<table class="comparison"><caption>{escape(caption)}</caption>{content}'
-        whole = f'<div class="card">{numbers}{_per_run(runs, table)}</div>'
+    is_wide = len(made.header) > 4
+    numbers = f'<table class="comparison"><caption>{escape(caption)}</caption>{content}'
+    if is_wide:  # scrolls on a phone, and its caption does not
+        numbers = f'<div class="scroll"><table class="comparison">{content}</div>'
+        numbers = f'<p class="caption">{escape(caption)}</p>{numbers}'
+    whole = f'<div class="card{" wide" if is_wide else ""}">{numbers}{_per_run(runs, table)}</div>'
     drawn = difference_chart(f"{name}-difference", table)
     if drawn is None:
         return whole
-    minus = (
-        f"{shown_name(table.others[0])} minus {table.reference}" if len(table.others) == 1 else f"to {table.reference}"
-    )
     helps = "the method helps" if table.is_default_pair else f"a variant is better than {table.reference}"
     told = f"Dot: mean over matched seeds; line: 95 % interval. {drawn.better_side} of zero {helps}."
     told += _arrows(drawn.svg)
     notes = ", ".join(f"{each.label}: {each.note}" for each in table.measures if each.note and not table.targets)
     told += f" {notes}." if notes else ""
-    legend = _legend(table) if len(table.others) > 1 else {}
-    picture = figure(
-        f"Difference, {minus}" if len(table.others) == 1 else f"Difference {minus}", drawn.svg, told, legend
-    )
-    seeds = _every_seed(name, table) if len(made.header) > 4 else ""
+    one = len(table.others) == 1
+    minus = f", {shown_name(table.others[0])} minus {table.reference}" if one else f" to {table.reference}"
+    picture = figure(f"Difference{minus}", drawn.svg, told, {} if one else _legend(table))
+    seeds = _every_seed(name, table) if is_wide else ""
     return f'<div class="grid">{whole}{picture}{seeds}</div>'
 
 

@@ -2,6 +2,7 @@
 only read result files start without numpy or scipy (the tests compare every function with `scipy.stats`)."""
 
 import math
+import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -58,9 +59,15 @@ def paired_difference(
 
 
 def student_t_cdf(t: float, freedom: int) -> float:
-    """P(T <= t) through the regularised incomplete beta function: 1 - I_{v / (v + t^2)}(v/2, 1/2) / 2 for t >= 0."""
-    tail = 0.5 * _regularised_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
-    return 1 - tail if t >= 0 else tail
+    """P(T <= t), by the finite series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle, odd = math.atan2(t, math.sqrt(freedom)), freedom % 2
+    sine, cosine = math.sin(angle), math.cos(angle)
+    term, terms = (cosine if odd else 1.0), []
+    for k in range(2 + odd, freedom + 1, 2):
+        terms.append(term)
+        term *= cosine * cosine * (k - 1) / k
+    between = 2 / math.pi * (angle + sine * math.fsum(terms)) if odd else sine * math.fsum(terms)
+    return max(0.0, 0.5 + between / 2)
 
 
 def student_t_quantile(probability: float, freedom: int) -> float:
@@ -88,15 +95,10 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> RankCorrelation | None:
     if len(x) != len(y):
         raise UserError(f"a rank correlation needs as many x as y, got {len(x)} and {len(y)}")
     count = len(x)
-    if count < 2:
+    try:
+        rho = max(-1.0, min(1.0, statistics.correlation(_mean_ranks(x), _mean_ranks(y))))
+    except statistics.StatisticsError:
         return None
-    centre = (count + 1) / 2
-    from_x, from_y = ([rank - centre for rank in _mean_ranks(values)] for values in (x, y))
-    var_x, var_y = (math.fsum(d * d for d in distances) for distances in (from_x, from_y))
-    if var_x == 0 or var_y == 0:
-        return None
-    covariance = math.fsum(a * b for a, b in zip(from_x, from_y, strict=True))
-    rho = max(-1.0, min(1.0, covariance / math.sqrt(var_x * var_y)))
     if count < 3:
         return RankCorrelation(rho, None)
     if abs(rho) == 1:
@@ -109,37 +111,3 @@ def _mean_ranks(values: Sequence[float]) -> list[float]:
     """Ranks from 1; equal values share the mean of theirs."""
     ordered = sorted(values)
     return [(bisect_left(ordered, value) + 1 + bisect_right(ordered, value)) / 2 for value in values]
-
-
-def _regularised_beta(x: float, a: float, b: float) -> float:
-    """I_x(a, b) by its continued fraction, mirrored (1 - I_{1-x}(b, a)) where that converges."""
-    if x <= 0:
-        return 0.0
-    if x >= 1:
-        return 1.0
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _regularised_beta(1 - x, b, a)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    return front * _beta_fraction(x, a, b) / a
-
-
-def _beta_fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of the incomplete beta function, evaluated forwards (modified Lentz)."""
-    tiny = 1e-300
-
-    def guarded(value: float) -> float:
-        return value if abs(value) > tiny else tiny
-
-    numerator_ratio, denominator_ratio = 1.0, 1 / guarded(1 - (a + b) * x / (a + 1))
-    value = denominator_ratio
-    for m in range(1, 10_000):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for coefficient in (even, odd):
-            denominator_ratio = 1 / guarded(1 + coefficient * denominator_ratio)
-            numerator_ratio = guarded(1 + coefficient / numerator_ratio)
-            step = denominator_ratio * numerator_ratio
-            value *= step
-        if abs(step - 1) < 1e-16:
-            break
-    return value

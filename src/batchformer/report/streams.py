@@ -22,7 +22,10 @@ def streams_section(name: str, runs: Sequence[Run]) -> str:
     found: dict[str, tuple[str, str]] = {}
     for variant in dict.fromkeys(run.variant for run in runs):
         mine = [run for run in runs if run.variant == variant]
-        found[variant] = (_figures(f"{name}-streams{len(found)}", mine), pictures_of(mine, PICTURES))
+        measured = next((run for run in mine if run.health), None)
+        figures = _losses(label := f"{name}-streams{len(found)}", mine, measured.health if measured else {})
+        figures += _summary(measured) + _depth_figures(label, measured.health) if measured else ""
+        found[variant] = (figures, pictures_of(mine, PICTURES))
     found = {variant: parts for variant, parts in found.items() if any(parts)}
     shown = []
     for variant, (figures, seen) in found.items():
@@ -30,12 +33,6 @@ def streams_section(name: str, runs: Sequence[Run]) -> str:
         grid = f'<div class="grid">{figures}</div>' if figures else ""
         shown.append(f"{whose}{grid}{seen}")
     return f"<h3>The two streams</h3>{''.join(shown)}" if shown else ""
-
-
-def _figures(name: str, runs: Sequence[Run]) -> str:
-    measured = next((run for run in runs if run.health), None)
-    figures = _losses(name, runs, measured.health if measured is not None else {})
-    return figures if measured is None else figures + _summary(measured) + _depth_figures(name, measured.health)
 
 
 def _losses(name: str, runs: Sequence[Run], health: Mapping[str, Any]) -> str:
@@ -79,7 +76,10 @@ def _summary(run: Run) -> str:
 def _depth_figures(name: str, health: Mapping[str, Any]) -> str:
     """A chart over the depth for each quantity that was measured: behind the blocks, or at the insertions (points)."""
     blocks, points = health.get("blocks", []), health.get("points", [])
-    changes = {"related": _percent(series(points, "change_quiet")), "others": _percent(series(points, "from_others"))}
+    changes = {
+        stream: [None if value is None else 100 * value for value in series(points, what)]
+        for stream, what in (("related", "change_quiet"), ("others", "from_others"))
+    }
     gradients = {stream: series(blocks, "gradient", stream) for stream in STREAMS}
     above_zero = {stream: [v if v is None or v > 0 else None for v in values] for stream, values in gradients.items()}
     heads = attention_per_head(points, "entropy")
@@ -109,7 +109,8 @@ def _depth_figures(name: str, health: Mapping[str, Any]) -> str:
     draw(
         "Gradient into the blocks",
         "Norm of the gradient of each stream's mean loss at the parameters of the block.",
-        "gradient", blocks, above_zero, _decades, "gradient norm", legend=STREAMS,
+        "gradient", blocks, above_zero, lambda values: decade_axis(values, "gradient norm (log)"),
+        "gradient norm", legend=STREAMS,
     )  # fmt: skip
     draw(
         "How widely the modules look",
@@ -193,14 +194,6 @@ def _shares(_: list[float]) -> Axis:
 
 def _from_zero(values: list[float]) -> Axis:
     return linear_axis(values, include_zero=True, within=(0, None))
-
-
-def _decades(values: list[float]) -> Axis:
-    return decade_axis(values, "gradient norm (log)")
-
-
-def _percent(values: Sequence[float | None]) -> list[float | None]:
-    return [None if value is None else 100 * value for value in values]
 
 
 def _show(value: float | None, form: str) -> str:
