@@ -55,6 +55,17 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise UserError(f"{name}={value!r} must be {', '.join(others)} or {last}.")
 
 
+def read_whole_number(option: str, text: str, least: int) -> int:
+    """The value of an option of the command line."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise UserError(f"--{option} {text}: expected a whole number.") from None
+    if number < least:
+        raise UserError(f"--{option} {text}: expected {least} or more.")
+    return number
+
+
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "", count: int = 1) -> str:
     """`` Did you mean a?``, with several `` Did you mean a or b?``, to end a message with; or nothing."""
     found = nearest(name, known, count)

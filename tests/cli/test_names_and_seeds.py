@@ -30,7 +30,7 @@ FAST = [*TINY, "--trainer.max_epochs", "1", "--no-analysis", "--trainer.enable_p
 )
 def test_the_name_of_a_recipe(words, in_file, expected, tmp_path):
     recipe = {} if in_file is None else {"run": {"recipe": in_file}}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"data": {"class_path": "DigitsLT"}, **recipe}))
     given = read_arguments(words, [Option("name")], recipe_keys=True)
     assert name_of_recipe(given, *find_recipe(str(tmp_path / "mine.yaml"))) == expected
 

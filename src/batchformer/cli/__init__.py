@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any
 
-from batchformer.errors import UserError, did_you_mean, interruption
+from batchformer.errors import UserError, causes, did_you_mean, interruption
 
 COMMANDS = {
     "fit": "train one recipe",
@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from batchformer.runs.folder import is_main_process
 
         code, sentence = _explain(problem)
-        if is_main_process() or _is_of_one_process(problem):
+        # an unreadable image, no memory left: of this process alone
+        own = any(type(cause).__name__ in ("BadSample", "OutOfMemoryError") for cause in causes(problem))
+        if is_main_process() or own:
             print(f"batchformer: {sentence}", file=sys.stderr)
         return code
 
@@ -64,9 +66,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
     def stop(number: int, _: Any) -> None:
         nonlocal last
         before, last = last, time.monotonic()
-        if (
-            last - before > 1
-        ):  # seconds; an interrupt may be lost, in a destructor for one, and the next one counts again
+        if last - before > 1:  # seconds; an interrupt may be lost (in a destructor), and the next one counts again
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
@@ -114,14 +114,6 @@ def _command(name: str) -> Any:
     known = [*COMMANDS, *others]
     hint = did_you_mean(name, known) or f" There are: {', '.join(known)}."
     raise UserError(f"There is no command {name}.{hint}")
-
-
-def _is_of_one_process(problem: BaseException) -> bool:
-    """Whether the error is of this process alone (an unreadable image, no memory left), which must then print it."""
-    causes: list[BaseException] = [problem]
-    while causes[-1].__cause__ is not None:
-        causes.append(causes[-1].__cause__)
-    return any(type(cause).__name__ in ("BadSample", "OutOfMemoryError") for cause in causes)
 
 
 def _explain(problem: BaseException) -> tuple[int, str]:

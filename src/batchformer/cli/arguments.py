@@ -4,11 +4,12 @@ Written by hand because argparse guesses: it accepts abbreviations, takes the va
 positional argument, and prints a page of usage for an error.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from batchformer.errors import UserError, did_you_mean
+from batchformer.errors import UserError, did_you_mean, read_whole_number
 
 _BY_OTHER_NAMES = {  # of options that people know from other programs
     "dry-run": "--trainer.fast_dev_run true trains and evaluates one batch and keeps nothing",
@@ -40,15 +41,7 @@ class Arguments:
 
     def integer(self, name: str, default: int, at_least: int = 0) -> int:
         text = self.value(name)
-        if text is None:
-            return default
-        try:
-            number = int(text)
-        except ValueError:
-            raise UserError(f"--{name} {text}: expected a whole number.") from None
-        if number < at_least:
-            raise UserError(f"--{name} {text}: expected {at_least} or more.")
-        return number
+        return default if text is None else read_whole_number(name, text, at_least)
 
 
 def read_arguments(args: Sequence[str], options: Sequence[Option], recipe_keys: bool = False) -> Arguments:
@@ -59,7 +52,7 @@ def read_arguments(args: Sequence[str], options: Sequence[Option], recipe_keys: 
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            if word.startswith("-") and len(word) > 1 and not _is_number(word):
+            if word.startswith("-") and len(word) > 1 and not re.fullmatch(r"-[\d.]+", word):
                 raise UserError(f"Unknown option {word}: options start with two dashes.")
             found.positional.append(word)
             continue
@@ -110,11 +103,3 @@ def _take_one(name: str, rest: list[str]) -> str:
     if not rest or rest[0].startswith("--"):
         raise UserError(f"--{name} needs a value.")
     return rest.pop(0)
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

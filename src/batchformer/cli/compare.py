@@ -1,5 +1,6 @@
 """``batchformer compare RECIPE --seeds 3``: train variants of a recipe over seeds and targets, print one table."""
 
+import gc
 import shlex
 from dataclasses import dataclass
 from itertools import product
@@ -13,19 +14,16 @@ from batchformer.cli.training import (
     SEED_OF_LIGHTNING,
     RunMaker,
     a_word_while_loading,
-    name_of_recipe,
+    recipe_of,
     recipe_overrides,
-    refuse_both,
     refuse_odd_names,
     seed_overrides,
-    the_recipe,
     variants_on_the_line,
     words_again,
 )
 from batchformer.errors import UserError
 from batchformer.files import write_json
 from batchformer.metrics.measures import measures_of, with_current_names
-from batchformer.recipes import find_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.lock import locked
 
@@ -72,15 +70,13 @@ class Planned:
 def run(args: list[str]) -> int:
     own = [Option("seeds", "many"), Option("targets", "many"), Option("variants"), Option(SEED_OF_LIGHTNING)]
     given = read_arguments(args, [*COMMON, *own, Option("method")], recipe_keys=True)
-    refuse_both(given)
     if given.flag("method"):
         raise UserError("compare trains both methods: leave out --method, or train one of them with batchformer fit.")
     if given.flag(SEED_OF_LIGHTNING):
         raise UserError(f"compare trains over several seeds: give --seeds instead of --{SEED_OF_LIGHTNING}.")
     if taken := [key for key, _ in given.recipe_keys if key in _GIVEN_BY_COMPARE]:
         raise UserError(f"compare trains both methods over --seeds: leave out --{taken[0]}.")
-    name, file = find_recipe(the_recipe(given, "compare"))
-    name = name_of_recipe(given, name, file)
+    name, file = recipe_of(given, "compare")
     seeds = read_seeds(given.values.get("seeds", ["3"]))
     out = Path(given.value("out") or f"runs/{name}-compare")
     resume = given.flag("resume")
@@ -89,6 +85,8 @@ def run(args: list[str]) -> int:
         _refuse_what_exists(out, [], allowed)
 
     with a_word_while_loading():
+        import torch
+
         from batchformer.cli.recipe_cli import RecipeCLI
         from batchformer.runs.progress import ProgressLine
 
@@ -104,8 +102,14 @@ def run(args: list[str]) -> int:
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
 
     def clear() -> None:  # only when the first run is ready: a wrong call must not delete the old comparison
-        if given.flag("overwrite"):
-            _clear(out, folders)
+        if not given.flag("overwrite"):
+            return
+        for file in (out / "report.html", out / "compare.json"):
+            file.unlink(missing_ok=True)
+        for folder in folders:
+            if folder.started:
+                folder.clear()
+            folder.clear_stages()
 
     try:
         with locked(each.folder for each in planned if not (resume and each.folder.finished)):
@@ -125,7 +129,9 @@ def run(args: list[str]) -> int:
                     results.append(_kept(each.folder, config, line))
                     continue
                 results.append(maker.train(each.folder, each.overrides, False, clear if index == 0 else None))
-                _free_memory()
+                gc.collect()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
         raise KeyboardInterrupt(f"stopped; go on with: {program()} compare {shlex.join(words)} --resume") from None
@@ -207,15 +213,6 @@ def _refuse_what_exists(out: Path, folders: list[RunFolder], allowed: bool) -> N
         raise UserError(f"{out} exists already: add --resume to go on, --overwrite to start anew, or --out DIR.")
 
 
-def _clear(out: Path, folders: list[RunFolder]) -> None:
-    for name in ("report.html", "compare.json"):
-        (out / name).unlink(missing_ok=True)
-    for folder in folders:
-        if folder.started:
-            folder.clear()
-        folder.clear_stages()
-
-
 def _kept(folder: RunFolder, config: dict[str, Any], line: Any) -> dict[str, Any]:
     """Return the result of a run that an earlier call has finished, if its settings are the same."""
     from batchformer.runs.train import refuse_other_settings
@@ -270,13 +267,3 @@ def _to_export(planned: list[Planned], results: list[dict[str, Any]]) -> RunFold
                 gains.setdefault(each.variant, []).append(measure.gain(value))
     best = max(gains, key=lambda variant: sum(gains[variant]) / len(gains[variant]), default=planned[0].variant)
     return next(each.folder for each in planned if each.variant == best)
-
-
-def _free_memory() -> None:
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

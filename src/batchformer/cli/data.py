@@ -23,7 +23,12 @@ def run(args: list[str]) -> int:
     if not words:
         print(f"{layout_table()}\n\n{FOOTNOTE}")
     elif words[0] == "miniature":
-        _miniature(words[1:])
+        if len(words) != 3:
+            raise UserError("miniature needs a name and a folder: batchformer data miniature cifar100 DIR")
+        from batchformer.data.sets import write_miniature
+
+        made = write_miniature(*words[1:])
+        print(f"{made}: a tiny {words[1]} in its official layout; use it with --data-root {words[2]}")
     elif len(words) == 1:
         _describe(words[0], recipe_overrides(given))
     else:
@@ -39,14 +44,6 @@ def layout_table() -> str:
     width = max(len(name) for name in texts) + 1
     indented = "\n" + " " * width
     return "\n".join(f"{name:{width}}{indented.join(text.splitlines())}" for name, text in texts.items())
-
-
-def _miniature(words: list[str]) -> None:
-    if len(words) != 2:
-        raise UserError("miniature needs a name and a folder: batchformer data miniature cifar100 DIR")
-    from batchformer.data.sets import write_miniature
-
-    print(f"{write_miniature(*words)}: a tiny {words[0]} in its official layout; use it with --data-root {words[1]}")
 
 
 def _describe(recipe: str, overrides: list[tuple[str, str]]) -> None:

@@ -13,16 +13,13 @@ from batchformer.cli.training import (
     RunMaker,
     a_word_while_loading,
     method_override,
-    name_of_recipe,
+    recipe_of,
     recipe_overrides,
-    refuse_both,
     seed_overrides,
-    the_recipe,
     variants_on_the_line,
     words_again,
 )
 from batchformer.errors import UserError, did_you_mean
-from batchformer.recipes import find_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.lock import locked
 
@@ -54,9 +51,7 @@ def run(args: list[str]) -> int:
     given = read_arguments(
         args, [*COMMON, Option("seed"), Option(SEED_OF_LIGHTNING), Option("method")], recipe_keys=True
     )
-    refuse_both(given)
-    name, file = find_recipe(the_recipe(given, "fit"))
-    name = name_of_recipe(given, name, file)
+    name, file = recipe_of(given, "fit")
     overrides = [*recipe_overrides(given), ("run.recipe", name)]
     for option in (SEED_OF_LIGHTNING, "seed"):
         if given.flag(option):

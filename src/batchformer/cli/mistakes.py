@@ -17,7 +17,11 @@ _EXPECTED = re.compile(r"Expected an? (?P<type>.*?)(?:\. Got value.*)?$", re.MUL
 
 def in_one_line(message: str, known_keys: Iterable[str]) -> UserError:
     """Turn an error message of jsonargparse into a :class:`UserError` of one sentence."""
-    return _unknown_key(message, known_keys) or _damaged_file(message) or _wrong_value(message) or _otherwise(message)
+    if (unknown := _unknown_key(message, known_keys)) is not None:
+        return unknown
+    if "Problems parsing config" in message:
+        return UserError(f"The recipe is not valid YAML: {_squeeze(message.split(':', 1)[1])}.")
+    return _wrong_value(message) or UserError(_squeeze(message)[:300])
 
 
 def _unknown_key(message: str, known_keys: Iterable[str]) -> UserError | None:
@@ -64,16 +68,6 @@ def _plain_type(text: str) -> str:
     if match := re.fullmatch(r"typing\.Literal\[(.*)\]", text):
         return match[1].replace("'", "")
     return text.removeprefix("typing.")
-
-
-def _damaged_file(message: str) -> UserError | None:
-    if "Problems parsing config" not in message:
-        return None
-    return UserError(f"The recipe is not valid YAML: {_squeeze(message.split(':', 1)[1])}.")
-
-
-def _otherwise(message: str) -> UserError:
-    return UserError(_squeeze(message)[:300])
 
 
 def _squeeze(text: str) -> str:

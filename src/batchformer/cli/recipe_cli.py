@@ -16,7 +16,7 @@ from batchformer.cli.mistakes import in_one_line
 from batchformer.data.sets import import_all
 from batchformer.errors import UserError, did_you_mean
 from batchformer.recipes import read_recipe
-from batchformer.runs.options import RunOptions, current_key, with_current_keys
+from batchformer.runs.options import RunOptions, current_key, flat, with_current_keys
 from batchformer.tasks import TASKS, Task
 
 TRAINER_DEFAULTS = {
@@ -52,7 +52,8 @@ class RecipeCLI:
         content.pop("about", None)
         variants, stages = content.pop("variants", None), content.pop("stages", None)
         name = content.pop("task", DEFAULT_TASK)
-        code = _code_folder(content, file)
+        kept = run.get("code") if isinstance(run := content.get("run"), dict) else None  # the folder a run recorded
+        code = Path(kept) if isinstance(kept, str) else file.resolve().parent
         if not self.trust:
             _refuse_code_of_others(name, content, file)
         task = self._task(name, file, code)
@@ -62,9 +63,10 @@ class RecipeCLI:
         keys = self._current.own_keys()
         if "model.seed" not in keys:
             raise UserError(f"{name} takes no seed: add seed: int = 0 to its arguments and hand it to Task.")
-        self.variants = _variants_in(variants, "model.method" in keys, file)
+        usual = _named_overrides(PAIR, "variants") if "model.method" in keys else {"default": []}
+        self.variants = usual if variants is None else _named_overrides(variants, f"variants in {file}")
         self.stages = _stages_in(stages, file)
-        outside = {name, *_class_paths(content)} - set(TASKS)
+        outside = {name, *(path for key, path in _texts(content) if key == "class_path")} - set(TASKS)
         if any(not path.startswith(_KNOWN_CODE) for path in outside):
             overrides = [("run.code", str(code)), *overrides]
         resolved = self._current.load(content, file, [(current_key(key), value) for key, value in overrides])
@@ -186,15 +188,6 @@ def read_variants(file: Path) -> dict[str, Overrides]:
     return _named_overrides(content, f"--variants {file}")
 
 
-def _variants_in(given: Any, has_method: bool, file: Path) -> dict[str, Overrides]:
-    """The variants a recipe names; else baseline and batchformer where the task has a `method`, else one default."""
-    if given is not None:
-        return _named_overrides(given, f"variants in {file}")
-    if has_method:
-        return _named_overrides(PAIR, "variants")
-    return {"default": []}
-
-
 def _stages_in(given: Any, file: Path) -> list[tuple[str, Overrides]]:
     if given is None:
         return []
@@ -223,38 +216,20 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield dotted, value
 
 
-def _code_folder(content: dict[str, Any], file: Path) -> Path:
-    """Where classes outside the package are looked for: beside the recipe, or in the folder that a run recorded."""
-    run = content.get("run")
-    kept = run.get("code") if isinstance(run, dict) else None
-    return Path(kept) if isinstance(kept, str) else file.resolve().parent
-
-
-def _class_paths(values: Any) -> Iterator[str]:
-    """Every class path in a file, at any depth."""
-    if isinstance(values, dict):
-        for key, value in values.items():
-            if key == "class_path" and isinstance(value, str):
-                yield value
-            else:
-                yield from _class_paths(value)
-    elif isinstance(values, list):
-        for value in values:
-            yield from _class_paths(value)
-
-
-def _texts(values: Any) -> Iterator[str]:
+def _texts(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a file, at any depth, with the key it is under."""
     if isinstance(values, str):
-        yield values
+        yield key, values
     elif isinstance(values, dict | list):
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from _texts(value)
+        for inner, value in values.items() if isinstance(values, dict) else ((key, value) for value in values):
+            yield from _texts(value, inner)
 
 
 def _refuse_code_of_others(task: Any, content: dict[str, Any], file: Path) -> None:
-    named = [*([task] if isinstance(task, str) and task not in TASKS else []), *_class_paths(content)]
+    named = [task] if isinstance(task, str) and task not in TASKS else []
+    named += [path for key, path in _texts(content) if key == "class_path"]
     # jsonargparse takes a text for a class path, or for a file with more settings, wherever a class may stand
-    named += [text for text in _texts(content.get("trainer")) if "." in text]
+    named += [text for _, text in _texts(content.get("trainer")) if "." in text]
     named += [text for name in ("model", "data", "run") if isinstance(text := content.get(name), str)]
     for path in named:
         if not path.startswith(_KNOWN_CODE):
@@ -276,10 +251,7 @@ def _seeds_in(content: dict[str, Any], file: Path) -> list[str]:
     return [word for part in missing for word in (f"--{part}.seed", str(seed))]
 
 
-def _flat_keys(values: Any, prefix: str = "") -> set[str]:
-    if not isinstance(values, dict):
-        return {prefix}
-    return {
-        prefix,
-        *(flat for key, value in values.items() for flat in _flat_keys(value, f"{prefix}.{key}".lstrip("."))),
-    } - {""}
+def _flat_keys(values: dict[str, Any]) -> set[str]:
+    """The dotted keys of all values and of the sections they are in."""
+    parts = [key.split(".") for key in flat(values)]
+    return {".".join(each[:length]) for each in parts for length in range(1, len(each) + 1)}

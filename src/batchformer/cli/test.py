@@ -58,21 +58,18 @@ def run(args: list[str]) -> int:
     if not stored["metrics"]:
         print("\nresult.json has no numbers to compare with: the run was not evaluated.")
         return 0
+    before = {split: stored["metrics"].get(split) for split in recorder.metrics}
     differences = {
-        split: (value, stored["metrics"].get(split))
-        for split, value in recorder.metrics.items()
-        if not _same(value, stored["metrics"].get(split))
+        split: (now, before[split])
+        for split, now in recorder.metrics.items()
+        if (before[split] is not None if math.isnan(now) else now != before[split])
     }
     if not differences:
         print("\nresult.json has exactly these numbers.")
         return 0
-    split, (now, before) = next(iter(differences.items()))
+    split, (now, then) = next(iter(differences.items()))
     print(
-        f"\nresult.json differs: {split} was {before}, now {now:.4f}. "
+        f"\nresult.json differs: {split} was {then}, now {now:.4f}. "
         "Another device, precision or library version may round differently; other data would differ more."
     )
     return 1
-
-
-def _same(now: float, before: float | None) -> bool:
-    return before is None if math.isnan(now) else now == before

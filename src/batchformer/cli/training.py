@@ -11,6 +11,7 @@ from typing import Any
 
 from batchformer.cli.arguments import Arguments, Option
 from batchformer.errors import UserError
+from batchformer.recipes import find_recipe, read_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.options import current_key
 
@@ -24,35 +25,29 @@ COMMON = (
     Option("overwrite", "nothing"),
     Option("no-analysis", "nothing"),
 )
-METHODS = ("baseline", "batchformer")
 SEED_OF_LIGHTNING = "seed_everything"  # Lightning's name for it; an alias of --seed
 Overrides = list[tuple[str, str]]
 
 
-def the_recipe(given: Arguments, command: str) -> str:
+def recipe_of(given: Arguments, command: str) -> tuple[str, Path]:
+    """Name and file of the recipe of this command."""
+    if given.flag("resume") and given.flag("overwrite"):
+        raise UserError("--resume goes on and --overwrite starts anew: give one of them.")
     if not given.positional:
         raise UserError(f"{command} needs a recipe: batchformer {command} digits-lt; batchformer recipes lists them.")
     if len(given.positional) > 1:
         raise UserError(f"Unexpected argument {given.positional[1]}: {command} takes one recipe, then --key value.")
-    return given.positional[0]
+    name, file = find_recipe(given.positional[0])
+    return name_of_recipe(given, name, file), file
 
 
 def name_of_recipe(given: Arguments, found: str, file: Path) -> str:
     """``--name``, else ``--run.recipe``, else what the file says under ``run: recipe:``, else the name of the file."""
     on_the_line = [value for key, value in given.recipe_keys if key == "run.recipe"]
-    return given.value("name") or (on_the_line[-1] if on_the_line else "") or _name_in(file) or found
-
-
-def _name_in(file: Path) -> str:
-    import yaml
-
-    try:
-        content = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError):  # reported when the recipe is parsed
-        return ""
-    run = content.get("run") if isinstance(content, dict) else None
-    name = run.get("recipe") if isinstance(run, dict) else None
-    return name if isinstance(name, str) else ""
+    run = read_recipe(file).get("run")
+    said = run.get("recipe") if isinstance(run, dict) else None
+    said = said if isinstance(said, str) else ""
+    return given.value("name") or (on_the_line[-1] if on_the_line else "") or said or found
 
 
 def recipe_overrides(given: Arguments) -> Overrides:
@@ -72,7 +67,7 @@ def seed_overrides(seed: int) -> Overrides:
 
 
 def method_override(method: str) -> Overrides:
-    if method not in METHODS:
+    if method not in ("baseline", "batchformer"):
         raise UserError(f"--method {method}: expected baseline or batchformer.")
     return [("model.method", method)]
 
@@ -108,11 +103,6 @@ def words_again(given: Arguments, *options: str) -> str:
             short += [w for value in values for w in (f"--{name}", value)] if several else [f"--{name}", *values]
     fields = [word for name, value in given.recipe_keys for word in (f"--{name}", value)]
     return shlex.join([*given.positional, *short, *fields])
-
-
-def refuse_both(given: Arguments) -> None:
-    if given.flag("resume") and given.flag("overwrite"):
-        raise UserError("--resume goes on and --overwrite starts anew: give one of them.")
 
 
 @contextmanager

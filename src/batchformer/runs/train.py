@@ -13,7 +13,7 @@ import yaml
 from batchformer.errors import BadSample, NonFiniteLoss, UserError
 from batchformer.runs.checkpoints import LastCheckpoint
 from batchformer.runs.folder import RunFolder, is_main_process
-from batchformer.runs.options import RunOptions, with_current_keys
+from batchformer.runs.options import RunOptions, flat, with_current_keys
 from batchformer.runs.progress import ProgressLine
 from batchformer.runs.recorder import RunRecorder
 from batchformer.runs.result import analyse, build_result
@@ -124,7 +124,9 @@ def train(
                 trainer.validate(task, datamodule=data, verbose=False)
                 trainer.save_checkpoint(folder.checkpoint)  # with these numbers in it
     except NonFiniteLoss as problem:
-        raise NonFiniteLoss(f"{str(problem).rstrip('.')}; {_what_is_left(folder)}.") from problem
+        kept = f"the checkpoint from before it is kept ({folder.checkpoint})"
+        left = kept if folder.checkpoint.is_file() else "there is no checkpoint from before it"
+        raise NonFiniteLoss(f"{str(problem).rstrip('.')}; {left}.") from problem
     except UserError as problem:
         what_is_left = _leave_what_can_go_on(folder)
         if isinstance(problem, BadSample):
@@ -144,12 +146,6 @@ def train(
         folder.write_result(result)
     trainer.strategy.barrier("result.json")
     return result
-
-
-def _what_is_left(folder: RunFolder) -> str:
-    if folder.checkpoint.is_file():
-        return f"the checkpoint from before it is kept ({folder.checkpoint})"
-    return "there is no checkpoint from before it"
 
 
 def _leave_what_can_go_on(folder: RunFolder) -> str:
@@ -174,7 +170,7 @@ def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
 
     A finished run is only read, so settings that its (older) version did not have are ignored.
     """
-    before, now = _flat(with_current_keys(yaml.safe_load(folder.config.read_text()))), _flat(config)
+    before, now = flat(with_current_keys(yaml.safe_load(folder.config.read_text()))), flat(config)
     for key in sorted(before.keys() & now.keys() if folder.finished else before.keys() | now.keys()):
         began = before.get(key, _CAME_LATER.get(key))
         if began != now.get(key) and not key.startswith(_FREE_TO_CHANGE):
@@ -182,12 +178,3 @@ def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
                 f"{folder.path} was started with {key} {began}, now it is {now.get(key)}: resume with "
                 "the same settings, or start another run with --out."
             )
-
-
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(values, dict) or not values:
-        return {prefix: values}
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat.update(_flat(value, f"{prefix}.{key}" if prefix else str(key)))
-    return flat

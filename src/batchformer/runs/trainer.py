@@ -64,7 +64,12 @@ def trainer_or_sentence(keywords: dict[str, Any]) -> L.Trainer:
                 "leave it out, or give cpu."
             ) from problem
         raise UserError(f"Lightning refuses the trainer settings: {reason}.") from problem
-    _refuse_a_crowd(trainer)
+    most = _PROCESSES_PER_CORE * (os.cpu_count() or 1)
+    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > most:  # Lightning starts any number
+        raise UserError(
+            f"trainer.devices {trainer.num_devices} would start so many processes on the {os.cpu_count() or 1} cores "
+            f"of this machine: give {most} or fewer."
+        )
     if keywords.get("sync_batchnorm") and trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
         raise UserError("trainer.sync_batchnorm is for GPUs alone, as torch has it: leave it out on the CPU.")
     return trainer
@@ -78,16 +83,6 @@ def say_what_devices_mean(trainer: L.Trainer, line: ProgressLine) -> None:
         line.say(
             f"No GPU is used: trainer.devices {trainer.num_devices} starts {trainer.num_devices} processes on the CPU "
             "(DDP over gloo), each with batches of data.batch_size; without it one process trains."
-        )
-
-
-def _refuse_a_crowd(trainer: L.Trainer) -> None:
-    """Refuse far more CPU devices than cores: each is a process of its own, and Lightning starts any number of them."""
-    most = _PROCESSES_PER_CORE * (os.cpu_count() or 1)
-    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > most:
-        raise UserError(
-            f"trainer.devices {trainer.num_devices} would start so many processes on the {os.cpu_count() or 1} cores "
-            f"of this machine: give {most} or fewer."
         )
 
 

@@ -15,7 +15,7 @@ import batchformer as bf
 from batchformer.data import ClassificationData
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import as_batch
-from batchformer.errors import UserError
+from batchformer.errors import UserError, read_whole_number
 from batchformer.files import csv_text, refuse_to_replace, refuse_unwritable, write_text
 from batchformer.metrics import ShotAccuracy
 from batchformer.models.create import NOT_STOCK, OWN
@@ -131,7 +131,7 @@ class ClassifierTask(NetworkTask):
         refuse_unwritable(out)  # before predicting, which may take long
         refuse_to_replace(out, lambda content: content.startswith(b"path,class_1,score_1"))
         names = [str(name) for name in self.data_info.classes]
-        top = min(_whole_number("topk", options.get("topk", "5")), len(names))
+        top = min(read_whole_number("topk", options.get("topk", "5"), 1), len(names))
         rows = []
         found = self._classified(images, data.predict_transform, top, "strict" in options)
         for done, (path, classes) in enumerate(found):
@@ -166,13 +166,3 @@ class ClassifierTask(NetworkTask):
                     best = zip(labels.tolist(), scores.tolist(), strict=True)
                 for path, picture in zip(paths, pictures, strict=True):
                     yield path, [] if picture is None else list(zip(*next(best), strict=True))
-
-
-def _whole_number(name: str, text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise UserError(f"--{name} {text}: expected a whole number.") from None
-    if number < 1:
-        raise UserError(f"--{name} {text}: expected 1 or more.")
-    return number
