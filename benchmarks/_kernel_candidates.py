@@ -158,7 +158,7 @@ class Bench:
             "queries": attention._QUERIES, "keys": attention._KEYS, "add_norm": rows._ADD_NORM, "relu": rows._RELU,
             "add_norm backward": rows._ADD_NORM_BACKWARD, "relu backward": rows._RELU_BACKWARD,
         }[candidate.operation]  # fmt: skip
-        compiled = kernel.compiled_last()
+        compiled = next(reversed(kernel._compiled.values()), (None,))[0]  # the latest
         return {"registers": getattr(compiled, "n_regs", None), "spilled": getattr(compiled, "n_spills", None)}
 
 

@@ -4,7 +4,7 @@
 and repeat what they give, so nothing is computed twice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -51,7 +51,12 @@ class PlainHalfOnly(InstanceForward):
         return repeat_rows(self.original(*args, **kwargs), rows)
 
     def halved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments:
-        return _change_tensors(args, kwargs, self.batch_arguments, lambda x: x[: x.shape[0] // 2])
+        """The arguments with the plain half of the tensors at these paths."""
+        of_batch = self.batch_arguments
+        return (
+            tuple(_halved(value, (key,), of_batch) for key, value in enumerate(args)),
+            {key: _halved(value, (key,), of_batch) for key, value in kwargs.items()},
+        )
 
 
 def double_input(model: nn.Module, plan: InsertionPlan, opener: str, probes: Sequence[Probe]) -> None:
@@ -82,19 +87,9 @@ def double_input(model: nn.Module, plan: InsertionPlan, opener: str, probes: Seq
         check_plain_rows(model, plan)
 
 
-def _change_tensors(
-    args: tuple[Any, ...], kwargs: dict[str, Any], paths: frozenset[ArgumentPath], change: Callable[[Tensor], Tensor]
-) -> _Arguments:
-    """The arguments with the tensors at these paths changed."""
-    return (
-        tuple(_changed(value, (key,), paths, change) for key, value in enumerate(args)),
-        {key: _changed(value, (key,), paths, change) for key, value in kwargs.items()},
-    )
-
-
-def _changed(value: Any, path: ArgumentPath, paths: frozenset[ArgumentPath], change: Callable[[Tensor], Tensor]) -> Any:
+def _halved(value: Any, path: ArgumentPath, paths: frozenset[ArgumentPath]) -> Any:
     if isinstance(value, Tensor):
-        return change(value) if path in paths else value  # a mask that is not needed is None
+        return value[: value.shape[0] // 2] if path in paths else value  # a mask that is not needed is None
     if isinstance(value, tuple | list) and any(inner[: len(path)] == path for inner in paths):
-        return alike(value, [_changed(item, (*path, number), paths, change) for number, item in enumerate(value)])
+        return alike(value, [_halved(item, (*path, number), paths) for number, item in enumerate(value)])
     return value

@@ -80,8 +80,9 @@ def _blanks(model: nn.Module, images: int, noise: bool) -> Iterator[tuple[tuple[
         args, kwargs = Example(kwargs=dummies).rows(images)
         yield args, {name: value.to(next(model.parameters()).device) for name, value in kwargs.items()}
         return
+    weight = next(model.parameters(), torch.empty(0))
     for shape in _input_shapes(model):
-        blank = _blank(model, shape, images)
+        blank = torch.zeros(images, *shape, device=weight.device, dtype=weight.dtype)
         generator = torch.Generator().manual_seed(0)
         given = torch.randn(blank.shape, generator=generator).to(blank) if noise else blank
         yield (given,), blank_mask(model, blank)
@@ -124,11 +125,6 @@ def _shape_in_config(model: nn.Module) -> list[tuple[int, ...]]:
     if isinstance(size, int):
         size = (size, size)
     return [(channels, *size)] if isinstance(size, tuple | list) and isinstance(channels, int) else []
-
-
-def _blank(model: nn.Module, shape: tuple[int, ...], images: int) -> Tensor:
-    weight = next(model.parameters(), torch.empty(0))
-    return torch.zeros(images, *shape, device=weight.device, dtype=weight.dtype)
 
 
 def argument_names(function: Any) -> list[str]:

@@ -199,7 +199,10 @@ class InputHook(_Hook):
             return args, kwargs
         if kwargs.get(_COUNT) is not None:
             kwargs = {**kwargs, _COUNT: 2 * kwargs[_COUNT]}
-        return self._with_labels(twice(labels), args, kwargs)
+        at = self.labels_at
+        if at is not None and at < len(args):
+            return (*args[:at], twice(labels), *args[at + 1 :]), kwargs
+        return args, {**kwargs, _LABELS: twice(labels)}
 
     def _labels(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         at = self.labels_at
@@ -207,12 +210,6 @@ class InputHook(_Hook):
             return None
         given = args[at] if at < len(args) else kwargs.get(_LABELS)
         return given if isinstance(given, list) or (isinstance(given, Tensor) and given.ndim) else None
-
-    def _with_labels(self, labels: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        at = self.labels_at
-        if at is not None and at < len(args):
-            return (*args[:at], labels, *args[at + 1 :]), kwargs
-        return args, {**kwargs, _LABELS: labels}
 
 
 class ForbidPartialForward(InstanceForward):

@@ -76,7 +76,7 @@ class BatchFormerCallback(L.Callback):
             self.attachment.load_state_dict(checkpoint[_BESIDE["state_dict"]])
             self._plain_checkpoint.put_back(checkpoint)  # the callbacks that average load both sets after this one
         if self._guard_hook is not None and _GUARD_KEY in checkpoint:
-            self._guard_hook.resume_from(checkpoint[_GUARD_KEY])
+            self._guard_hook.state = checkpoint[_GUARD_KEY]
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self._guard_hook is not None:
@@ -100,7 +100,7 @@ class BatchFormerCallback(L.Callback):
 
     def _refuse_earlier_averages(self, trainer: L.Trainer) -> None:
         """They pair the parameters of their copy and of the model by order, and their copy would lack the module's."""
-        for callback in takewhile(lambda callback: callback is not self, _callbacks(trainer)):
+        for callback in takewhile(lambda callback: callback is not self, trainer.callbacks):  # type: ignore[attr-defined]
             if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
                 name = type(callback).__name__
                 raise UserError(
@@ -110,7 +110,8 @@ class BatchFormerCallback(L.Callback):
 
     def _leave_averages(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """`WeightAveraging` keeps its copy after `fit`: later it saves it and swaps it with the model to validate."""
-        for held in (held for callback in _callbacks(trainer) for held in vars(callback).values()):
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+        for held in (held for callback in callbacks for held in vars(callback).values()):
             if isinstance(held, AveragedModel) and isinstance(held.module, type(pl_module)):
                 attachment, hook = attachment_of(self._network(held.module)), vars(held.module).get(_HOOK)
                 if attachment is not None:
@@ -151,10 +152,6 @@ class _PlainCheckpoint(InstanceForward):
                 checkpoint[name] = {**own, **checkpoint[name]}
 
 
-def _callbacks(trainer: L.Trainer) -> list[L.Callback]:
-    return trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
-
-
 def _own_weights_come_separately(module: nn.Module, incompatible: Any) -> None:
     """A plain checkpoint is complete for an attached model: what it lacks is loaded by the callback."""
     missing = incompatible.missing_keys
@@ -170,7 +167,8 @@ class StreamGuardHook:
 
     def __init__(self, attachment: Attachment, guard: StreamGuard | None = None) -> None:
         self.attachment, self.guard = attachment, guard
-        self._state: dict[str, Any] | None = None  # of the guard of the run that is resumed
+        #: of the guard of the run that is resumed; taken up at the first step, on its device
+        self.state: dict[str, Any] | None = None
         self._handles: list[Any] = []
 
     def register(self, losses: Iterable[TwoStreamLoss]) -> None:
@@ -179,10 +177,6 @@ class StreamGuardHook:
     def remove(self) -> None:
         while self._handles:
             self._handles.pop().remove()
-
-    def resume_from(self, state: dict[str, Any]) -> None:
-        """What `StreamGuard.state_dict` gave in an earlier run; taken up at the first step, on its device."""
-        self._state = state
 
     @torch.no_grad()
     def __call__(self, loss: nn.Module, args: tuple[Any, ...], result: Any) -> None:
@@ -198,9 +192,9 @@ class StreamGuardHook:
             return
         if self.guard is None:
             self.guard = StreamGuard(logits.shape[1])
-        if self._state is not None:
-            self.guard.load_state_dict(self._state, logits.device)
-            self._state = None
+        if self.state is not None:
+            self.guard.load_state_dict(self.state, logits.device)
+            self.state = None
         repeated = repeat_targets(targets, logits)
         self.guard.update_rows(F.cross_entropy(logits.float(), repeated, reduction="none"), self.attachment)
 

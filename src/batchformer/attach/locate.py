@@ -14,8 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from batchformer.attach.probe import Calls
 from batchformer.errors import UserError, nearest
-
-Channels = Literal["first", "last"]
+from batchformer.nn.token_layout import Channels
 
 # The names torchvision (and much code written after it) gives to the classifier or to a container that ends in it.
 _USUAL_NAMES = ("fc", "classifier", "heads", "head")
@@ -29,8 +28,10 @@ def find_classifiers(model: nn.Module) -> list[str]:
     names, for a container then the last Linear or 1x1 convolution in it; in a plain `nn.Sequential` it is the last
     Linear.
     """
-    ways = (_named_by_timm, _found_by_getter, _named_by_transformers, _usually_named, _last_of_sequential)
+    ways = (_named_by_timm, _found_by_getter, _named_by_transformers, _usually_named)
     named = next((found for found in (way(model) for way in ways) if found), [])
+    if not named and isinstance(model, nn.Sequential) and (last := _last_scoring_layer(model, linear_only=True)):
+        named = [last]
     # DeiT's own distilled class says `head` alone
     beside = [f"{path}_dist" for path in named if model._modules.get(f"{path}_dist") and f"{path}_dist" not in named]
     named = [last_of_container(model, path) for path in [*named, *beside]]
@@ -108,11 +109,6 @@ def last_of_container(model: nn.Module, path: str) -> str:
     whole = isinstance(module, nn.Linear | nn.Conv2d) or isinstance(adapted, nn.Linear | nn.Conv2d)
     inner = None if whole else _last_scoring_layer(module)
     return f"{path}.{inner}" if inner else path
-
-
-def _last_of_sequential(model: nn.Module) -> list[str]:
-    inner = _last_scoring_layer(model, linear_only=True) if isinstance(model, nn.Sequential) else None
-    return [inner] if inner else []
 
 
 def _last_scoring_layer(module: nn.Module, linear_only: bool = False) -> str | None:

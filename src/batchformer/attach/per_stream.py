@@ -31,9 +31,13 @@ class SeparateNorm(InstanceForward):
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         by_batch = self.layer.training or self.layer.running_mean is None
-        if self.removed or not self.module.active or not by_batch or self.too_few(x):
+        if self.removed or not self.module.active or not by_batch:
             return self.original(x, *args, **kwargs)
-        plain = plain_count(x.shape[0], self.module.streams)
+        rows = x.shape[0]
+        # with streams="split" half of two or three images is one, which has no statistics: both go together then
+        if self.module.streams == "split" and (rows < 2 or rows // 2 * x[0, 0].numel() < 2):
+            return self.original(x, *args, **kwargs)
+        plain = plain_count(rows, self.module.streams)
         normal = self.original(x[:plain], *args, **kwargs)
         tracks, self.layer.track_running_stats = self.layer.track_running_stats, False  # type: ignore[assignment]
         try:
@@ -41,11 +45,6 @@ class SeparateNorm(InstanceForward):
         finally:
             self.layer.track_running_stats = tracks
         return torch.cat([normal, related])
-
-    def too_few(self, x: Tensor) -> bool:
-        """With streams="split" half of two or three images is one, which has no statistics: both go together then."""
-        rows = x.shape[0]
-        return self.module.streams == "split" and (rows < 2 or rows // 2 * x[0, 0].numel() < 2)
 
     @property
     def parent(self) -> Any:

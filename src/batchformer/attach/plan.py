@@ -19,20 +19,17 @@ from batchformer.nn.streams import count_rows, plain_rows, tensors_with_rows
 IMAGES = 2  # of a dry run
 
 
+@dataclass(eq=False, repr=False)
 class Point:
     """One place of insertion: the module, what was put on the submodules of `paths`, and the `site` where it relates.
 
     The site counts the rows that left the module: the insertion itself, or the feature that several of them share.
     """
 
-    def __init__(
-        self,
-        paths: tuple[str, ...],
-        module: BatchFormer,
-        insertions: Sequence[InstanceForward],
-        site: SharedFeature | After,
-    ) -> None:
-        self.paths, self.module, self.insertions, self.site = paths, module, list(insertions), site
+    paths: tuple[str, ...]
+    module: BatchFormer
+    insertions: Sequence[InstanceForward]
+    site: SharedFeature | After
 
     @property
     def side(self) -> str:

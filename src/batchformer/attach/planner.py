@@ -173,21 +173,11 @@ def plan_after(
     insertions: list[After] = []
     for submodule in submodules:
         feature = features[submodule]
-        module = (
-            insertions[0].module
-            if share and insertions
-            else BatchFormerV2(feature.dim, channels=feature.channels, **keywords)
-        )
+        shared = insertions[0].module if share and insertions else None
+        module = shared or BatchFormerV2(feature.dim, channels=feature.channels, **keywords)
         _move_beside(module, [submodule.layer, model])  # before the model runs with it
-        insertions.append(
-            After(
-                submodule.layer,
-                module,
-                opens=not insertions,
-                padding=paddings.get(submodule),
-                is_signal=is_signal(seen[submodule.name], feature),
-            )
-        )
+        signal = is_signal(seen[submodule.name], feature)
+        insertions.append(After(submodule.layer, module, not insertions, paddings.get(submodule), signal))
     opener, first = submodules[0].name, insertions[0].module
     plan = InsertionPlan([submodule.path for submodule in submodules], insertions, InputHook(model, first), example)
     padded = takes_padded_images(model)  # a detector: masks and positions are made before the insertion
@@ -199,11 +189,7 @@ def plan_after(
             double_input(model, plan, opener, probes)
         if padded:
             plan.supports += _detector_supports(model, plan, opener)
-        apart = (
-            ("forward_intermediates", "forward_features")
-            if plan.input_hook.doubles_input
-            else ("forward_intermediates",)
-        )
+        apart = ["forward_intermediates", *(["forward_features"] if plan.input_hook.doubles_input else [])]
         plan.supports += [
             ForbidPartialForward(model, name, plan.input_hook) for name in apart if hasattr(type(model), name)
         ]

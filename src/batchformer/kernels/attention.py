@@ -37,10 +37,6 @@ class Problem(NamedTuple):
     def scale(self) -> float:
         return self.head**-0.5
 
-    def is_even(self, tiles: Tiles) -> bool:
-        """Whether every tile is full."""
-        return not (self.batch % self.group or self.group % tiles.queries or self.group % tiles.keys)
-
 
 def problem_of(
     qkv: Float[Tensor, "batch position 3*dim"], heads: int, group_size: int | None, dropout: float,
@@ -133,9 +129,11 @@ def _lines(problem: Problem, lines: int, wanted: bool, like: Tensor) -> Tensor |
 
 def _constants(problem: Problem, qkv: Tensor, valid: Tensor | None, tiles: Tiles) -> tuple[int | bool | str, ...]:
     exact = qkv.dtype == torch.float32 and is_exact()
+    group = problem.group
+    is_even = not (problem.batch % group or group % tiles.queries or group % tiles.keys)  # every tile is full
     return (
         problem.head, problem.tiles.head, valid is not None, problem.drop.bits, "ieee" if exact else "tf32",
-        problem.is_even(tiles),
+        is_even,
     )  # fmt: skip
 
 

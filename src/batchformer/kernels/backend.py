@@ -66,7 +66,9 @@ def why_not_triton(device: torch.device, dtype: torch.dtype, dim: int, heads: in
         return f"the kernels know float32, bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if not _NARROWEST_HEAD <= dim // heads <= _WIDEST_HEAD:
         return f"heads of width {dim // heads} lie outside of {_NARROWEST_HEAD} to {_WIDEST_HEAD}"
-    if dim // heads > _WIDE_HEAD and (dtype == torch.float32 or not _has_large_shared_memory(device)):
+    unknown = device.type == "cpu" or torch.compiler.is_compiling()
+    large = unknown or _capability(device) in _LARGE_SHARED_MEMORY
+    if dim // heads > _WIDE_HEAD and (dtype == torch.float32 or not large):
         return f"heads of width {dim // heads} need half precision and a device with more shared memory"
     return None
 
@@ -94,10 +96,6 @@ def _is_recent(device: torch.device) -> bool:
     if torch.compiler.is_compiling():  # the device cannot be queried there, and the compiler needs Triton anyway
         return True
     return torch.version.hip is None and _capability(device) >= (8, 0)
-
-
-def _has_large_shared_memory(device: torch.device) -> bool:
-    return device.type == "cpu" or torch.compiler.is_compiling() or _capability(device) in _LARGE_SHARED_MEMORY
 
 
 @cache

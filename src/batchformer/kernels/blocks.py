@@ -270,8 +270,3 @@ def layer_gradients(
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def add_product_(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """total += left @ right, in one pass where the types allow."""
-    return total.addmm_(left, right) if total.dtype == left.dtype else total.add_(torch.mm(left, right))

@@ -48,10 +48,6 @@ class RowTiles(NamedTuple):
     backward_warps: int
     programs: int  # for each multiprocessor, backward
 
-    def for_more_registers(self) -> RowTiles:
-        """For a backward that recomputes the normalised sum: it needs more registers, so fewer programs fit at once."""
-        return self._replace(programs=max(1, 2 * self.programs // 3))
-
 
 def padded(size: int) -> int:
     """The power of two that holds `size`, at least 16: the smallest side of a matrix product on the device."""
@@ -135,10 +131,6 @@ class Kernel:
         compiled = self.jit[(programs,)](*tensors, *numbers, *constants, num_warps=warps, num_stages=stages, **limit)
         if compiled is not None and is_aligned:  # the interpreter returns None
             self._compiled[key] = compiled, _launcher(compiled, device)
-
-    def compiled_last(self) -> Any:
-        """The kernel Triton compiled most recently; None when there is none."""
-        return next(reversed(self._compiled.values()), (None,))[0]
 
 
 def _launcher(compiled: Any, device: int) -> Callable[..., None]:

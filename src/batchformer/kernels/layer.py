@@ -16,7 +16,6 @@ from batchformer.kernels.blocks import (
     LayerSettings,
     LayerWeights,
     VectorLines,
-    add_product_,
     layer_gradients,
     mlp_hidden,
     mlp_norm,
@@ -89,7 +88,10 @@ def fast_backward(
     del qkv, mixed, out, arrived
     grad_qkv = got.qkv.view(rows.shape[0], -1)
     of_in = weight_gradient(grad_qkv, rows) if wants.in_weight else None
-    grad_x = add_product_(into, grad_qkv, w.in_weight).view(grad.shape) if wants_x else None
+    grad_x = None
+    if wants_x:
+        grad_x = into.view(grad.shape)
+        _add_product_(grad_x, got.qkv, w.in_weight)
     return grad_x, layer_gradients([of_in, of_out, mlp.weight1, mlp.weight2], lines, info.dtypes)
 
 
@@ -189,13 +191,13 @@ def _piece_backward(
 
 
 def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, where `total` may be a slice of positions and then is not contiguous."""
-    if total.is_contiguous():
-        add_product_(total.view(-1, total.shape[2]), left.view(-1, left.shape[2]), right)
-    elif total.dtype == left.dtype:
-        total.baddbmm_(left, right.expand(left.shape[0], -1, -1))
-    else:
+    """total += left @ right, in one pass where the types allow; a slice of positions is not contiguous."""
+    if total.dtype != left.dtype:
         total += left @ right
+    elif total.is_contiguous():
+        total.view(-1, total.shape[2]).addmm_(left.view(-1, left.shape[2]), right)
+    else:
+        total.baddbmm_(left, right.expand(left.shape[0], -1, -1))
 
 
 class LeanLayer(torch.autograd.Function):

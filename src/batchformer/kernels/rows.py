@@ -107,7 +107,8 @@ def add_norm_gradients(
     branch = None if is_one else torch.empty_like(total)
     tiles = row_tiles(width)
     if isinstance(known, Added):
-        tiles, statistics = tiles.for_more_registers(), None
+        # the normalised sum is computed again, which takes more registers: fewer programs fit at once
+        tiles, statistics = tiles._replace(programs=max(1, 2 * tiles.programs // 3)), None
         residual, bias, eps = known
     else:
         statistics, residual, bias, eps = known, None, None, 0.0
@@ -173,15 +174,14 @@ def sum_lines(
 def _lines(
     given: Tensor | None, rows: int, width: int, tiles: RowTiles, device: torch.device
 ) -> tuple[Float[Tensor, "lines width"], int]:
-    """Buffer of one line per program, and 1 where it already holds sums to be added to."""
+    """Buffer of one line per program, and 1 where it already holds sums to be added to.
+
+    Programs loop over all rows, a few of them on each multiprocessor: few lines are left to sum.
+    """
     if given is not None:
         return given, 1
-    return torch.empty((_programs(rows, tiles, device), width), dtype=torch.float32, device=device), 0
-
-
-def _programs(rows: int, tiles: RowTiles, device: torch.device) -> int:
-    """Number of programs that loop over all rows: a few per multiprocessor, so that few lines are left to sum."""
-    return max(1, min(-(-rows // tiles.backward_rows), tiles.programs * _multiprocessors(device)))
+    programs = max(1, min(-(-rows // tiles.backward_rows), tiles.programs * _multiprocessors(device)))
+    return torch.empty((programs, width), dtype=torch.float32, device=device), 0
 
 
 @cache

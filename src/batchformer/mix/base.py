@@ -1,6 +1,5 @@
 """The interface of all mixing methods: the random numbers of a batch, the mixed batch, and its targets."""
 
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
@@ -10,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
-from batchformer.errors import UserError, check_choice
+from batchformer.errors import UserError, check_choice, warn_once
 from batchformer.nn.inputs import as_number, is_whole
 
 Images = Float[Tensor, "batch channels height width"]
@@ -162,7 +161,7 @@ class Mix(ABC):
 
     def draw(self, images: Images) -> Draw:
         """Draw all random numbers of the batch."""
-        warn_of_copied_generator(type(self).__name__, self.generator, self._seed)
+        self.warn_of_copied_generator()
         batch, device = len(images), images.device
         at = self.generator.device if self.generator is not None else torch.device("cpu")
         # explicit float32: with a default dtype of half precision, a box would have only 256 positions
@@ -208,6 +207,19 @@ class Mix(ABC):
                 f"{name}: the images are on {images.device} and the targets on {targets.device}: move both to the same."
             )
 
+    def warn_of_copied_generator(self) -> None:
+        """Warn once in each DataLoader worker that still has an unchanged copy of the mix's generator.
+
+        Without a generator there is no problem: torch gives every worker, in every epoch, a seed of its own.
+        """
+        own = self.generator
+        if own is not None and get_worker_info() is not None and own.initial_seed() == self._seed:
+            warn_once(
+                "a mix draws from a generator of its own in a DataLoader's worker, and every worker begins with the "
+                "same copy of it, whenever workers are started: leave generator= out (torch seeds each worker), or "
+                "seed it in worker_init_fn."
+            )
+
     def close(self) -> None:  # noqa: B027 (nothing to do is the rule)
         """Remove what the method installed in a model; most install nothing."""
 
@@ -241,26 +253,6 @@ def sample_beta(alpha: float, count: int, generator: torch.Generator | None, dev
         return apart[:, 0].sigmoid().clamp(limits.tiny, 1 - limits.eps)
     # Beta is a two-dimensional Dirichlet; torch.distributions calls the same function, but without a generator.
     return torch._sample_dirichlet(torch.full((count, 2), alpha, **options), generator=generator)[:, 0]
-
-
-_warned = False
-
-
-def warn_of_copied_generator(name: str, generator: torch.Generator | None, seed: int | None) -> None:
-    """Warn once in each DataLoader worker that still has an unchanged copy of the mix's generator, with its `seed`.
-
-    Without a generator there is no problem: torch gives every worker, in every epoch, a seed of its own.
-    """
-    global _warned
-    if not _warned and generator is not None and get_worker_info() is not None and generator.initial_seed() == seed:
-        _warned = True
-        warnings.warn(
-            f"{name} draws from a generator of its own in a DataLoader's worker, and every worker begins with the same "
-            f"copy of it, whenever workers are started: leave generator= out (torch seeds each worker), or seed it in "
-            f"worker_init_fn.",
-            UserWarning,
-            stacklevel=2,
-        )
 
 
 def refuse_in_worker(name: str) -> None:

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from batchformer.nn.inputs import has_hooks
+
 Query = Literal["class", "mean", "all"]
 #: cosines and sines of the tokens behind the prefix, (tokens, width of a head) each; the halves of a head are turned
 HalfRotation = tuple[Tensor, Tensor]
@@ -58,20 +60,18 @@ def attention_rows(
     asking = tokens[:, :1] if query == "class" else tokens[:, start:]
     if query == "mean" and rope is None and isinstance(getattr(layer, "q_norm", None), nn.Identity | None):
         asking = asking.mean(1, keepdim=True)  # the mean of the queries is the query of the mean: one row to project
-    q = _rotated(layer, _project(layer, asking, "q"), rope, prefix - start)
-    k = _rotated(layer, _project(layer, tokens if keys is None else keys, "k"), rope, prefix)
+    q = _rotated(layer, project(layer, asking, "q"), rope, prefix - start)
+    k = _rotated(layer, project(layer, tokens if keys is None else keys, "k"), rope, prefix)
     if query == "mean":
         q = q.mean(2, keepdim=True)
     if k.shape[1] != q.shape[1]:  # grouped queries: several heads read the same keys
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     with _full_precision(q.device.type):
         logits = (q.float() * _scale(layer, q.shape[-1])) @ k.float().transpose(-2, -1)
-        return (logits if bias is None else logits + _bias_rows(bias.float(), query, start)).softmax(-1)
-
-
-def values_of(layer: nn.Module, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch heads tokens _"]:
-    """The values that the layer's attention weights are applied to."""
-    return _project(layer, tokens, "v")
+        if bias is not None:
+            bias = bias[..., :1, :].float() if query == "class" else bias.float()
+            logits = logits + (bias[..., start:, :].mean(-2, keepdim=True) if query == "mean" else bias)
+        return logits.softmax(-1)
 
 
 def _full_precision(device: str) -> AbstractContextManager[Any]:
@@ -79,13 +79,7 @@ def _full_precision(device: str) -> AbstractContextManager[Any]:
     return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
 
-def _bias_rows(bias: Tensor, query: Query, start: int) -> Tensor:
-    if query == "class":
-        return bias[..., :1, :]
-    return bias if query == "all" else bias[..., start:, :].mean(-2, keepdim=True)
-
-
-def _project(layer: nn.Module, x: Tensor, which: str) -> Tensor:
+def project(layer: nn.Module, x: Tensor, which: str) -> Tensor:
     """Queries, keys or values of x, (batch, heads, tokens, width of a head), normalised where the layer does."""
     flat = _linear(layer, x, which)
     heads: Any = heads_of(layer)
@@ -119,14 +113,9 @@ def _separate(layer: nn.Module) -> tuple[str, str, int] | None:
 
 
 def _part_of(linear: nn.Module, x: Tensor, index: int, parts: int) -> Tensor:
-    if type(linear) is nn.Linear and not _does_more(linear):
+    if type(linear) is nn.Linear and not has_hooks(linear):
         return _part(x, linear.weight, linear.bias, index, parts)
     return linear(x).chunk(parts, dim=-1)[index]  # a wrapper (LoRA, quantised): call it
-
-
-def _does_more(module: nn.Module) -> bool:
-    """Whether hooks or an instance `forward` change what its class computes."""
-    return bool(module._forward_hooks) or bool(module._forward_pre_hooks) or "forward" in module.__dict__
 
 
 def _part(x: Tensor, weight: Tensor, bias: Tensor | None, index: int, parts: int) -> Tensor:

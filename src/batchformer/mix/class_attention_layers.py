@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
-from batchformer.mix.class_attention import attention_rows, has_projections, values_of
+from batchformer.mix.class_attention import attention_rows, has_projections, project
 from batchformer.mix.class_attention_readers import (
     ClassQuery,
     LatentReader,
@@ -57,6 +57,7 @@ _KNOWN_MODULES = (
     "timm.models.cait",
     "transformers.models.",
 )
+_PYRAMID = ("q", "kv", "sr", "pool", "act")  # what PVT v2's attention has
 Attending = Literal["all", "class"]
 _GRID = (17, 3)  # larger than the windows that attention is cut into
 
@@ -64,7 +65,11 @@ _GRID = (17, 3)  # larger than the windows that attention is cut into
 def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tuple[str, nn.Module, Reader]]:
     """Path, layer and reader of every layer with readable attention, in the model's order."""
     has_class, prefix = prefix_tokens(model)
-    chosen: ClassQuery = query or ("class" if has_class and not _pools_image_tokens(model) else "mean")
+    pooled = attribute_of(model, "global_pool") in ("avg", "avgmax", "max", "map") or _classifies_the_mean(
+        model
+    )  # timm
+    pooled = pooled or getattr(attribute_of(model, "config"), "use_mean_pooling", False)  # transformers
+    chosen: ClassQuery = query or ("class" if has_class and not pooled else "mean")
     found: list[tuple[str, nn.Module, Reader]] = []
     for path, module in model.named_modules():
         if type(module).__name__ == "PatchDropout" and getattr(module, "prob", 0) > 0:
@@ -79,7 +84,7 @@ def find_attention(model: nn.Module, query: ClassQuery | None = None) -> list[tu
             found.append((path, module, LatentReader(prefix if included else 0, names_by_position(module))))
         elif isinstance(module, nn.MultiheadAttention) and _classifies_the_mean(model):
             continue  # a pooling head that nothing reads
-        elif _is_pyramid(module):
+        elif all(hasattr(module, name) for name in _PYRAMID) and has_projections(module):
             found.append((path, module, PyramidReader("mean")))
         elif _is_plain(module) and not _is_window_attention(module) and (attending := attending_tokens(module)):
             alone = has_class and attending == "class"
@@ -109,13 +114,6 @@ def unread_attention(model: nn.Module, found: list[str]) -> list[str]:
     ]
 
 
-def _pools_image_tokens(model: nn.Module) -> bool:
-    if attribute_of(model, "global_pool") in ("avg", "avgmax", "max", "map"):  # timm
-        return True
-    config = attribute_of(model, "config")  # transformers
-    return bool(getattr(config, "use_mean_pooling", False)) or _classifies_the_mean(model)
-
-
 def _classifies_the_mean(model: nn.Module) -> bool:
     return any(type(module).__name__ in _MEAN_POOLED for module in model.modules())
 
@@ -132,11 +130,6 @@ def _is_latent_pool(layer: nn.Module) -> bool:
     latent = getattr(layer, "latent", None)
     one = isinstance(latent, Tensor) and latent.ndim == 3 and latent.shape[1] == 1
     return one and hasattr(layer, "pos_embed") and hasattr(layer, "kv") and has_projections(layer)
-
-
-def _is_pyramid(layer: nn.Module) -> bool:
-    names = ("q", "kv", "sr", "pool", "act")
-    return all(hasattr(layer, name) for name in names) and has_projections(layer)
 
 
 def _is_window_attention(layer: nn.Module) -> bool:
@@ -209,7 +202,7 @@ def _neutral_arguments(layer: nn.Module, tokens: Tensor) -> dict[str, Any]:
 def _attend(layer: Any, tokens: Tensor) -> Tensor:
     table = getattr(layer, "relative_position_bias_table", None)
     weights = attention_rows(layer, tokens, "all", bias=None if table is None else layer._get_rel_pos_bias())
-    values = values_of(layer, tokens)
+    values = project(layer, tokens, "v")
     values = values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1)
     out = (weights.to(values.dtype) @ values).transpose(1, 2).flatten(2)
     gate = getattr(layer, "gate", None)

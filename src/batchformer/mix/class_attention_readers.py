@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from batchformer.attach.insertion import InstanceForward
 from batchformer.errors import UserError
-from batchformer.mix.class_attention import HalfRotation, Query, attention_rows
+from batchformer.mix.class_attention import Query, attention_rows
 
 ClassQuery = Literal["class", "mean"]
 
@@ -69,7 +69,9 @@ class TokenReader(Reader):
                     f"TransMix reads self-attention or the attention of one probe: choose another block= by its number."
                 )
             asked = "class"
-        rope, bias = _position(layer, given), _bias(layer, given)
+        position, rope, bias = given.get("position_embeddings"), given.get("rope"), _bias(layer, given)
+        if position is not None and rotates_halves(layer):
+            rope = position[0], position[1]
         _refuse_unknown_inputs(layer, given, self.names)
         rows = attention_rows(layer, tokens, asked, self.prefix, keys=keys, bias=bias, rope=rope).mean(1)
         if whole and self.class_alone:
@@ -130,13 +132,6 @@ class WindowReader(Reader):
     def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False) -> Tensor:
         image: Float[Tensor, "batch height width channels"] = layer.norm1(_first(args, kwargs))
         return attention_rows(layer.attn, image.flatten(1, 2), self.query).mean(1)[:, 0].unflatten(1, image.shape[1:3])
-
-
-def _position(layer: nn.Module, given: dict[str, Any]) -> Tensor | HalfRotation | None:
-    position = given.get("position_embeddings")
-    if position is None or not rotates_halves(layer):
-        return given.get("rope")
-    return position[0], position[1]
 
 
 def _bias(layer: Any, given: dict[str, Any]) -> Tensor | None:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from batchformer.errors import UserError
-from batchformer.mix.base import Draw, Images, Mix, Mixed, SoftLabels, Targets, warn_of_copied_generator
+from batchformer.mix.base import Draw, Images, Mix, Mixed, SoftLabels, Targets
 from batchformer.nn.inputs import as_number
 
 
@@ -161,7 +161,7 @@ class MixSwitch(Mix):
 
     def draw_method(self) -> Mix:
         """Draw the method of the next batch."""
-        warn_of_copied_generator("MixSwitch", self.generator, self._seed)
+        self.warn_of_copied_generator()
         at = torch.rand((), generator=self.generator, dtype=torch.float64, device="cpu").item() * sum(self.weights)
         for mix, weight in zip(self.mixes, self.weights, strict=True):
             if at < weight:

@@ -74,7 +74,8 @@ class TransMix(Mix):
         super().__init__(num_classes, **options)
         if query not in (None, "class", "mean"):
             raise UserError(f'TransMix: query={query!r} must be "class", "mean" or None, which asks the model.')
-        if grid is not None and not _is_pair(grid):
+        pair = isinstance(grid, tuple | list) and len(grid) == 2 and all(isinstance(n, int) and n > 0 for n in grid)
+        if grid is not None and not pair:
             raise UserError(f"TransMix: grid={grid!r} must be the rows and columns of the token grid, as (14, 14).")
         if not 0 <= as_number(attention_weight) <= 1:
             raise UserError(f"TransMix: attention_weight={attention_weight!r} must lie between 0 (CutMix) and 1.")
@@ -213,19 +214,10 @@ class TransMixed(Mixed):
         return grid
 
 
-def _is_pair(grid: object) -> bool:
-    return isinstance(grid, tuple | list) and len(grid) == 2 and all(isinstance(n, int) and n > 0 for n in grid)
-
-
 def _remove(recorders: list[ClassAttentionRecorder]) -> None:
     for recorder in recorders:
         if not recorder.removed:
             recorder.remove()
-
-
-def _comes_after(model: nn.Module, path: str, other: str) -> bool:
-    order = [name for name, _ in model.named_modules()]
-    return order.index(path) > order.index(other)
 
 
 def _recorders(model: nn.Module, block: int | str | None, query: ClassQuery | None) -> list[ClassAttentionRecorder]:
@@ -245,7 +237,8 @@ def _recorders(model: nn.Module, block: int | str | None, query: ClassQuery | No
                 f"choose a block by its number."
             )
         return [ClassAttentionRecorder(layer, reader, whole=True) for _, layer, reader in found]
-    if block is None and (later := [path for path in unread if _comes_after(model, path, found[-1][0])]):
+    order = [name for name, _ in model.named_modules()]
+    if block is None and (later := [path for path in unread if order.index(path) > order.index(found[-1][0])]):
         warnings.warn(
             f"TransMix reads the attention of {found[-1][0]!r}, since that of {later[-1]!r}, which comes after it, "
             f"cannot be read: block=-1 says that this is meant, another number asks another layer.",

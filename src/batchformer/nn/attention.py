@@ -80,7 +80,10 @@ def _out_of_groups(x: Tensor, batch: int) -> Tensor:
 def _attend(query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None, dropout: float) -> Tensor:
     # (batch, position, heads, width) -> (position, heads, batch, width): what SDPA calls (N, H, L, E).
     q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
-    mask = None if valid is None else _mask(valid)
+    mask = None
+    if valid is not None:  # every valid sample may be attended to, and each by itself: no softmax is empty
+        itself = torch.eye(valid.shape[0], dtype=torch.bool, device=valid.device)
+        mask = (valid.T[:, None, :] | itself)[:, None]
     per_call = max(1, _SEQUENCES_PER_CALL // q.shape[1])
     pieces = []
     for start in range(0, q.shape[0], per_call):
@@ -88,12 +91,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None, dro
         allowed = None if mask is None else mask[part]
         pieces.append(F.scaled_dot_product_attention(q[part], k[part], v[part], allowed, dropout))
     return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).permute(2, 0, 1, 3)
-
-
-def _mask(valid: Bool[Tensor, "batch position"]) -> Bool[Tensor, "position 1 batch batch"]:
-    """Which sample may attend to which: to every valid one, and to itself, so that no softmax is empty."""
-    itself = torch.eye(valid.shape[0], dtype=torch.bool, device=valid.device)
-    return (valid.T[:, None, :] | itself)[:, None]
 
 
 class BatchAttention(nn.Module):

@@ -56,15 +56,12 @@ class BatchFormerV2(BatchFormer):
         is_map = x.ndim == 4 and self.channels == "first"
         if valid is not None:
             self._check_valid(valid, x.movedim(1, -1) if is_map else x)
-        relate = partial(self._relate_last_rows, valid, grid)
-        if is_map:
-            relate = partial(with_channels_last, relate)
-        pass_on = open_streams if (self.opens if opens is None else opens) else carry_streams
-        return pass_on(x, relate, self.streams)
 
-    def _relate_last_rows(self, valid: Tensor | None, grid: tuple[int, int] | None, rows: Tensor) -> Tensor:
-        """`relate` on `rows`, the last ones of the batch, with their part of the mask."""
-        return self.relate(rows, None if valid is None else valid[valid.shape[0] - rows.shape[0] :], grid)
+        def relate(rows: Tensor) -> Tensor:  # the last ones of the batch, with their part of the mask
+            return self.relate(rows, None if valid is None else valid[valid.shape[0] - rows.shape[0] :], grid)
+
+        pass_on = open_streams if (self.opens if opens is None else opens) else carry_streams
+        return pass_on(x, partial(with_channels_last, relate) if is_map else relate, self.streams)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, opens={self.opens}"

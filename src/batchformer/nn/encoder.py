@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from batchformer.errors import UserError, check_choice
 from batchformer.kernels.backend import MEMORIES, Backend, Choice, Memory, why_not_fused
 from batchformer.nn.attention import BatchAttention
-from batchformer.nn.inputs import autocasts, is_whole
+from batchformer.nn.inputs import autocasts, has_hooks, is_whole
 
 Norm = Literal["post", "pre", "relative"]
 NORMS: tuple[Norm, ...] = ("post", "pre", "relative")
@@ -129,45 +129,34 @@ class BatchEncoderLayer(nn.Module):
     def _why_not_fused(self, x: Tensor) -> str | None:
         if self.norm != "post" or self.scale1 is not None:
             return f"norm={self.norm!r}, or a layer scale, is not fused"
-        if type(self._modules["self_attn"]) is not BatchAttention:  # wrapped, for example
+        if type(self.self_attn) is not BatchAttention:  # wrapped, for example
             return "a part of the layer was replaced"
         parts = self._parts()
-        if tuple(map(type, parts[1:])) != _PART_TYPES or any(_parameter(part, "bias") is None for part in parts[1:]):
+        if tuple(map(type, parts[1:])) != _PART_TYPES or any(part.bias is None for part in parts[1:]):
             return "a part of the layer was replaced"
         if x.dtype != parts[1].weight.dtype and not autocasts(x):
             return "input and weights are of different types"
-        if any(map(_has_hooks, parts)):
+        if any(map(has_hooks, parts)):
             return "parts of the layer have hooks, which need them to be called"
         return why_not_fused(parts[0].dim, parts[3].out_features)
 
     def _parts(self) -> tuple[Any, ...]:
-        """Attention, then its output projection and the rest in the order of `_PART_TYPES`.
-
-        Read from `_modules`: attribute access on a module is slow, and a call needs about twenty of them.
-        """
-        parts = self._modules
-        attention: Any = parts["self_attn"]
-        out_proj = attention._modules["out_proj"]
-        return attention, out_proj, parts["norm1"], parts["linear1"], parts["linear2"], parts["norm2"]
+        """Attention, then its output projection and the rest in the order of `_PART_TYPES`."""
+        return self.self_attn, self.self_attn.out_proj, self.norm1, self.linear1, self.linear2, self.norm2
 
     def _fused(self, x: Tensor, valid: Tensor | None) -> Tensor:
         from batchformer.kernels.dispatch import LayerSettings, LayerWeights, encoder_layer
 
-        attention, out_proj, norm1, linear1, linear2, norm2 = self._parts()
+        attention, *others = self._parts()
         dropout = self.dropout if self.training else 0.0
         autocast = torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
         # under autocast a LayerNorm gives single precision
         out_dtype = torch.float32 if autocast else x.dtype
-        settings = LayerSettings(attention.heads, attention.group_size, dropout, norm1.eps, norm2.eps, dtype, out_dtype)
-        weights = LayerWeights(
-            _parameter(attention, "in_proj_weight"), _parameter(attention, "in_proj_bias"),
-            *[
-                _parameter(part, name)
-                for part in (out_proj, norm1, linear1, linear2, norm2)
-                for name in ("weight", "bias")
-            ],
-        )  # fmt: skip
+        eps = self.norm1.eps, self.norm2.eps
+        settings = LayerSettings(attention.heads, attention.group_size, dropout, *eps, dtype, out_dtype)
+        of_others = [getattr(part, name) for part in others for name in ("weight", "bias")]
+        weights = LayerWeights(attention.in_proj_weight, attention.in_proj_bias, *of_others)
         return encoder_layer(x, weights, settings, valid, self.memory == "lean")
 
     def extra_repr(self) -> str:
@@ -175,23 +164,6 @@ class BatchEncoderLayer(nn.Module):
 
 
 _PART_TYPES = (nn.Linear, nn.LayerNorm, nn.Linear, nn.Linear, nn.LayerNorm)
-
-
-def _parameter(module: nn.Module, name: str) -> Any:
-    """`getattr(module, name)`, faster where it is a parameter and not a view in its place (FSDP)."""
-    found = module._parameters.get(name)
-    return getattr(module, name) if found is None else found
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether the module itself has to be called: it has hooks, or a forward of its own."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-    )
 
 
 def _size(x: Float[Tensor, "batch position dim"]) -> Float[Tensor, "batch position 1"]:

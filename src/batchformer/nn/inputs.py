@@ -5,12 +5,18 @@ from numbers import Integral
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def autocasts(x: Tensor) -> bool:
     """Whether autocast is on for the device of x; never for tensors without data (meta)."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether the module itself has to be called: it has hooks, or a forward of its own."""
+    forward = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def is_whole(number: Any) -> bool:

@@ -36,7 +36,14 @@ class TokenLayout:
 
     def index(self, position: int | tuple[int, int]) -> int:
         """The number of a position: itself, or that of the patch at (row, column)."""
-        numbers = _position_numbers(position)
+        pair = isinstance(position, tuple | list)
+        given: Any = position if pair else [position]
+        try:
+            numbers = tuple(map(operator.index, given))  # numpy's and torch's numbers too
+        except TypeError:
+            numbers = ()
+        if len(numbers) != 1 + pair:
+            raise UserError(f"position={position!r} is neither the number of a position nor (row, column) of a patch.")
         if len(numbers) == 1:
             if not 0 <= numbers[0] < self.positions:
                 raise UserError(f"there is no position {position}: the insertion has {self.positions}, 0 the first.")
@@ -160,18 +167,6 @@ def as_tokens(x: Tensor, channels: str) -> Float[Tensor, "batch position dim"]:
     if x.ndim == 4 and channels == "first":
         x = x.movedim(1, -1)
     return x.reshape(x.shape[0], -1, x.shape[-1])
-
-
-def _position_numbers(position: Any) -> tuple[int, ...]:
-    """One number, or two of a row and a column; numpy's and torch's numbers too."""
-    pair = isinstance(position, tuple | list)
-    try:
-        numbers = tuple(int(operator.index(one)) for one in (position if pair else [position]))
-    except TypeError:
-        numbers = ()
-    if len(numbers) != 1 + pair:
-        raise UserError(f"position={position!r} is neither the number of a position nor (row, column) of a patch.")
-    return numbers
 
 
 def _declared_prefix(model: nn.Module) -> int | None:

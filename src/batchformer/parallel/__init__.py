@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 import torch.distributed
 
 from batchformer.lazy import lazy_names
+from batchformer.parallel.cost import Links, StepCost, Traffic, bytes_sent, cheapest_exchange, count_traffic, step_cost
+from batchformer.parallel.members import Members, mean_loss_weight
+from batchformer.parallel.peer_errors import PeerLost
 
 if torch.distributed.is_available():
     # Its functions take the group of all processes as a default argument, read when the module is first imported. Torch
@@ -13,30 +16,9 @@ if torch.distributed.is_available():
     import torch.distributed.nn.functional
 
 if TYPE_CHECKING:
-    from batchformer.parallel.cost import (
-        Links,
-        StepCost,
-        Traffic,
-        bytes_sent,
-        cheapest_exchange,
-        count_traffic,
-        step_cost,
-    )
-    from batchformer.parallel.loss_weight import mean_loss_weight
-    from batchformer.parallel.members import Members
-    from batchformer.parallel.peer_errors import PeerLost
     from batchformer.parallel.relate import relate_across
 
 __all__ = ["Links", "Members", "PeerLost", "StepCost", "Traffic", "bytes_sent", "cheapest_exchange", "count_traffic",
            "mean_loss_weight", "relate_across", "step_cost"]  # fmt: skip
-# imported when first used: `torch.compiler.disable` in `relate` loads torch's compiler, which takes seconds
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "cost": ("Links", "StepCost", "Traffic", "bytes_sent", "cheapest_exchange", "count_traffic", "step_cost"),
-        "loss_weight": ("mean_loss_weight",),
-        "members": ("Members",),
-        "peer_errors": ("PeerLost",),
-        "relate": ("relate_across",),
-    },
-)
+# imported when first used: `torch.compiler.disable` in it loads torch's compiler, which takes seconds
+__getattr__ = lazy_names(__name__, {"relate": ("relate_across",)})

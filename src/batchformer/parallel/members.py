@@ -1,4 +1,4 @@
-"""Which processes share one batch (`Members`), and how many rows each of them has in a call (`Peers`)."""
+"""Which processes share one batch (`Members`), how many rows each has (`Peers`), what its loss counts."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ _FIELDS = (
     "group_size",
 )  # fmt: skip
 SIZES_BYTES = 8 * len(_FIELDS)
+_WORDS = {"dim": "width", "valid": "kind of mask", "gradients": "kind of gradient"}
+_WORDS |= dict.fromkeys(("grid_height", "grid_width"), "height and width of maps")
+_WAYS_OUT = {"valid": "give valid= everywhere or nowhere", "gradients": "run the same step on all of them"}
+_WAYS_OUT |= dict.fromkeys(
+    ("positions", "grid_height", "grid_width"), "pad or resize images to one size, the same on all processes"
+)
+_SAME_MODEL = "build the same model, in the same precision, on all of them"
 
 
 class Members:
@@ -168,8 +175,8 @@ def _check(lines: list[list[int]], ranks: list[int]) -> None:
         for field, theirs, first in zip(_FIELDS[1:], line[1:], lines[0][1:], strict=True):
             if theirs != first:
                 raise UserError(
-                    f'scope="global" needs the same {_in_words(field)} on every process: rank {ranks[0]} has '
-                    f"{_describe(lines[0])}, rank {rank} has {_describe(line)}; {_way_out(field)}."
+                    f'scope="global" needs the same {_WORDS.get(field, field)} on every process: rank {ranks[0]} has '
+                    f"{_describe(lines[0])}, rank {rank} has {_describe(line)}; {_WAYS_OUT.get(field, _SAME_MODEL)}."
                 )
 
 
@@ -183,16 +190,28 @@ def _describe(line: list[int]) -> str:
     return f"{shape} {mask} a mask ({tracked}, {values['heads']} heads, {values['layers']} layers{groups}{grid})"
 
 
-def _in_words(field: str) -> str:
-    words = {"dim": "width", "valid": "kind of mask", "gradients": "kind of gradient"}
-    return "height and width of maps" if field.startswith("grid") else words.get(field, field)
+def mean_loss_weight(batch: int, process_group: ProcessGroup | None = None) -> float:
+    """W B_r / (B_1 + ... + B_W): what to multiply the mean loss of this process' B_r samples by.
 
+    DDP and FSDP average gradients over their W processes. With this weight that average is the gradient of the mean
+    loss over the samples of all processes; without it, a sample of a small batch counts for more. With equal batches,
+    or one process, it is 1.
 
-def _way_out(field: str) -> str:
-    if field == "positions" or field.startswith("grid"):
-        return "pad or resize images to one size, the same on all processes"
-    if field == "valid":
-        return "give valid= everywhere or nowhere"
-    if field == "gradients":
-        return "run the same step on all of them"
-    return "build the same model, in the same precision, on all of them"
+    Args:
+        batch: samples of this process in this step.
+        process_group: the one DDP or FSDP averages over (all processes unless you said otherwise), which need not be
+            the one that is attended over.
+    """
+    if batch < 0:
+        raise UserError(f"batch={batch} must be the number of samples of this process in this step.")
+    if not (dist.is_available() and dist.is_initialized()):
+        return 1.0
+    group = process_group or dist.group.WORLD
+    assert group is not None
+    # On the device of the group's backend: NCCL supports CUDA tensors only.
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    total = torch.tensor([batch], device=device)
+    with report_lost_peers(group, f"the batch size {batch}"):
+        dist.all_reduce(total, group=group)
+        samples = int(total)
+    return dist.get_world_size(group) * batch / samples if samples else 1.0

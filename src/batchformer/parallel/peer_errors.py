@@ -33,9 +33,10 @@ def report_lost_peers(group: ProcessGroup, what: str) -> Iterator[None]:
         rank = dist.get_rank()
         silent = _silent_ranks(rank, dist.get_process_group_ranks(group))
         who = f"no word from rank {', '.join(map(str, silent))}" if silent else "every rank is there, but one failed"
+        said = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
         raise PeerLost(
             f"rank {rank} lost its peers while exchanging {what}: {who}; look at the log of that process (it stopped, "
-            f"ran fewer steps, or took longer than the timeout of the process group). [{_first_sentence(error)}]"
+            f"ran fewer steps, or took longer than the timeout of the process group). [{said}]"
         ) from error
 
 
@@ -64,7 +65,3 @@ def _answers(store: dist.Store, other: int, seconds: float) -> bool:
 
 def _key(rank: int) -> str:
     return f"batchformer/lost/{rank}"
-
-
-def _first_sentence(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
