@@ -134,8 +134,7 @@ def test_an_epoch_without_being_told_follows_the_last(make):
 def test_start_skips_batches_once(make):
     loader = make()
     full, images = read(loader)
-    loader.set_epoch(0)
-    loader.set_start(2)
+    loader.load_state_dict({"epoch": 0, "batch": 2})
     assert len(loader) == N // 8
     order, later = read(loader)
     assert order == full[16:]

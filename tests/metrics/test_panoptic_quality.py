@@ -123,7 +123,7 @@ def test_wrong_input_is_named():
     truth = as_dict((strip(4), {1: (0, False)}), flags=True)
     with pytest.raises(UserError, match=r"differ in size \(5 x 1 and 4 x 1 pixels\)"):
         metric.update([as_dict((strip(5), {1: (0, False)}))], [truth])
-    with pytest.raises(UserError, match="label 3 of a segment is not one of the 1 classes"):
+    with pytest.raises(UserError, match="label 3 in segments_info is not one of the 1 classes"):
         metric.update([as_dict((strip(4), {1: (3, False)}))], [truth])
     listed = {"segmentation": strip(4), "segments_info": [{"id": 1, "label_id": 0}, {"id": 1, "label_id": 2}]}
     with pytest.raises(UserError, match="segment 1 is listed with the labels 0 and 2"):

@@ -143,13 +143,10 @@ def _draw_caption(
     taken.append((x, y, x + wide, y + high))
     plate = class_colour(label)
     pen.rectangle((x, y, x + wide, y + high), fill=plate)
-    pen.text((x + 4 - left, y + 3 - top), caption, fill=_ink_on(plate), font=font)
-
-
-def _ink_on(colour: Colour) -> Colour:
-    """Dark or light, whichever stands out more (WCAG's relative luminance, gamma 2)."""
-    red, green, blue = ((value / 255) ** 2 for value in colour)
-    return _DARK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else _LIGHT
+    # dark or light, whichever stands out more (WCAG's relative luminance, gamma 2)
+    red, green, blue = ((value / 255) ** 2 for value in plate)
+    ink = _DARK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else _LIGHT
+    pen.text((x + 4 - left, y + 3 - top), caption, fill=ink, font=font)
 
 
 def _point_inside(mask: np.ndarray) -> tuple[float, float]:

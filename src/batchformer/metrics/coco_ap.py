@@ -21,7 +21,15 @@ from batchformer.metrics.coco_matching import (
     match,
     totals,
 )
-from batchformer.metrics.gather import as_array, first_of_each, gathered, joined, process_and_count
+from batchformer.metrics.gather import (
+    as_array,
+    check_pairs,
+    first_of_each,
+    gathered,
+    joined,
+    process_and_count,
+    refuse_unknown_labels,
+)
 from batchformer.metrics.panoptic_quality import overlay
 
 #: what `compute` gives, `per_class` aside
@@ -95,16 +103,6 @@ class AveragePrecision(ABC):
         self._found.append(found)
         self._objects.append(objects)
 
-    def _check_images(self, predictions: Sequence, targets: Sequence) -> None:
-        if len(predictions) != len(targets):
-            name = type(self).__name__
-            raise UserError(f"{name} got predictions for {len(predictions)} images and targets for {len(targets)}.")
-
-    def _check_labels(self, labels: np.ndarray, what: str) -> None:
-        if len(labels) and not 0 <= labels.min() <= labels.max() < self.num_classes:
-            wrong = labels.min() if labels.min() < 0 else labels.max()
-            raise UserError(f"label {wrong} in {what} is not one of the {self.num_classes} classes.")
-
 
 class CocoAP(AveragePrecision):
     """COCO's twelve numbers as fractions of 1, equal to those of pycocotools; nan (there: -1) without any object.
@@ -120,7 +118,7 @@ class CocoAP(AveragePrecision):
         self._boxes: list[Fields] = []  # of detections and of objects: x, y, width, height
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
-        self._check_images(predictions, targets)
+        check_pairs(type(self).__name__, predictions, targets)
         for prediction, target in zip(predictions, targets, strict=True):
             boxes, labels = self._read(prediction, "predictions")
             scores = as_array(prediction["scores"], float)
@@ -149,7 +147,7 @@ class CocoAP(AveragePrecision):
         boxes, labels = as_array(boxes_of["boxes"], float).reshape(-1, 4), as_array(boxes_of["labels"], np.int64)
         if len(boxes) != len(labels):
             raise UserError(f"{what} of an image have {len(boxes)} boxes, but {len(labels)} labels.")
-        self._check_labels(labels, what)
+        refuse_unknown_labels(labels, self.num_classes, what)
         return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1), labels
 
 
@@ -170,11 +168,11 @@ class ThingsAP(AveragePrecision):
         self._common: list[np.ndarray] = []
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
-        self._check_images(predictions, targets)
+        check_pairs(type(self).__name__, predictions, targets)
         for prediction, target in zip(predictions, targets, strict=True):
             both = overlay(prediction, target.get("truth", target))
             for side in (both.predicted, both.true):
-                self._check_labels(side.label, "segments_info")
+                refuse_unknown_labels(side.label, self.num_classes, "segments_info")
             if not all("score" in info for info in prediction["segments_info"]):
                 raise UserError("ThingsAP needs a score in every predicted segment.")
             of_things = [self.is_thing[side.label] for side in (both.predicted, both.true)]

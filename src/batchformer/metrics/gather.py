@@ -9,8 +9,21 @@ import torch.distributed as dist
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from batchformer.errors import UserError
+
 T = TypeVar("T")
 Rows = TypeVar("Rows", bound=Any)  # a NamedTuple of arrays, one of them `image`
+
+
+def check_pairs(name: str, predictions: Sequence, targets: Sequence) -> None:
+    if len(predictions) != len(targets):
+        raise UserError(f"{name} got predictions for {len(predictions)} images and targets for {len(targets)}.")
+
+
+def refuse_unknown_labels(labels: np.ndarray, classes: int, what: str) -> None:
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        raise UserError(f"label {wrong} in {what} is not one of the {classes} classes.")
 
 
 def process_and_count() -> tuple[int, int]:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from batchformer.errors import UserError
-from batchformer.metrics.gather import as_array, gathered
+from batchformer.metrics.gather import as_array, check_pairs, gathered, refuse_unknown_labels
 
 _IOU, _RIGHT, _WRONG, _MISSED = range(4)
 #: what `compute` gives, `per_class` aside
@@ -46,16 +46,11 @@ class PanopticQuality:
         self._counts = np.zeros((4, len(self.is_thing)))
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
-        if len(predictions) != len(targets):
-            raise UserError(
-                f"PanopticQuality got predictions for {len(predictions)} images and targets for {len(targets)}."
-            )
+        check_pairs("PanopticQuality", predictions, targets)
         for prediction, target in zip(predictions, targets, strict=True):
             both = overlay(prediction, target.get("truth", target))
-            for labels in (both.predicted.label, both.true.label):
-                if len(labels) and not 0 <= labels.min() <= labels.max() < len(self.is_thing):
-                    wrong = labels.min() if labels.min() < 0 else labels.max()
-                    raise UserError(f"label {wrong} of a segment is not one of the {len(self.is_thing)} classes.")
+            for side in (both.predicted, both.true):
+                refuse_unknown_labels(side.label, len(self.is_thing), "segments_info")
             count_segments(both, self._counts)
 
     def compute(self) -> dict[str, Float[Tensor, "*shape"]]:

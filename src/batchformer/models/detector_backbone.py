@@ -27,7 +27,14 @@ def load_backbone_weights(backbone: nn.Module, name: str, source: str) -> None:
     file is ignored. Frozen BatchNorm takes over statistics and scales.
     """
     if source == PRETRAINED:
-        weights = _of_timm(name)
+        try:
+            with fetching():
+                weights = timm.create_model(name, pretrained=True, features_only=True).state_dict()
+        except Exception as problem:  # no network, no such weights, a full disk, ...
+            raise UserError(
+                f"timm could not get pretrained weights of {name}: give a local file (--init-from backbone=FILE), or "
+                f"none for random weights ({(str(problem).strip() or type(problem).__name__).splitlines()[0]})."
+            ) from problem
     else:
         file = Path(source)
         if not file.is_file():
@@ -88,35 +95,22 @@ class CachedFrozenBatchNormAct2d(FrozenBatchNormAct2d):
     _cached: tuple[Any, Any, Tensor, Tensor] | None = None
 
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
-        scale, shift = self._scale_and_shift()
+        buffers: tuple[Any, ...] = (self.weight, self.bias, self.running_mean, self.running_var)
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            # a compiler fuses it; tensors made in inference mode cannot be used in training
+            scale, shift = self._scale_and_shift(buffers)
+        else:
+            of = tuple((id(buffer), buffer._version, buffer.data_ptr()) for buffer in buffers)
+            if self._cached is None or self._cached[0] != of:
+                self._cached = (of, buffers, *self._scale_and_shift(buffers))
+            scale, shift = self._cached[2:]
         return self.act(self.drop(x * scale + shift))
 
-    def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
-            return self._compute()  # a compiler fuses it; tensors made in inference mode cannot be used in training
-        buffers: tuple[Any, ...] = (self.weight, self.bias, self.running_mean, self.running_var)
-        of = tuple((id(buffer), buffer._version, buffer.data_ptr()) for buffer in buffers)
-        if self._cached is None or self._cached[0] != of:
-            self._cached = (of, buffers, *self._compute())
-        return self._cached[2:]
-
-    def _compute(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift, with timm's order of operations."""
-        buffers: tuple[Any, ...] = (self.weight, self.bias, self.running_mean, self.running_var)
+    def _scale_and_shift(self, buffers: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        """With timm's order of operations."""
         weight, bias, mean, variance = (buffer.reshape(1, -1, 1, 1) for buffer in buffers)
         scale = weight * (variance + self.eps).rsqrt()
         return scale, bias - mean * scale
-
-
-def _of_timm(name: str) -> dict[str, Tensor]:
-    try:
-        with fetching():
-            return timm.create_model(name, pretrained=True, features_only=True).state_dict()
-    except Exception as problem:  # no network, no such weights, a full disk, ...
-        raise UserError(
-            f"timm could not get pretrained weights of {name}: give a local file (--init-from backbone=FILE), or "
-            f"none for random weights ({(str(problem).strip() or type(problem).__name__).splitlines()[0]})."
-        ) from problem
 
 
 def _named_as_in_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

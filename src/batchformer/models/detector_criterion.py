@@ -51,16 +51,6 @@ def mean_boxes(labels: Labels, device: torch.device) -> float:
     return max(1.0, count)
 
 
-def layer_losses(criterion: Any, predictions: Mapping[str, Tensor], labels: Labels, boxes: float) -> Parts:
-    """Match one layer's predictions with the objects and compute the losses of `criterion`, one of transformers."""
-    return _losses(criterion, predictions["logits"][None], predictions["pred_boxes"][None], labels, boxes)[0][0]
-
-
-def weighted(parts: Parts, weights: Mapping[str, float]) -> Tensor:
-    """Weighted sum of the parts; those without a weight (the cardinality error, only logged) are left out."""
-    return _weighted([parts], weights)[0]
-
-
 def decoder_losses(
     criterion: Any,
     last: dict[str, Tensor],
@@ -80,24 +70,27 @@ def decoder_losses(
         layers = zip(outputs_class[:-1], outputs_coord[:-1], strict=True)
         earlier = [{"logits": one, "pred_boxes": other} for one, other in layers]
         logits, found = torch.cat([outputs_class[:-1], logits]), torch.cat([outputs_coord[:-1], found])
-    (*before, parts), matches = _losses(criterion, logits, found, labels, boxes)
+    (*before, parts), matches = layer_losses(criterion, logits, found, labels, boxes)
     if "masks" in criterion.losses and "pred_masks" in last:  # only the last layer has them
         parts |= criterion.get_loss("masks", last, labels, matches.of_layer(len(before)), boxes)
-    loss, *others = _weighted([parts, *before], weights)
+    loss, *others = weighted([parts, *before], weights)
     for of_layer in others:
         loss = loss + of_layer
     parts = parts | {f"{name}_{k}": value for k, of_layer in enumerate(before) for name, value in of_layer.items()}
     return loss, parts, earlier
 
 
-def _losses(
+def layer_losses(
     criterion: Any,
     logits: Float[Tensor, "layers images queries classes"],
     boxes: Float[Tensor, "layers images queries 4"],
     labels: Labels,
     number: float,
 ) -> tuple[list[Parts], LayerMatches]:
-    """The parts of each layer's loss, without those of masks; reduced layer by layer, as transformers does."""
+    """Match predictions with objects; the parts of each layer's loss by `criterion`, one of transformers.
+
+    Without those of masks; reduced layer by layer, as transformers does.
+    """
     matches = match_layers(criterion.matcher, logits.detach(), boxes.detach(), labels)
     places = (matches.layer, matches.image, matches.query)
     focal = isinstance(criterion, DeformableDetrImageLoss)
@@ -144,8 +137,11 @@ def _cardinality_errors(logits: Tensor, counts: list[int], focal: bool) -> list[
     return list((there.sum(-1).float() - true).abs().mean(1).unbind())
 
 
-def _weighted(layers: list[Parts], weights: Mapping[str, float]) -> list[Tensor]:
-    """Weighted sum of each layer's parts that have a weight; the first layer may have parts that the others lack."""
+def weighted(layers: list[Parts], weights: Mapping[str, float]) -> list[Tensor]:
+    """Weighted sum of each layer's parts that have a weight (the cardinality error, only logged, has none).
+
+    The first layer may have parts that the others lack.
+    """
     terms = {name: [parts[name] for parts in layers if name in parts] for name in weights if name in layers[0]}
     in_all = [weights[name] * torch.stack(each) for name, each in terms.items() if len(each) == len(layers)]
     loss, *rest = torch.stack(in_all).sum(0).unbind()

@@ -35,9 +35,8 @@ def detection_loss(
     in released code too.
     """
     last = {"logits": full(logits), "pred_boxes": full(pred_boxes)}
-    with torch.autocast(logits.device.type, enabled=False):
-        criterion = _softmax_criterion(config, last["logits"], ("labels", "boxes", "cardinality"))
-        return decoder_losses(criterion, last, *_layers(config, outputs_class, outputs_coord), labels, _weights(config))
+    criterion = _softmax_criterion(config, last["logits"], ("labels", "boxes", "cardinality"))
+    return _decoder_losses(criterion, last, labels, config, outputs_class, outputs_coord, _weights(config))
 
 
 def focal_detection_loss(
@@ -55,10 +54,8 @@ def focal_detection_loss(
     transformers weighs the classification of its focal detectors with 1, whatever their configuration says. Boxes are
     counted over all processes (`mean_boxes`), and everything is divided by their number.
     """
-    last = {"logits": full(logits), "pred_boxes": full(pred_boxes)}
-    with torch.autocast(logits.device.type, enabled=False):
-        layers, weights = _layers(config, outputs_class, outputs_coord), _weights(config, _class_weight(config))
-        return decoder_losses(_focal_criterion(config), last, *layers, labels, weights)
+    last, weights = {"logits": full(logits), "pred_boxes": full(pred_boxes)}, _weights(config, _class_weight(config))
+    return _decoder_losses(_focal_criterion(config), last, labels, config, outputs_class, outputs_coord, weights)
 
 
 def proposal_loss(
@@ -71,12 +68,12 @@ def proposal_loss(
     the same loss with the same weights is added to that of the decoder, its parts with the ending _enc. All cells take
     part, padded ones too (as background), and so do the logits of the head's other classes, which are never right.
     """
-    found = {"logits": full(logits), "pred_boxes": full(box_logits).sigmoid()}
     any_object = [{**one, "class_labels": torch.zeros_like(one["class_labels"])} for one in labels]
     with torch.autocast(logits.device.type, enabled=False):
         boxes = mean_boxes(labels, logits.device)
-        parts = layer_losses(_focal_criterion(config), found, any_object, boxes)
-        loss = weighted(parts, _weights(config, _class_weight(config)))
+        found = full(logits)[None], full(box_logits).sigmoid()[None]  # of one layer
+        (parts,), _ = layer_losses(_focal_criterion(config), *found, any_object, boxes)
+        (loss,) = weighted([parts], _weights(config, _class_weight(config)))
     return loss, {f"{name}_enc": value for name, value in parts.items()}
 
 
@@ -93,11 +90,17 @@ def segmentation_loss(
 ) -> Losses:
     """`detection_loss` plus the mask losses (focal, dice), computed with transformers' criterion."""
     last = {"logits": full(logits), "pred_boxes": full(pred_boxes), "pred_masks": full(pred_masks)}
-    with torch.autocast(logits.device.type, enabled=False):
-        criterion = _softmax_criterion(config, last["logits"], ("labels", "boxes", "cardinality", "masks"))
-        masks = {"loss_mask": config.mask_loss_coefficient, "loss_dice": config.dice_loss_coefficient}
-        layers = _layers(config, outputs_class, outputs_coord)
-        return decoder_losses(criterion, last, *layers, labels, {**_weights(config), **masks})
+    criterion = _softmax_criterion(config, last["logits"], ("labels", "boxes", "cardinality", "masks"))
+    masks = {"loss_mask": config.mask_loss_coefficient, "loss_dice": config.dice_loss_coefficient}
+    return _decoder_losses(criterion, last, labels, config, outputs_class, outputs_coord, _weights(config) | masks)
+
+
+def _decoder_losses(
+    criterion: Any, last: dict[str, Tensor], labels: Any, config: Any, classes: Any, boxes: Any, weights: dict
+) -> Losses:
+    layers: tuple[Any, Any] = (full(classes), full(boxes)) if config.auxiliary_loss else (None, None)
+    with torch.autocast(last["logits"].device.type, enabled=False):
+        return decoder_losses(criterion, last, *layers, labels, weights)
 
 
 def full(values: Any) -> Any:
@@ -132,10 +135,6 @@ def _focal_criterion(config: Any) -> Any:
 
 def _costs(config: Any) -> tuple[float, float, float]:
     return config.class_cost, config.bbox_cost, config.giou_cost
-
-
-def _layers(config: Any, classes: Tensor | None, boxes: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    return (full(classes), full(boxes)) if config.auxiliary_loss else (None, None)
 
 
 def _class_weight(config: Any) -> float:

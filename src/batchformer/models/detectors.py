@@ -117,7 +117,9 @@ def create_detector(
         load_backbone_weights(body, backbone, backbone_weights)
     frozen = (0 if backbone_weights is None else PUBLISHED_FROZEN) if frozen_stages is None else frozen_stages
     if frozen:
-        freeze_stages(body, _stages(body), frozen)
+        if not hasattr(body, "feature_info"):
+            raise UserError("frozen_stages needs a backbone of timm: name one with backbone=.")
+        freeze_stages(body, [stage["module"] for stage in body.feature_info.info], frozen)
     return model
 
 
@@ -168,12 +170,6 @@ def _classes(family: str) -> tuple[Any, Any]:
     return getattr(transformers, f"{family}ForObjectDetection"), getattr(transformers, f"{family}Config")
 
 
-def _stages(body: Any) -> list[str]:
-    if not hasattr(body, "feature_info"):
-        raise UserError("frozen_stages needs a backbone of timm: name one with backbone=.")
-    return [stage["module"] for stage in body.feature_info.info]
-
-
 def freeze_stages(backbone: nn.Module, stages: list[str], frozen: FrozenStages) -> None:
     """Freeze the first `frozen` of the `stages` (names of submodules, in the order of the forward).
 
@@ -222,7 +218,13 @@ def begin_as_published(model: Any, focal: bool) -> None:
             nn.init.zeros_(getattr(base, name).bias)
     if hasattr(base, "query_position_embeddings"):
         nn.init.normal_(base.query_position_embeddings.weight)
-    _projections(base)
+    if hasattr(base, "input_projection"):
+        base.input_projection.reset_parameters()
+    for module in base.input_proj.modules() if hasattr(base, "input_proj") else ():
+        if isinstance(module, nn.Conv2d):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
     if hasattr(model, "class_embed"):
         _heads(list(model.class_embed), list(model.bbox_embed), focal, first_size=-2.0)
         if model.config.two_stage:
@@ -230,17 +232,6 @@ def begin_as_published(model: Any, focal: bool) -> None:
                 nn.init.zeros_(head.layers[-1].bias[2:])
     else:
         _heads([model.class_labels_classifier], [model.bbox_predictor], focal)
-
-
-def _projections(base: Any) -> None:
-    if hasattr(base, "input_proj"):
-        for module in base.input_proj.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-    else:
-        base.input_projection.reset_parameters()
 
 
 def _heads(classifiers: list[Any], boxes: list[Any], focal: bool, first_size: float = 0.0) -> None:

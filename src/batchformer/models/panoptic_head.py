@@ -86,8 +86,12 @@ def load_detector(network: Any, weights: Mapping[str, Tensor], source: str, with
             f"{source} is a run with a mask head already: give the detector of the first stage (--init-from "
             f"detector=RUN), or go on with that run (--resume)."
         )
-    own = network.detr.state_dict()
-    _check_classes(own, plain, source)
+    own, name = network.detr.state_dict(), "class_labels_classifier.bias"
+    if name in plain and len(plain[name]) != len(own[name]):
+        raise UserError(
+            f"the detector in {source} knows {len(plain[name]) - 1} categories and the data has {len(own[name]) - 1}: "
+            f"the mask head needs a detector of all categories, things and stuff."
+        )
     _check_fit(own, plain, source)
     network.detr.load_state_dict(plain)
     if with_module:
@@ -156,22 +160,12 @@ def only_matched_masks(network: Any, labels: Sequence[dict[str, Tensor]]) -> Ite
         wanted.append(_matched(network, queries.detach(), labels))
 
     head = network.mask_head
-    handle = network.bbox_attention.register_forward_pre_hook(match, with_kwargs=True)
     head.__dict__["forward"] = lambda **given: _some_masks(head, wanted.pop(), **given)
     try:
-        yield
+        with network.bbox_attention.register_forward_pre_hook(match, with_kwargs=True):
+            yield
     finally:
-        handle.remove()
         del head.__dict__["forward"]
-
-
-def _check_classes(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> None:
-    name = "class_labels_classifier.bias"
-    if name in found and len(found[name]) != len(own[name]):
-        raise UserError(
-            f"the detector in {source} knows {len(found[name]) - 1} categories and the data has {len(own[name]) - 1}: "
-            f"the mask head needs a detector of all categories, things and stuff."
-        )
 
 
 def _check_fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> None:

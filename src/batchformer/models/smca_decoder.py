@@ -125,15 +125,11 @@ class SpatialModulation(nn.Module):
         height, width = valid.shape[1:]
         # The exponent is a sum over both axes: squares of W + H numbers per map instead of W x H.
         across, down = (
-            -rate[..., axis, None] * (cell_middles(size, points) - points[..., axis, None]).square()
-            for axis, size in enumerate((width, height))
+            -rate[..., axis, None] * (torch.arange(size, device=points.device) + 0.5 - points[..., axis, None]).square()
+            for axis, size in enumerate((width, height))  # from the middles of the cells
         )
         log_weights = (down[..., :, None] + across[..., None, :]).flatten(-2).transpose(1, 2)
         return _without_padding(log_weights, valid.flatten(1))
-
-
-def cell_middles(count: int, like: Tensor) -> Float[Tensor, " count"]:
-    return torch.arange(count, device=like.device, dtype=like.dtype) + 0.5
 
 
 def _without_padding(log_weights: Tensor, valid: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from batchformer.data.augment.crop_erase import crop_flip, cutout, erase, plan_erasing
+from batchformer.data.augment.crop_erase import crop_flip, cutout, plan_erasing
 from batchformer.data.augment.draws import AugmentDraw, uniform_integers
 from batchformer.data.augment.options import (
     DOMAINS_AREA,
@@ -135,10 +135,6 @@ class BatchedAugmentation:
             height, width = store.shape[2] - 2 * self.pad, store.shape[3] - 2 * self.pad
             return crop_flip(store, index, plan["row"], plan["column"], plan["flip"], height, width)
         return store.index_select(0, index)
-
-    def finish(self, normalised: Float[Tensor, "n 3 height width"], plan: dict[str, Tensor]) -> Tensor:
-        """What is done after normalisation."""
-        return erase(normalised, plan)
 
 
 BATCHED_AUGMENTATIONS: dict[str, BatchedAugmentation] = {

@@ -129,11 +129,7 @@ def autoaugment(
     images: UInt8[Tensor, "n 3 height width"], plan: dict[str, Tensor]
 ) -> UInt8[Tensor, "n 3 height width"]:
     """Apply the plan. Changes `images` in place and returns it."""
-    return apply_groups(images, plan, "autoaugment", _autoaugment_operation)
-
-
-def _autoaugment_operation(op: str, images: Tensor, value: Tensor) -> Tensor:
-    return affine(images, value) if op == _AFFINE else COLOUR_OPS[op](images, value)
+    return apply_groups(images, plan, "autoaugment", lambda op, *given: {_AFFINE: affine, **COLOUR_OPS}[op](*given))
 
 
 OPERATIONS = ("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color",

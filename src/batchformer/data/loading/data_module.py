@@ -14,7 +14,7 @@ from torch import Tensor
 from batchformer.data.augment.options import check_at_least
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader
-from batchformer.data.loading.order import Sampler, derived_key
+from batchformer.data.loading.order import derived_key
 from batchformer.errors import UserError, did_you_mean
 from batchformer.metrics.shots import count_shots
 
@@ -247,6 +247,8 @@ class DataModule(L.LightningDataModule):
     def _loader_options(self, name: str, training: bool) -> dict[str, Any]:
         """Arguments common to all loaders. The sampler of a task applies to the training set only."""
         rank, world = self._rank_and_world()
+        task = self.trainer.lightning_module if self.trainer is not None else None
+        sampler = getattr(task, "sampler", None) if training and name == "train" else None
         return {
             "batch_size": self.batch_size if training else self.eval_batch_size,
             "training": training,
@@ -257,7 +259,7 @@ class DataModule(L.LightningDataModule):
             "epoch_source": self._current_epoch if training else None,
             "channels_last": self.channels_last,
             "repeats": self.augment_repeats if training else 1,
-            "sampler": self._task_sampler() if training and name == "train" else None,
+            "sampler": sampler(self) if callable(sampler) else None,
         }
 
     def _host_loader(self, samples: Any, name: str, training: bool, passes: int = 1) -> EpochLoader:
@@ -271,12 +273,6 @@ class DataModule(L.LightningDataModule):
             passes=passes,
             **self._loader_options(name, training),
         )
-
-    def _task_sampler(self) -> Sampler | None:
-        """The sampler of the task in training, where it has one."""
-        task = self.trainer.lightning_module if self.trainer is not None else None
-        sampler = getattr(task, "sampler", None)
-        return sampler(self) if callable(sampler) else None
 
     def _device(self) -> torch.device:
         return self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")

@@ -1,14 +1,17 @@
 """Loader of a data set stored on the device as bytes and augmented there, many batches at a time."""
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from batchformer.data.augment.batched import BatchedAugmentation
+from batchformer.data.augment.crop_erase import erase
 from batchformer.data.augment.draws import draw_table, to_device
 from batchformer.data.loading.epoch_loader import Batch, SampleLoader
 from batchformer.data.loading.samples import Fields, check_fields
@@ -94,7 +97,7 @@ class DeviceLoader(SampleLoader):
             for number, begin in enumerate(begins):
                 if self._is_ahead and number == len(begins) // 2:
                     self._prepared = upcoming, self._make_chunk(upcoming)
-                yield {name: _rows(values, begin, begin + size) for name, values in chunk.items()}
+                yield tree_map(itemgetter(slice(begin, begin + size)), chunk)
 
     def _take_chunk(self, start: _ChunkStart) -> Batch:
         """The chunk that starts here: the prefetched one if it starts here too, else a new one."""
@@ -141,8 +144,4 @@ class DeviceLoader(SampleLoader):
         images = self.augmentation.apply(store, chosen, plan)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         normalised = torch.addcmul(self._shift, images.to(torch.float32, memory_format=layout), self._scale)
-        return self.augmentation.finish(normalised, plan)
-
-
-def _rows(values: Any, first: int, end: int) -> Any:
-    return [view[first:end] for view in values] if isinstance(values, list) else values[first:end]
+        return erase(normalised, plan)

@@ -46,7 +46,7 @@ class EpochLoader(ABC):
         self._epoch_source = epoch_source
         self._epoch = 0
         self._batch = 0
-        self._start: tuple[int | None, int] | None = None
+        self._start: tuple[int, int] | None = None  # epoch and batch to go on from
 
     @abstractmethod
     def __len__(self) -> int:
@@ -59,10 +59,6 @@ class EpochLoader(ABC):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch to read next (no effect where `epoch_source` gives the epoch)."""
         self._epoch, self._batch = epoch, 0
-
-    def set_start(self, batch: int) -> None:
-        """Skip the first `batch` batches of the coming epoch, and of that one only."""
-        self._start = (None, batch)
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch being read and how many of its batches have been yielded."""
@@ -83,13 +79,8 @@ class EpochLoader(ABC):
     def _begin(self) -> tuple[int, int]:
         told = self._epoch_source() if self._epoch_source is not None else None
         pending, self._start = self._start, None
-        if told is None:
-            epoch = self._epoch + (self._batch >= len(self) > 0)
-        else:
-            epoch = told
-        if pending is None or pending[0] not in (None, epoch):
-            return epoch, 0
-        return epoch, min(pending[1], len(self))
+        epoch = self._epoch + (self._batch >= len(self) > 0) if told is None else told
+        return epoch, min(pending[1], len(self)) if pending is not None and pending[0] == epoch else 0
 
     def end_workers(self) -> None:  # noqa: B027 - most loaders have none
         """End worker processes, where the loader has any; they start again when it is read again."""

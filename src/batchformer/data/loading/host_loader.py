@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 from torch.utils.data import Sampler as TorchSampler
 
@@ -99,7 +100,8 @@ class HostLoader(SampleLoader):
                 if isinstance(batch, str):
                     raise BadSample(batch)
                 if self.channels_last:
-                    batch |= {name: _laid_out(batch[name]) for name in _IMAGES if name in batch}
+                    last = partial(torch.Tensor.contiguous, memory_format=torch.channels_last)
+                    batch |= {name: tree_map(last, batch[name]) for name in _IMAGES if name in batch}
                 yield batch
         except (Exception, KeyboardInterrupt):
             self.end_workers()
@@ -136,9 +138,3 @@ def _signals_wait() -> Iterator[None]:
 
 def _batch_or_message(samples: list[Any] | str, collate: Callable[[list[Any]], Batch]) -> Batch | str:
     return samples if isinstance(samples, str) else collate(samples)
-
-
-def _laid_out(images: Any) -> Any:
-    if isinstance(images, list):
-        return [view.contiguous(memory_format=torch.channels_last) for view in images]
-    return images.contiguous(memory_format=torch.channels_last)
