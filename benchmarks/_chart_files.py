@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from batchformer.report.charts import WIDTH, Chart, Point
+from batchformer.report.charts import WIDTH, XY, Chart
 
 # on light, on dark: each far from all others, or lines beside each other are taken for one
 _COLOURS = (("#c2410c", "#fb923c"), ("#1d4ed8", "#fcd34d"), ("#7c3aed", "#c4b5fd"), ("#64748b", "#94a3b8"),
@@ -16,7 +16,7 @@ svg{background:#fff}"""
 _DARK = "text{fill:#cbd5e1}.grid{stroke:#334155}.whisker{stroke:#fcd34d}.dot{stroke:#cbd5e1}svg{background:#0f172a}"
 
 
-def lines_svg(chart: Chart, lines: Mapping[str, Sequence[Point]], title: str, description: str) -> str:
+def lines_svg(chart: Chart, lines: Mapping[str, Sequence[XY]], title: str, description: str) -> str:
     """The lines drawn into the chart, named to the right of it."""
     names = list(lines)
     for k, points in enumerate(lines.values()):

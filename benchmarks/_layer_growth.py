@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from batchformer.kernels.backend import MEMORIES
 from batchformer.nn.encoder import BatchEncoderLayer
-from batchformer.report.charts import Chart, Point
+from batchformer.report.charts import XY, Chart
 from batchformer.report.scales import decade_axis
 from benchmarks._chart_files import lines_svg
 from benchmarks._layer_timing import DTYPES, guarded, kernels_on, median_ms, one_call, peak_gib
@@ -144,7 +144,7 @@ def write_growth_charts(rows: Sequence[Row], source: Path) -> list[Path]:
     """One SVG beside `source` for each quantity that was measured, a line for each number of positions."""
     written = []
     for name, (title, label, value) in _CHARTS.items():
-        lines: dict[str, list[Point]] = {}
+        lines: dict[str, list[XY]] = {}
         for row in sorted(rows, key=lambda row: (row["shape"][1], row["shape"][0])):
             found = value(row)
             if found:  # zero has no place on this axis either

@@ -23,13 +23,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from batchformer.analysis.batch_attention import (
-    ObjectsAndBackground,
-    attention_over_scenes,
-    inside_images,
-    objects_and_background,
-    on_objects,
-)
+from batchformer.analysis.batch_attention import attention_over_scenes, cell_centres, inside_images
 from batchformer.analysis.drawing import (
     GAP,
     HEADING,
@@ -223,6 +217,39 @@ def draw_batch_attention(
             sheet.paste(each, (MARGIN + column * (WIDE + GAP), top + HEADING))
     scale_bar(sheet, MARGIN, sheet.height - 56, 400, limit)
     return sheet
+
+
+@dataclass(frozen=True)
+class ObjectsAndBackground:
+    """Attention of the other images to positions on objects and to the rest; 1 is uniform attention."""
+
+    objects: float
+    background: float
+
+    @property
+    def ratio(self) -> float:
+        return self.objects / self.background
+
+
+def on_objects(grid: tuple[int, int], canvas: Sequence[int], boxes: Sequence[np.ndarray]) -> Tensor:
+    """The cells whose middle is in a box of the image; boxes are corners in pixels of the canvas."""
+    y, x = cell_centres(grid, canvas)
+    maps = []
+    for each in boxes:
+        left, top, right, bottom = torch.as_tensor(each, dtype=torch.float32).reshape(-1, 4).T[..., None]
+        rows, columns = (top <= y) & (y < bottom), (left <= x) & (x < right)
+        maps.append((rows[:, :, None] & columns[:, None, :]).any(0))
+    return torch.stack(maps)
+
+
+def objects_and_background(
+    mass: Tensor,
+    objects: Tensor,
+    inside: Tensor,
+) -> ObjectsAndBackground:
+    """The mean of `mass` (what `AttentionOverBatch.mass_map` gives) on objects and on background, padding left out."""
+    on, off = mass[objects & inside], mass[~objects & inside]
+    return ObjectsAndBackground(on.mean().item(), off.mean().item())
 
 
 def batch_attention_picture(

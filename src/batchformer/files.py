@@ -39,30 +39,29 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     except BaseException as problem:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if (reason := disk_problem(problem)) is not None:
-            make_room = "make room and give the command again (one that trains: with --resume)"
-            what_to_do = make_room if reason == DISK_IS_FULL else "choose another place"
-            raise UserError(f"{path} could not be written: {reason}; {what_to_do}.") from problem
-        if isinstance(problem, OSError):  # its own words name the temporary file
-            reason = "it is a folder" if path.is_dir() else (problem.strerror or str(problem))
-            if isinstance(problem, FileExistsError | NotADirectoryError):
-                reason = f"a part of {path.parent} is a file"
-            raise UserError(f"{path} could not be written: {reason}; choose another place.") from problem
-        raise
+        reason = disk_problem(problem)
+        if reason is None and isinstance(problem, OSError):  # its own words name the temporary file
+            reason = _obstacle(path) or problem.strerror or str(problem)
+        if reason is None:
+            raise
+        make_room = "make room and give the command again (one that trains: with --resume)"
+        what_to_do = make_room if reason == DISK_IS_FULL else "choose another place"
+        raise UserError(f"{path} could not be written: {reason}; {what_to_do}.") from problem
 
 
 def refuse_unwritable(path: Path) -> None:
     """Says what :func:`write_atomically` would say of this place, as far as it can be seen without writing."""
-    folder = next((above for above in path.absolute().parents if above.exists()), Path("/"))
-    reason = None
-    if path.is_dir():
-        reason = "it is a folder"
-    elif not folder.is_dir():
-        reason = f"a part of {path.parent} is a file"
-    elif not os.access(folder, os.W_OK):
-        reason = "writing there is not permitted"
-    if reason is not None:
+    if (reason := _obstacle(path)) is not None:
         raise UserError(f"{path} could not be written: {reason}; choose another place.")
+
+
+def _obstacle(path: Path) -> str | None:
+    folder = next((above for above in path.absolute().parents if above.exists()), Path("/"))
+    if path.is_dir():
+        return "it is a folder"
+    if not folder.is_dir():
+        return f"a part of {path.parent} is a file"
+    return None if os.access(folder, os.W_OK) else "writing there is not permitted"
 
 
 def refuse_to_replace(path: Path, is_ours: Callable[[bytes], bool]) -> None:
@@ -89,6 +88,16 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def write_json(path: Path, content: Any) -> None:
     """Numbers that are not finite become ``null``: every reader of JSON then accepts the file."""
     write_text(path, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
+
+
+def read_json(file: Path, suspicion: str, remedy: str) -> Any:
+    """The parsed content; an error says in one sentence what is wrong with the file and what to do."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} {suspicion} ({error}): {remedy}") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def remove_stale_temporaries(folder: Path) -> None:

@@ -16,8 +16,6 @@ from batchformer.analysis.batch_attention import (
     attention_over_scenes,
     attention_weights,
     inside_images,
-    objects_and_background,
-    on_objects,
 )
 from batchformer.analysis.drawing import PAPER, write_index
 from batchformer.analysis.features import features_over_scenes
@@ -140,13 +138,13 @@ def test_tokens_of_several_maps_are_not_taken_for_one(attached):
 def test_objects_and_background_are_told_apart_and_padding_counts_nowhere():
     boxes = [np.array([[0.0, 0.0, 32.0, 32.0]]), np.zeros((0, 4))]
     inside = inside_images((4, 4), (64, 64), [(64, 64), (64, 32)])
-    objects = on_objects((4, 4), (64, 64), boxes)
+    objects = example.on_objects((4, 4), (64, 64), boxes)
     assert objects[0].sum() == 4
     assert not objects[1].any()
     assert inside.sum() == 16 + 8
     mass = torch.ones(2, 4, 4)
     mass[0, :2, :2], mass[1, :, 2:] = 3.0, 99.0
-    found = objects_and_background(mass, objects, inside)
+    found = example.objects_and_background(mass, objects, inside)
     assert (found.objects, found.background, found.ratio) == (3.0, 1.0, 3.0)
 
 

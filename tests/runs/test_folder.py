@@ -3,16 +3,17 @@
 import pytest
 
 from batchformer.errors import UserError
+from batchformer.files import write_json
 from batchformer.runs.folder import RunFolder, is_main_process
 
 
 def _used(path):
     folder = RunFolder(path)
     folder.open_new(overwrite=False)
-    folder.write_config("a: 1\n")
+    folder.config.write_text("a: 1\n")
     folder.checkpoint.parent.mkdir()
     folder.checkpoint.write_bytes(b"x")
-    folder.write_result({"seed": 0})
+    write_json(folder.result, {"seed": 0})
     return folder
 
 

@@ -73,7 +73,7 @@ def test_a_lock_and_the_folders_made_for_it_are_gone_at_every_end(folder, tmp_pa
         raise UserError("no data")
     assert folder.path.is_dir()  # it was there before
     with locked([folder]):
-        folder.write_config("a: 1\n")
+        folder.config.write_text("a: 1\n")
     assert [file.name for file in folder.path.iterdir()] == ["config.yaml"]
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -75,18 +74,6 @@ def attention_over_batch(
     return AttentionOverBatch(seen.path, weights, seen.layout, seen.attention.group_size, seen.side)
 
 
-@dataclass(frozen=True)
-class ObjectsAndBackground:
-    """Attention of the other images to positions on objects and to the rest; 1 is uniform attention."""
-
-    objects: float
-    background: float
-
-    @property
-    def ratio(self) -> float:
-        return self.objects / self.background
-
-
 @torch.no_grad()
 def attention_over_scenes(
     model: nn.Module,
@@ -111,34 +98,11 @@ def inside_images(
     grid: tuple[int, int], canvas: Sequence[int], sizes: Sequence[Sequence[int]]
 ) -> Bool[Tensor, "batch row column"]:
     """The cells whose middle is image, not padding."""
-    y, x = _cell_centres(grid, canvas)
+    y, x = cell_centres(grid, canvas)
     return torch.stack([(y < height)[:, None] & (x < width)[None] for height, width in sizes])
 
 
-def on_objects(
-    grid: tuple[int, int], canvas: Sequence[int], boxes: Sequence[Float[np.ndarray, "boxes 4"]]
-) -> Bool[Tensor, "batch row column"]:
-    """The cells whose middle is in a box of the image; boxes are corners in pixels of the canvas."""
-    y, x = _cell_centres(grid, canvas)
-    maps = []
-    for each in boxes:
-        left, top, right, bottom = torch.as_tensor(each, dtype=torch.float32).reshape(-1, 4).T[..., None]
-        rows, columns = (top <= y) & (y < bottom), (left <= x) & (x < right)
-        maps.append((rows[:, :, None] & columns[:, None, :]).any(0))
-    return torch.stack(maps)
-
-
-def objects_and_background(
-    mass: Float[Tensor, "batch row column"],
-    objects: Bool[Tensor, "batch row column"],
-    inside: Bool[Tensor, "batch row column"],
-) -> ObjectsAndBackground:
-    """The mean of `mass` (what `AttentionOverBatch.mass_map` gives) on objects and on background, padding left out."""
-    on, off = mass[objects & inside], mass[~objects & inside]
-    return ObjectsAndBackground(on.mean().item(), off.mean().item())
-
-
-def _cell_centres(grid: tuple[int, int], canvas: Sequence[int]) -> tuple[Tensor, Tensor]:
+def cell_centres(grid: tuple[int, int], canvas: Sequence[int]) -> tuple[Tensor, Tensor]:
     y, x = ((torch.arange(cells) + 0.5) * side / cells for cells, side in zip(grid, canvas, strict=True))
     return y, x
 

@@ -70,7 +70,15 @@ def gradient_influence(
     counts = torch.zeros(num_classes, dtype=torch.float64)
 
     def classify(x: Tensor) -> Tensor:
-        return _logits(classifier(x.movedim(-1, 1) if channels_first else x), num_classes, point.paths[0])
+        logits = classifier(x.movedim(-1, 1) if channels_first else x)
+        if isinstance(logits, Tensor) and logits.shape[2:] == (1, 1):  # a convolution over what pooling left
+            logits = logits.flatten(1)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] != num_classes:
+            raise UserError(
+                f"{point.paths[0]!r} does not give {num_classes} logits per sample: the gradient influence needs the "
+                "module right before the classifier."
+            )
+        return logits
 
     def features_of(images: Tensor) -> Tensor:
         features = _input_of(classifier, net, images)
@@ -189,17 +197,6 @@ def _input_of(layer: nn.Module, net: nn.Module, images: Tensor) -> Tensor:
     if len(seen) != 1:
         raise UserError(f"the classifier was called {len(seen)} times in one forward: its input is not one feature.")
     return seen[0]
-
-
-def _logits(outputs: Any, num_classes: int, path: str) -> Tensor:
-    if isinstance(outputs, Tensor) and outputs.shape[2:] == (1, 1):  # a convolution over what pooling left
-        outputs = outputs.flatten(1)
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[1] != num_classes:
-        raise UserError(
-            f"{path!r} does not give {num_classes} logits per sample: the gradient influence needs the module right "
-            "before the classifier."
-        )
-    return outputs
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

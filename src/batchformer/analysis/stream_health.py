@@ -144,7 +144,9 @@ def stream_health(
     attachment = attachment_or_error(model)
     row_losses = row_losses or cross_entropy_rows
     _check(attachment, len(inputs), positions, samples)
-    paths = _known(attachment, blocks) if blocks is not None else sibling_blocks(attachment)
+    paths = sibling_blocks(attachment) if blocks is None else [blocks] if isinstance(blocks, str) else list(blocks)
+    if unknown := [path for path in paths if path not in dict(attachment.model.named_modules())]:
+        raise UserError(f"blocks=: there is no submodule {unknown[0]!r}: model.named_modules() lists all.")
     with untouched(attachment.model, seed):
         set_mode(attachment.model, "train")
         seen = record_forward(attachment, inputs, paths, positions)
@@ -165,13 +167,15 @@ def stream_health(
         mode: gradient_on_others(model, inputs, targets, mode=mode, samples=samples, row_losses=row_losses, seed=seed)
         for mode in (("train", "quiet") if samples else ())
     }
+    first = seen.outputs[0] if isinstance(seen.outputs, tuple | list) else seen.outputs
+    logits = getattr(first, "logits", first)
     return StreamHealth(
         batch=len(inputs),
         positions=positions,
         streams=attachment.points[0].module.streams,
         plain_loss=None if plain_loss is None else plain_loss.item(),
         related_loss=related_loss.item(),
-        chance=_chance(seen.outputs),
+        chance=math.log(logits.shape[1]) if isinstance(logits, Tensor) and logits.ndim == 2 else None,
         points=points,
         blocks=[_block(path, seen, again, gradient) for path, gradient in zip(paths, of_blocks, strict=True)],
         gradient_on_others=shares,  # type: ignore[arg-type]
@@ -186,15 +190,6 @@ def _check(attachment: Attachment, images: int, positions: int | None, samples: 
         raise UserError(f"positions={positions}: look at one or more, or at all with None.")
     if samples < 0:
         raise UserError(f"samples={samples}: give the number of samples, or 0 to leave the gradient on others out.")
-
-
-def _known(attachment: Attachment, blocks: Sequence[str]) -> list[str]:
-    paths = [blocks] if isinstance(blocks, str) else list(blocks)
-    known = dict(attachment.model.named_modules())
-    for path in paths:
-        if path not in known:
-            raise UserError(f"blocks=: there is no submodule {path!r}: model.named_modules() lists all.")
-    return paths
 
 
 def _gradients(
@@ -246,12 +241,6 @@ def _block(path: str, seen: RecordedForward, again: RecordedForward, gradient: B
 
 def _between(measure: Callable[[Tensor, Tensor], float], one: Tensor | None, other: Tensor | None) -> float | None:
     return None if one is None or other is None else measure(one, other)
-
-
-def _chance(outputs: Any) -> float | None:
-    first = outputs[0] if isinstance(outputs, tuple | list) else outputs
-    logits = getattr(first, "logits", first)
-    return math.log(logits.shape[1]) if isinstance(logits, Tensor) and logits.ndim == 2 else None
 
 
 def gradients_by_stream(

@@ -23,7 +23,6 @@ from batchformer.cli.training import (
 )
 from batchformer.errors import UserError
 from batchformer.files import write_json
-from batchformer.metrics.measures import measures_of, with_current_names
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.lock import locked
 
@@ -89,6 +88,7 @@ def run(args: list[str]) -> int:
 
         from batchformer.cli.recipe_cli import RecipeCLI
         from batchformer.runs.progress import ProgressLine
+        from batchformer.runs.train import refuse_other_settings
 
     cli = RecipeCLI()
     overrides = [*recipe_overrides(given), ("run.recipe", name)]
@@ -126,7 +126,9 @@ def run(args: list[str]) -> int:
                         "compare short ones (--trainer.max_epochs 1)."
                     )
                 if resume and each.folder.finished:
-                    results.append(_kept(each.folder, config, line))
+                    refuse_other_settings(each.folder, config)
+                    results.append(each.folder.read_result() or {})
+                    line.skip_to(1.0)
                     continue
                 results.append(maker.train(each.folder, each.overrides, False, clear if index == 0 else None))
                 gc.collect()
@@ -213,17 +215,6 @@ def _refuse_what_exists(out: Path, folders: list[RunFolder], allowed: bool) -> N
         raise UserError(f"{out} exists already: add --resume to go on, --overwrite to start anew, or --out DIR.")
 
 
-def _kept(folder: RunFolder, config: dict[str, Any], line: Any) -> dict[str, Any]:
-    """Return the result of a run that an earlier call has finished, if its settings are the same."""
-    from batchformer.runs.train import refuse_other_settings
-
-    refuse_other_settings(folder, config)
-    result = folder.read_result()
-    assert result is not None
-    line.skip_to(1.0)
-    return result
-
-
 def _conclude(name: str, out: Path, planned: list[Planned], results: list[dict[str, Any]], again: str) -> None:
     from batchformer.report import compare_runs, format_table, verdict, write_report
 
@@ -248,22 +239,12 @@ def _conclude(name: str, out: Path, planned: list[Planned], results: list[dict[s
     print(format_table(table))
     print(f"\n{verdict(table).sentence}\n")
     print(f"Look at:  {page}   (open it in a browser)")
-    trained = shlex.quote(str(_to_export(planned, results).path))
+    # of two variants the one that is compared with the reference, of more the best by the primary measure
+    cells = {variant: table.cell(table.primary, variant) for variant in variants}
+    gains = {variant: table.primary.gain(cell.mean) for variant, cell in cells.items() if cell is not None}
+    best = variants[1] if len(variants) == 2 else max(gains, key=gains.__getitem__, default=variants[0])
+    trained = shlex.quote(str(next(each.folder.path for each in planned if each.variant == best)))
     averaged = " --ema" if table.primary.key.endswith("_swad") else ""
     print(f"Next:     {program()} export {trained}{averaged}     the plain weights, without BatchFormer")
     print(f"          {program()} compare {again} --seeds 5 --out DIR   more seeds, a narrower interval")
     print(f"          {program()} recipes   the other data sets, and folder-lt for your own images")
-
-
-def _to_export(planned: list[Planned], results: list[dict[str, Any]]) -> RunFolder:
-    """Of two variants the one that is compared with the reference, of more the best by the primary measure."""
-    if len({each.variant for each in planned}) == 2:
-        return planned[1].folder
-    gains: dict[str, list[float]] = {}
-    for each, result in zip(planned, map(with_current_names, results), strict=True):
-        for measure in measures_of(result):
-            value = result["metrics"].get(measure.key)
-            if measure.primary and value is not None:
-                gains.setdefault(each.variant, []).append(measure.gain(value))
-    best = max(gains, key=lambda variant: sum(gains[variant]) / len(gains[variant]), default=planned[0].variant)
-    return next(each.folder for each in planned if each.variant == best)

@@ -5,7 +5,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 
 @contextmanager
@@ -21,14 +20,10 @@ def quiet_libraries() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("default", category=UserWarning, module=r"batchformer(\.|$)")
-        warnings.formatwarning = _one_line
+        # without the line of code that raised it
+        warnings.formatwarning = lambda message, *_, **__: f"batchformer: warning: {' '.join(str(message).split())}\n"
         try:
             yield
         finally:
             warnings.formatwarning = as_python_does
             logging.disable(before)
-
-
-def _one_line(message: Warning | str, *_: Any, **__: Any) -> str:
-    """A warning without the line of code that raised it."""
-    return f"batchformer: warning: {' '.join(str(message).split())}\n"

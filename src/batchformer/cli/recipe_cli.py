@@ -12,11 +12,12 @@ from typing import Any
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from batchformer.cli.mistakes import in_one_line
+from batchformer.cli.parser_errors import in_one_line
+from batchformer.cli.training import Overrides
 from batchformer.data.sets import import_all
 from batchformer.errors import UserError, did_you_mean
 from batchformer.recipes import read_recipe
-from batchformer.runs.options import RunOptions, current_key, flat, with_current_keys
+from batchformer.runs.options import RunOptions, current_key, dotted, with_current_keys
 from batchformer.tasks import TASKS, Task
 
 TRAINER_DEFAULTS = {
@@ -27,7 +28,6 @@ TRAINER_DEFAULTS = {
 }
 DEFAULT_TASK = "long_tailed"  # of recipes that name none
 PAIR = {"baseline": {"model.method": "baseline"}, "batchformer": {"model.method": "batchformer"}}
-Overrides = list[tuple[str, str]]
 _KNOWN_CODE = ("batchformer.", "lightning.", "pytorch_lightning.", "torch.")
 
 
@@ -253,5 +253,5 @@ def _seeds_in(content: dict[str, Any], file: Path) -> list[str]:
 
 def _flat_keys(values: dict[str, Any]) -> set[str]:
     """The dotted keys of all values and of the sections they are in."""
-    parts = [key.split(".") for key in flat(values)]
+    parts = [key.split(".") for key in dotted(values)]
     return {".".join(each[:length]) for each in parts for length in range(1, len(each) + 1)}

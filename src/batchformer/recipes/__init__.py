@@ -100,9 +100,9 @@ def about(recipe: str | Path) -> About:
     """The section `about` of a shipped recipe or of the user's own YAML file."""
     name, file = find_recipe(str(recipe))
     given = _with_parents(file, ()).get("about", {})
-    paper = given.get("paper")
+    paper, first = given.get("paper"), file.read_text(encoding="utf-8").partition("\n")[0]
     return About(
-        title=given.get("title") or _first_comment(file) or name,
+        title=given.get("title") or (first.lstrip("# ").strip() if first.startswith("#") else "") or name,
         group=given.get("group") or NO_GROUP,
         needs=given.get("needs"),
         paper=None if paper is None else PaperRow(**copy.deepcopy(paper)),
@@ -161,16 +161,11 @@ def _is_shipped(name: str) -> bool:
 
 def _names_in(folder: Traversable) -> list[str]:
     found = (file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
-    return sorted(found, key=_numbers_by_value)
 
+    def numbers_by_value(name: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
-def _numbers_by_value(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
-def _first_comment(file: Path) -> str:
-    first = file.read_text(encoding="utf-8").partition("\n")[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
+    return sorted(found, key=numbers_by_value)
 
 
 def _with_parents(file: Path, children: tuple[Path, ...]) -> dict[str, Any]:
@@ -180,7 +175,8 @@ def _with_parents(file: Path, children: tuple[Path, ...]) -> dict[str, Any]:
         return content
     if not isinstance(parent, str):
         raise UserError(f"{EXTENDS} in {file}: expected the name of a recipe or of a file, got {parent}.")
-    found = _find_parent(parent, file)
+    beside = file.parent / parent
+    found = beside if not _is_shipped(parent) and beside.is_file() else find_recipe(parent)[1]
     if found.resolve() in {path.resolve() for path in (*children, file)}:
         raise UserError(f"{file} extends {parent}, which extends it in turn: name another recipe.")
     inherited = _with_parents(found, (*children, file))
@@ -188,13 +184,6 @@ def _with_parents(file: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     kept = {key: value for key, value in inherited.get("about", {}).items() if key in _INHERITED}
     merged["about"] = {**kept, **content.get("about", {})}
     return {**merged, **{section: content[section] for section in ("variants", "stages") if section in content}}
-
-
-def _find_parent(name: str, child: Path) -> Path:
-    if _is_shipped(name):
-        return find_recipe(name)[1]
-    beside = child.parent / name
-    return beside if beside.is_file() else find_recipe(name)[1]
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -252,15 +241,12 @@ def _check_paper(given: dict[str, Any], file: Path) -> None:
         raise UserError(f"about.paper in {file} has no {missing[0]}: it needs table, row and numbers.")
     numbers = given["numbers"]
     by_variant = isinstance(numbers, dict) and all(isinstance(row, dict) for row in numbers.values())
-    if not by_variant or not all(_is_number(value) for row in numbers.values() for value in row.values()):
+    kinds = {type(value) for row in numbers.values() for value in row.values()} if by_variant else {None}
+    if not kinds <= {int, float}:
         raise UserError(
             f"about.paper.numbers in {file}: expected numbers by variant and measure, as in "
             f"{{baseline: {{accuracy: 50.7}}}}, got {numbers}."
         )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_keys(given: Any, known: Mapping[str, Any], where: str, file: Path) -> None:

@@ -9,7 +9,7 @@ WIDTH, HEIGHT = 440, 290
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 24, 46
 STYLES = 8  # that page.css has for variants, v0 to v7: each a colour and a dash pattern
 
-Point = tuple[float, float]
+XY = tuple[float, float]
 
 
 def variant_styles(variants: Sequence[str]) -> dict[str, str]:
@@ -26,24 +26,24 @@ class Chart:
         self.left, self.height, self.bottom = left, height + round(slant), BOTTOM + round(slant)
         self._marks: list[str] = []
 
-    def at(self, x: float, y: float) -> Point:
+    def at(self, x: float, y: float) -> XY:
         """Position of a data point in the SVG."""
         across = self.left + self.x.place(x) * (WIDTH - self.left - RIGHT)
         down = self.height - self.bottom - self.y.place(y) * (self.height - TOP - self.bottom)
         return across, down
 
-    def line(self, points: Sequence[Point], style: str) -> None:
+    def line(self, points: Sequence[XY], style: str) -> None:
         if len(points) == 1:
             self.dots(points, style)
         elif points:
             self._marks.append(f'<polyline class="line {style}" points="{self._path(points)}"/>')
 
-    def band(self, low: Sequence[Point], high: Sequence[Point], style: str) -> None:
+    def band(self, low: Sequence[XY], high: Sequence[XY], style: str) -> None:
         if len(low) > 1:
             outline = self._path([*low, *reversed(high)])
             self._marks.append(f'<polygon class="band {style}" points="{outline}"/>')
 
-    def dots(self, points: Sequence[Point], style: str, tips: Sequence[str] = (), radius: float = 3) -> None:
+    def dots(self, points: Sequence[XY], style: str, tips: Sequence[str] = (), radius: float = 3) -> None:
         """Circles; a tip is the text shown when the pointer rests on one."""
         for k, point in enumerate(points):
             cx, cy = self.at(*point)
@@ -58,11 +58,11 @@ class Chart:
             f'height="{max(abs(y1 - y0), 0.6):.1f}"><title>{escape(tip)}</title></rect>'
         )
 
-    def segment(self, start: Point, end: Point, style: str) -> None:
+    def segment(self, start: XY, end: XY, style: str) -> None:
         (x0, y0), (x1, y1) = self.at(*start), self.at(*end)
         self._marks.append(f'<line class="{style}" x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"/>')
 
-    def interval(self, start: Point, end: Point, style: str) -> None:
+    def interval(self, start: XY, end: XY, style: str) -> None:
         """A line between two points; an end that lies beyond the axes is an arrow at their border."""
         self.segment(start, end, f"whisker {style}".rstrip())
         for point, other in ((start, end), (end, start)):
@@ -120,5 +120,5 @@ class Chart:
             )
         return "".join(parts)
 
-    def _path(self, points: Sequence[Point]) -> str:
+    def _path(self, points: Sequence[XY]) -> str:
         return " ".join("{:.1f},{:.1f}".format(*self.at(*point)) for point in points)

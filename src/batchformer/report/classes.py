@@ -172,7 +172,9 @@ def class_table(runs: Sequence[Run], table: Comparison) -> str:
         return ""
     found = {v: [run for run in known if run.variant == v] for v in table.variants}
     columns = {
-        shown_name(v): [_shown(m) for m in mean_per_group(of, groups, lambda run: run.per_class)]
+        shown_name(v): [
+            "–" if mean is None else f"{mean:.1f}" for mean in mean_per_group(of, groups, lambda run: run.per_class)
+        ]
         for v, of in found.items()
         if of
     }
@@ -193,10 +195,6 @@ def class_table(runs: Sequence[Run], table: Comparison) -> str:
     if len(rows) <= MOST_CLASSES_OPEN:
         return f'<div class="card classes{wide}"><h4>{escape(title)}</h4>{pieces}</div>'
     return f'<details class="card classes{wide}"><summary>{escape(title)}</summary>{pieces}</details>'
-
-
-def _shown(mean: float | None) -> str:
-    return "–" if mean is None else f"{mean:.1f}"
 
 
 def influence_chart(name: str, runs: Sequence[Run]) -> str | None:

@@ -23,14 +23,7 @@ class DrawnCurve(NamedTuple):
     start_left_out: bool
 
 
-class DrawnDifference(NamedTuple):
-    """A picture, and the side of zero on which a variant is better."""
-
-    svg: str
-    better_side: str
-
-
-def difference_chart(name: str, table: Comparison) -> DrawnDifference | None:
+def difference_chart(name: str, table: Comparison) -> str | None:
     """Difference of each variant to the reference as a dot with its interval, against the line of no difference.
 
     A row for each measure that has unit and direction of the primary one; with targets, one for each of them and for
@@ -63,8 +56,7 @@ def difference_chart(name: str, table: Comparison) -> DrawnDifference | None:
         for label, variant, difference in drawn
     )
     minus = f"{shown_name(table.others[0])} minus " if len(table.others) == 1 else "to "
-    svg = chart.svg(f"Difference {minus}{table.reference} with 95 % interval", spoken)
-    return DrawnDifference(svg, "Right" if right_is_better else "Left")
+    return chart.svg(f"Difference {minus}{table.reference} with 95 % interval", spoken)
 
 
 def seeds_chart(name: str, rows: Mapping[str, Mapping[int, float]], measure: Measure, reference: str | None) -> Chart:

@@ -1,12 +1,12 @@
 """`stream_health.json` of a run folder (or `stream_health` in a result): what `analysis.stream_health` measured."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from batchformer.errors import UserError
+from batchformer.files import read_json
 from batchformer.metrics.measures import known
 
 FILE = "stream_health.json"
@@ -19,16 +19,6 @@ def read_health(result: Mapping[str, Any], file: Path) -> dict[str, Any]:
         return _checked(result["stream_health"], file)
     beside = file.with_name(FILE) if file.name == "result.json" else file.with_name(f"{file.stem}.{FILE}")
     return _checked(read_json(beside, "is damaged", "delete it or measure again"), beside) if beside.is_file() else {}
-
-
-def read_json(file: Path, suspicion: str, remedy: str) -> Any:
-    """The parsed content; an error says in one sentence what is wrong with the file and what to do."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} {suspicion} ({error}): {remedy}") from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def _checked(health: Any, file: Path) -> dict[str, Any]:

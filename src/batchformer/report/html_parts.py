@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from batchformer.errors import UserError
-from batchformer.report.health import read_json
+from batchformer.files import read_json
 from batchformer.report.runs import Run
 
 PICTURES, INDEX = "pictures", "pictures.json"
@@ -68,18 +68,15 @@ def pictures_of(runs: Sequence[Run], folder: str, whole_width: bool = False) -> 
     for run in runs:
         index = run.source.parent / folder / INDEX
         if run.source.name == "result.json" and index.is_file():
-            drawn = "".join(_picture(index.parent, entry, whole_width) for entry in _pictures_in(index))
+            entries = read_json(index, "is damaged", "delete it or draw the pictures again")
+            listed = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+            if not listed or not all(isinstance(entry.get("file"), str) for entry in entries):
+                raise UserError(
+                    f"{index} is not an index of pictures: it must list objects with 'file', 'title' and 'caption'"
+                )
+            drawn = "".join(_picture(index.parent, entry, whole_width) for entry in entries)
             return f'<div class="grid">{drawn}</div>' if drawn else ""
     return ""
-
-
-def _pictures_in(file: Path) -> list[dict[str, str]]:
-    entries = read_json(file, "is damaged", "delete it or draw the pictures again")
-    if not isinstance(entries, list) or not all(
-        isinstance(e, dict) and isinstance(e.get("file"), str) for e in entries
-    ):
-        raise UserError(f"{file} is not an index of pictures: it must list objects with 'file', 'title' and 'caption'")
-    return entries
 
 
 def _picture(folder: Path, entry: Mapping[str, str], whole_width: bool) -> str:
@@ -92,15 +89,10 @@ def _picture(folder: Path, entry: Mapping[str, str], whole_width: bool) -> str:
         return ""
     title, caption = str(entry.get("title", file.stem)), str(entry.get("caption", ""))
     source = f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
-    wide = "seen" if _tall(content) and not whole_width else "seen wide"
+    # half of the page is enough for a tall PNG: width and height stand at the same place in every one
+    width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
+    wide = "seen" if kind == "png" and width < 1.6 * height and not whole_width else "seen wide"
     return (
         f'<figure class="{wide}"><h4>{escape(title)}</h4><div class="scroll"><img alt="{escape(title)}" src="{source}">'
         f"</div><figcaption>{escape(caption)}</figcaption></figure>"
     )
-
-
-def _tall(content: bytes) -> bool:
-    """Whether half of the page is enough for a PNG: its width and height stand at the same place in every one."""
-    if not content.startswith(b"\x89PNG"):
-        return False
-    return int.from_bytes(content[16:20], "big") < 1.6 * int.from_bytes(content[20:24], "big")

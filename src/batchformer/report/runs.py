@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.errors import UserError
+from batchformer.files import read_json
 from batchformer.metrics.measures import Measure, measures_of, primary_of, with_current_names
-from batchformer.report.health import read_health, read_json
+from batchformer.report.health import read_health
 
 _NO_RESULTS = ("compare.json", "pictures.json")
 _REQUIRED = ("recipe", "variant", "seed", "metrics")
@@ -87,12 +88,12 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
         raise UserError(f"no result.json found in {where}: give a run folder, a folder of `compare`, or a result file")
     declared = {folder: _declared_order(folder) for folder in {run.source.parent.parent for run in runs.values()}}
 
-    def place(run: Run) -> tuple[Any, ...]:
+    def in_order(run: Run) -> tuple[Any, ...]:
         order = declared[run.source.parent.parent]
         names = [(order.index(name) if name in order else len(order), name) for name in (run.variant, run.target or "")]
         return (run.recipe, *names, run.seed)
 
-    return sorted(runs.values(), key=place)
+    return sorted(runs.values(), key=in_order)
 
 
 def _declared_order(folder: Path) -> list[str]:

@@ -118,13 +118,14 @@ def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
     if drawn is None:
         return whole
     helps = "the method helps" if table.is_default_pair else f"a variant is better than {table.reference}"
-    told = f"Dot: mean over matched seeds; line: 95 % interval. {drawn.better_side} of zero {helps}."
-    told += _arrows(drawn.svg)
+    side = "Right" if measure.gain(1.0) > 0 else "Left"
+    told = f"Dot: mean over matched seeds; line: 95 % interval. {side} of zero {helps}."
+    told += _arrows(drawn)
     notes = ", ".join(f"{each.label}: {each.note}" for each in table.measures if each.note and not table.targets)
     told += f" {notes}." if notes else ""
     one = len(table.others) == 1
     minus = f", {shown_name(table.others[0])} minus {table.reference}" if one else f" to {table.reference}"
-    picture = figure(f"Difference{minus}", drawn.svg, told, {} if one else _legend(table))
+    picture = figure(f"Difference{minus}", drawn, told, {} if one else _legend(table))
     seeds = _every_seed(name, table) if is_wide else ""
     return f'<div class="grid">{whole}{picture}{seeds}</div>'
 

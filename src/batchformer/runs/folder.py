@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.errors import UserError
-from batchformer.files import remove_stale_temporaries, write_json, write_text
+from batchformer.files import read_json, remove_stale_temporaries
 
 LOCK = "run.lock"  # see runs.lock
 _STAGES = ".stages"
@@ -129,21 +128,10 @@ class RunFolder:
             way_out = f"name one of the runs in it, {runs[0]} for example" if runs else "name the --out of a fit"
             raise UserError(f"{self.path} is not a run folder: it has no config.yaml; {way_out}.")
 
-    def write_config(self, text: str) -> None:
-        write_text(self.config, text)
-
-    def write_result(self, result: dict[str, Any]) -> None:
-        write_json(self.result, result)
-
     def read_result(self) -> dict[str, Any] | None:
         if not self.finished:
             return None
-        try:
-            result = json.loads(self.result.read_text())
-        except ValueError as problem:
-            raise UserError(
-                f"{self.result} is damaged ({problem}); run the command again with --overwrite."
-            ) from problem
+        result = read_json(self.result, "is damaged", "run the command again with --overwrite.")
         missing = [name for name in _IN_A_RESULT if not isinstance(result, dict) or name not in result]
         if missing:
             raise UserError(

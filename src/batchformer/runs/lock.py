@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from batchformer.errors import UserError
 from batchformer.runs.folder import LOCK, RunFolder, is_main_process
@@ -34,7 +33,9 @@ def locked(folders: Iterable[RunFolder]) -> Iterator[None]:
 @contextmanager
 def _locked(folder: RunFolder) -> Iterator[None]:
     made = [place for place in (folder.path, *folder.path.parents) if not place.exists()]
-    lock, content = folder.path / LOCK, json.dumps(_this_process())
+    pid, since = os.getpid(), f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    own = {**_this_place(), "process": pid, "process_start": _start_of(pid), "since": since}
+    lock, content = folder.path / LOCK, json.dumps(own)
     folder.make()
     try:
         try:
@@ -103,12 +104,6 @@ def _refuse_unless_gone(lock: Path, content: str) -> None:
         f"{lock.parent} is locked by {who}, and from here it cannot be seen whether that still trains: if not, remove "
         f"{lock} and give the command again; else choose another --out."
     )
-
-
-def _this_process() -> dict[str, Any]:
-    pid, now = os.getpid(), datetime.now(UTC)
-    since = f"{now:%Y-%m-%d %H:%M:%S} UTC"
-    return {**_this_place(), "process": pid, "process_start": _start_of(pid), "since": since}
 
 
 def _this_place() -> dict[str, str]:

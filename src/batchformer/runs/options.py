@@ -40,13 +40,13 @@ class RunOptions:
                 raise UserError(f"run.{name} {value}: give 1 or more.")
 
 
-def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def dotted(values: Any, prefix: str = "") -> dict[str, Any]:
     """Nested sections as dotted keys."""
     if not isinstance(values, dict) or not values:
         return {prefix: values}
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found.update(flat(value, f"{prefix}.{key}" if prefix else str(key)))
+        found.update(dotted(value, f"{prefix}.{key}" if prefix else str(key)))
     return found
 
 

@@ -108,7 +108,7 @@ class RunProgress(ProgressBar):
         super().__init__()
         self.line = line
         self._on = True
-        self._accuracy = ""
+        self._judged = ""
         self._validated_step = -1
 
     def disable(self) -> None:
@@ -129,14 +129,14 @@ class RunProgress(ProgressBar):
         seen = trainer.callback_metrics
         named = [measure for measure in pl_module.measures if measure.in_progress and f"val/{measure.key}" in seen]
         shown = [f"{measure.key} {float(seen[f'val/{measure.key}']):.1f}" for measure in named]
-        self._accuracy = "  " + " ".join(shown) if shown else ""
+        self._judged = "  " + " ".join(shown) if shown else ""
         self._validated_step = trainer.global_step
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if self._validated_step != trainer.global_step:
-            self._accuracy = ""  # of other weights than the last ones
+            self._judged = ""  # of other weights than the last ones
         if self._on:
-            self.line.update(1.0, self._where(trainer, max(1, trainer.current_epoch)) + self._accuracy)
+            self.line.update(1.0, self._where(trainer, max(1, trainer.current_epoch)) + self._judged)
         self.line.clear()
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
@@ -152,7 +152,7 @@ class RunProgress(ProgressBar):
         if self._on:
             # the last tenth waits for the end of training, and with it for the validation of the last weights
             fraction = min(self._fraction(trainer, batches), _JUST_BEFORE_THE_END)
-            self.line.update(fraction, self._where(trainer, trainer.current_epoch + 1) + self._accuracy)
+            self.line.update(fraction, self._where(trainer, trainer.current_epoch + 1) + self._judged)
 
     @staticmethod
     def _where(trainer: L.Trainer, epoch: int) -> str:

@@ -11,9 +11,10 @@ import torch
 import yaml
 
 from batchformer.errors import BadSample, NonFiniteLoss, UserError
+from batchformer.files import write_json, write_text
 from batchformer.runs.checkpoints import LastCheckpoint
 from batchformer.runs.folder import RunFolder, is_main_process
-from batchformer.runs.options import RunOptions, flat, with_current_keys
+from batchformer.runs.options import RunOptions, dotted, with_current_keys
 from batchformer.runs.progress import ProgressLine
 from batchformer.runs.recorder import RunRecorder
 from batchformer.runs.result import analyse, build_result
@@ -94,13 +95,13 @@ def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwri
             )
     if not (resume and folder.started):
         folder.open_new(overwrite)
-        folder.write_config(config_text(config))
+        write_text(folder.config, config_text(config))
         return None
     if folder.config.is_file():
         refuse_other_settings(folder, config)
     if not folder.checkpoint.is_file():
         folder.clear_unfinished()
-        folder.write_config(config_text(config))
+        write_text(folder.config, config_text(config))
         return None
     return folder.checkpoint
 
@@ -143,7 +144,7 @@ def train(
         result["command"] = command
     if trainer.is_global_zero:
         result.update(analyse(task, data, trainer) if analysis else {})
-        folder.write_result(result)
+        write_json(folder.result, result)
     trainer.strategy.barrier("result.json")
     return result
 
@@ -170,7 +171,7 @@ def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
 
     A finished run is only read, so settings that its (older) version did not have are ignored.
     """
-    before, now = flat(with_current_keys(yaml.safe_load(folder.config.read_text()))), flat(config)
+    before, now = dotted(with_current_keys(yaml.safe_load(folder.config.read_text()))), dotted(config)
     for key in sorted(before.keys() & now.keys() if folder.finished else before.keys() | now.keys()):
         began = before.get(key, _CAME_LATER.get(key))
         if began != now.get(key) and not key.startswith(_FREE_TO_CHANGE):

@@ -15,7 +15,7 @@ import lightning.pytorch as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from batchformer.errors import UserError, interruption
 from batchformer.runs.checkpoints import AtomicCheckpointIO
@@ -30,7 +30,10 @@ _RETURN_NOTHING = ("_spawn", "_fork", "_notebook")
 def make_trainer(
     folder: RunFolder, keywords: dict[str, Any], callbacks: list[Any], line: ProgressLine | None, resume_step: int = 0
 ) -> L.Trainer:
-    """Lightning's Trainer with the settings of a recipe, and the loggers and callbacks that every run has."""
+    """Lightning's Trainer with the settings of a recipe, and the loggers and callbacks that every run has.
+
+    What it refuses is a :class:`UserError` that names the setting.
+    """
     keywords = dict(keywords)
     own_callbacks = list(callbacks)
     if line is not None and keywords.get("enable_progress_bar") is not False:
@@ -40,15 +43,12 @@ def make_trainer(
     given = keywords.get("callbacks") or []
     keywords["callbacks"] = [*(given if isinstance(given, list) else [given]), *own_callbacks]
     if keywords.get("logger") is None:
-        keywords["logger"] = loggers(folder.path, resume_step)
+        purge: dict[str, Any] = {"purge_step": resume_step} if resume_step else {}
+        board = TensorBoardLogger(folder.path, name="tensorboard", version="", default_hp_metric=False, **purge)
+        keywords["logger"] = [RunCSVLogger(folder.path, resume_step), board]
     plugins = keywords.get("plugins") or []
     keywords["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
     keywords["default_root_dir"] = str(folder.path)
-    return trainer_or_sentence(keywords)
-
-
-def trainer_or_sentence(keywords: dict[str, Any]) -> L.Trainer:
-    """``L.Trainer(**keywords)``; what it refuses is a :class:`UserError` that names the setting."""
     strategy = keywords.get("strategy")
     if isinstance(strategy, str) and strategy.endswith(_RETURN_NOTHING):
         # Lightning copies into such processes what cannot be copied, and brings back the weights but no history.
@@ -160,11 +160,3 @@ def rows_before(path: Path, step: int) -> list[dict[str, Any]]:
         return []
     with open(path, newline="") as file:
         return [row for row in csv.DictReader(file) if (row.get("step") or "").isdigit() and int(row["step"]) < step]
-
-
-def loggers(folder: Path, resume_step: int) -> list[Logger]:
-    purge: dict[str, Any] = {"purge_step": resume_step} if resume_step else {}
-    return [
-        RunCSVLogger(folder, resume_step),
-        TensorBoardLogger(folder, name="tensorboard", version="", default_hp_metric=False, **purge),
-    ]

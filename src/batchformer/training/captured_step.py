@@ -79,16 +79,17 @@ class CapturedStep:
         return outputs
 
     def _capture(self, leaves: list[Any], structure: pytree.TreeSpec) -> None:
-        self._inputs = [self._copy_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._inputs = []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                image = leaf.ndim == 4 and leaf.is_floating_point() and leaf.shape[1] > 1
+                leaf = leaf.clone(memory_format=self.memory_format if image else torch.contiguous_format)
+            self._inputs.append(leaf)
         graph = torch.cuda.CUDAGraph()
         # thread_local: a data loader's pinning thread may call CUDA meanwhile without breaking the capture
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._outputs = self.step(pytree.tree_unflatten(self._inputs, structure))
         self._graph, self._side = graph, None
-
-    def _copy_of(self, leaf: Tensor) -> Tensor:
-        image = leaf.ndim == 4 and leaf.is_floating_point() and leaf.shape[1] > 1
-        return leaf.clone(memory_format=self.memory_format if image else torch.contiguous_format)
 
 
 def count_step(trainer: L.Trainer) -> None:

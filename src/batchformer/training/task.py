@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from batchformer.data.images import open_image
 from batchformer.data.info import DataInfo, class_differences
-from batchformer.data.loading.epoch_loader import as_batch, samples_in
+from batchformer.data.loading.epoch_loader import Batch, as_batch, samples_in
 from batchformer.errors import UserError
+from batchformer.metrics.gather import gathered
 from batchformer.metrics.measures import Measure
 from batchformer.training.captured_step import CapturedStep, align_step_counts, count_step
 from batchformer.training.meter import Meter
@@ -20,7 +21,6 @@ from batchformer.training.optimizers import set_lr
 from batchformer.training.reseed import reseed
 
 CHECK_EVERY = 50  # steps between checks that the loss is finite, where a check synchronises with the device
-Batch = dict[str, Any]
 Analysis = Callable[["Task", Any, L.Trainer], dict[str, Any]]
 
 
@@ -397,15 +397,9 @@ class Task(L.LightningModule):
         self._raise_if_not_finite()  # no checkpoint of a run that has diverged
         state: dict[str, Any] = {"data": self.data_info.as_dict(), "init_from": dict(self.init_from)}
         if self._meter is not None:
-            state["meter"] = self._of_all_processes(self._meter.state_dict())
+            # rank 0 writes the checkpoint, and each process has counted its own samples
+            state["meter"] = gathered(self._meter.state_dict())
         checkpoint["task"] = state
-
-    def _of_all_processes(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """The states of all processes: rank 0 writes the checkpoint, and each has counted its own samples."""
-        states = [own] * self.trainer.world_size
-        if len(states) > 1:
-            torch.distributed.all_gather_object(states, own)
-        return states
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint["task"] = self._saved_state(checkpoint)
