@@ -8,7 +8,8 @@ from batchformer.tasks.detection.task import Detection
 from batchformer.tasks.domains.adaptation import DomainAdaptation
 from batchformer.tasks.domains.generalization import DomainGeneralization
 from batchformer.tasks.domains.options import AdaptOptions, AlgorithmOptions, DomainOptimizerOptions
-from batchformer.tasks.long_tailed.task import LongTailed, LossOptions
+from batchformer.tasks.long_tailed.losses import LossOptions
+from batchformer.tasks.long_tailed.task import LongTailed
 from batchformer.training.optimizers import AdamWOptions, OptimizerOptions
 from batchformer.training.options import BatchFormerOptions
 from batchformer.training.schedules import CosineOptions, ScheduleOptions
