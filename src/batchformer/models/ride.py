@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -219,7 +220,7 @@ def expert_network(
         for told, name in zip(whole.feature_info[1:], stages, strict=True)
     ]  # fmt: skip
     narrow = [round(width * count) if name in late else count for count, name in zip(channels, stages, strict=True)]
-    _refuse_too_narrow(experts, width, dict(zip(stages, narrow, strict=True)), late)
+    _refuse_too_narrow(experts, width, dict(zip(stages, narrow, strict=True)), late, grows=small)
     if width != 1:
         arguments = {name: value for name, value in arguments.items() if name not in _PRETRAINED}
         arguments["widths" if small else "channels"] = narrow
@@ -232,13 +233,21 @@ def expert_network(
     return net
 
 
-def _refuse_too_narrow(experts: int, width: float, channels: dict[str, int], late: Sequence[str]) -> None:
+def _refuse_too_narrow(experts: int, width: float, channels: dict[str, int], late: Sequence[str], grows: bool) -> None:
+    """`grows`: shortcuts without parameters, which cannot go to fewer channels."""
     narrowest = min(late, key=lambda name: channels[name])
     if channels[narrowest] < experts:
         raise UserError(
             f"{experts} experts are more than the width allows: at model.ride.width {width:g} {narrowest} of an expert "
             f"has {channels[narrowest]} channels. Take fewer experts, or a wider network."
         )
+    stages = list(channels)
+    for before, stage in pairwise(stages[stages.index(late[0]) - 1 :]):
+        if grows and channels[stage] < channels[before]:
+            raise UserError(
+                f"at model.ride.width {width:g} {stage} of an expert has {channels[stage]} channels and {before} "
+                f"{channels[before]}, which shortcuts of CIFAR ResNets cannot reduce: take a larger width."
+            )
 
 
 def _early_stages(net: Any, late: Sequence[str]) -> nn.Sequential:
