@@ -320,3 +320,39 @@ class TestCommands:
         net.load_state_dict(load_file(file), strict=True)
         assert main(["test", str(run)]) == 0
         assert "exactly these numbers" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+class TestOnCuda:
+    @pytest.fixture(autouse=True)
+    def one_algorithm(self, monkeypatch):
+        monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+    @staticmethod
+    def fit(source: str, precision: str, train: str = "experts", **options):
+        task = ride_task(optimizer=OptimizerOptions(lr=0.02), ride={"train": train}, **options)
+        task.init_from = {"network": source}
+        trainer = make_trainer(accelerator="cuda", devices=1, max_epochs=6, precision=precision)
+        trainer.fit(task, datamodule=TinyData(batch_size=6))
+        return {name: value.cpu() for name, value in task.net.state_dict().items()}, trainer.callback_metrics
+
+    @pytest.mark.parametrize("train", ["experts", "router"])
+    @pytest.mark.parametrize("method", ["baseline", "batchformer"])
+    @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+    def test_graph_and_eager_training_agree_over_the_deferred_epoch(self, train, method, precision, tmp_path):
+        source, tolerance = a_file(tmp_path), 1e-3 if precision == "32-true" else 5e-2
+        loss = LossOptions("ldam", reweight_epoch=3)
+        plain, graphed = (
+            self.fit(source, precision, train, method=method, loss=loss, cuda_graph=on) for on in (False, True)
+        )
+        for name, value in plain[0].items():
+            torch.testing.assert_close(graphed[0][name], value, rtol=tolerance, atol=tolerance)
+        assert graphed[1]["train/loss"].item() == pytest.approx(plain[1]["train/loss"].item(), rel=tolerance)
+
+    @pytest.mark.parametrize("train", ["experts", "router"])
+    def test_a_compiled_network_in_a_graph(self, train, tmp_path):
+        source = a_file(tmp_path)
+        eager, compiled = (
+            self.fit(source, "32-true", train, cuda_graph=True, compile=on, channels_last=True) for on in (False, True)
+        )
+        assert compiled[1]["train/loss"].item() == pytest.approx(eager[1]["train/loss"].item(), rel=1e-2)
