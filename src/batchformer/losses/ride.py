@@ -105,6 +105,8 @@ class RoutingLoss(nn.Module):
     Mean over the rows and over the experts but the last. These are few images, and each weighs `pos_weight`.
     """
 
+    pos_weight: Float[Tensor, ""]
+
     def __init__(self, pos_weight: float = 100.0) -> None:
         super().__init__()
         self.register_buffer("pos_weight", torch.tensor(pos_weight), persistent=False)

@@ -4,7 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -204,33 +204,34 @@ def expert_network(
     """
     from timm.models.resnet import ResNet
 
-    whole: Any = create_backbone(backbone, num_classes, **arguments)
+    whole = create_backbone(backbone, num_classes, **arguments)
     if not isinstance(whole, CifarResNet | ResNet):
         raise UserError(
             f"RIDE's experts are the late stages of a ResNet, and {backbone} is {type(whole).__name__}: choose a "
             "ResNet of this package (resnet32, resnet10, ...) or of timm (resnet18, resnext50_32x4d, ...)."
         )
-    small = isinstance(whole, CifarResNet)
-    stages = [name for name, _ in whole.named_children() if name.startswith("layer")]
+    small, net = isinstance(whole, CifarResNet), cast(Any, whole)
+    stages = [name for name, _ in net.named_children() if name.startswith("layer")]
     if len(stages) < _LATE:
         raise UserError(f"RIDE needs a ResNet of two stages or more, and this {backbone} has {len(stages)}.")
     late = stages[-_LATE:] if len(stages) > _LATE else stages[-1:]
-    channels = list(whole.widths) if small else [
-        told["num_chs"] // whole.get_submodule(name)[0].expansion
-        for told, name in zip(whole.feature_info[1:], stages, strict=True)
-    ]  # fmt: skip
+    if small:
+        channels = list(net.widths)
+    else:
+        blocks = [net.get_submodule(name)[0] for name in stages]
+        channels = [told["num_chs"] // b.expansion for told, b in zip(net.feature_info[1:], blocks, strict=True)]
     narrow = [round(width * count) if name in late else count for count, name in zip(channels, stages, strict=True)]
     _refuse_too_narrow(experts, width, dict(zip(stages, narrow, strict=True)), late, grows=small)
     if width != 1:
         arguments = {name: value for name, value in arguments.items() if name not in _PRETRAINED}
         arguments["widths" if small else "channels"] = narrow
     made: list[Any] = [create_backbone(backbone, num_classes, **arguments) for _ in range(experts)]
-    own = [_late_stages(net, late) for net in made]
-    parts = _early_stages(whole, late), own, made[0].fc.in_features, num_classes, scale
-    net = ExpertNetwork(*parts) if top is None else RoutedExperts(*parts, top, threshold)
-    size = {"input_size": (whole.conv1.in_channels, 32, 32)} if small else getattr(whole, "default_cfg", None)
-    net.default_cfg = size  # type: ignore[assignment]  # what dry runs of attach try first
-    return net
+    own = [_late_stages(each, late) for each in made]
+    parts = _early_stages(net, late), own, made[0].fc.in_features, num_classes, scale
+    split: Any = ExpertNetwork(*parts) if top is None else RoutedExperts(*parts, top, threshold)
+    # what dry runs of attach try first
+    split.default_cfg = {"input_size": (net.conv1.in_channels, 32, 32)} if small else getattr(net, "default_cfg", None)
+    return split
 
 
 def _refuse_too_narrow(experts: int, width: float, channels: dict[str, int], late: Sequence[str], grows: bool) -> None:
