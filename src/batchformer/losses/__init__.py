@@ -14,6 +14,8 @@ from batchformer.losses.domains import (
     rows_by_domain,
     vrex_penalty,
 )
+from batchformer.losses.ride import RideLoss, RoutingLoss
 
-__all__ = ["BalancedSoftmaxLoss", "DistillationLoss", "LDAMLoss", "LogitAdjustedLoss", "checked_counts",
-           "coral_penalty", "irm_penalty", "margin_disparity", "rows_by_domain", "vrex_penalty"]  # fmt: skip
+__all__ = ["BalancedSoftmaxLoss", "DistillationLoss", "LDAMLoss", "LogitAdjustedLoss", "RideLoss", "RoutingLoss",
+           "checked_counts", "coral_penalty", "irm_penalty", "margin_disparity", "rows_by_domain",
+           "vrex_penalty"]  # fmt: skip

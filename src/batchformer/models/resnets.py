@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ class CifarResNet(nn.Module):
         self, blocks: int, num_classes: int = 10, in_chans: int = 3, widths: tuple[int, ...] = (16, 32, 64)
     ) -> None:
         super().__init__()
-        self.num_classes, self.num_features = num_classes, widths[-1]
+        self.num_classes, self.num_features, self.widths = num_classes, widths[-1], tuple(widths)
         self.conv1 = nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         channels = widths[0]
@@ -129,17 +130,21 @@ def resnet50_stride_in_1x1(num_classes: int = 1000, **arguments: Any) -> nn.Modu
 
 
 class NormedLinear(nn.Linear):
-    """Cosine classifier: the cosine between a feature and the weight of each class, without bias, in [-1, 1].
+    """Cosine classifier: `scale` times the cosine between a feature and the weight of each class, without bias.
 
-    Used by LDAM before its margins; the released LDAM and RIDE code do the same (their weight is transposed).
-    The scale of the softmax belongs to the loss.
+    Used by LDAM before its margins, with a scale of 1: that of the softmax belongs to its loss; and by RIDE with 30, as
+    in its released code (whose weight is transposed). Under autocast it is computed in float32: with the eight bits of
+    bfloat16 the cosines of many classes would be equal.
     """
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    def __init__(self, in_features: int, out_features: int, scale: float = 1.0) -> None:
         super().__init__(in_features, out_features, bias=False)
+        self.scale = scale
 
     def forward(self, input: Float[Tensor, "... features"]) -> Float[Tensor, "... classes"]:
-        return F.linear(F.normalize(input, dim=-1), F.normalize(self.weight, dim=-1))
+        with torch.autocast(input.device.type, enabled=False):
+            cosines = F.linear(F.normalize(input.to(self.weight.dtype), dim=-1), F.normalize(self.weight, dim=-1))
+        return cosines if self.scale == 1 else self.scale * cosines
 
 
 def use_normed_classifier(model: nn.Module) -> nn.Module:

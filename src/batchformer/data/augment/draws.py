@@ -77,6 +77,7 @@ COLUMNS = {
     "crop": RegionDraw.END,
     "erase": RegionDraw.END,
     "jitter": len(JitterDraw),
+    "rotate": 1,
 }
 
 

@@ -25,6 +25,7 @@ from batchformer.data.augment.options import (
     DOMAINS_JITTER,
     ERASE,
     RANDAUGMENT,
+    ROTATION,
     SMALLEST_AREA,
     Statistics,
     evaluation_size,
@@ -111,6 +112,7 @@ def array_transform(
         "none": [],
         "shift": [v2.RandomCrop(native, padding=1)],
         "crop-flip": crop_flip,
+        "crop-flip-rotate": [*crop_flip, v2.RandomRotation(ROTATION)],
         "autoaugment-cutout": [*crop_flip, v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10, fill=128), Cutout(16)],
         "domains": _domains(size),
     }

@@ -7,13 +7,16 @@ from typing import Literal
 
 from batchformer.errors import UserError
 
-ArrayAugmentation = Literal["none", "crop-flip", "autoaugment-cutout", "resized-crop", "randaugment"]
+ArrayAugmentation = Literal[
+    "none", "crop-flip", "crop-flip-rotate", "autoaugment-cutout", "resized-crop", "randaugment"
+]
 FileAugmentation = Literal["none", "imagenet", "imagenet-lt", "inaturalist", "resized-crop", "randaugment", "domains"]
 Statistics = tuple[float, float, float]
 
 IMAGENET_MEAN: Statistics = (0.485, 0.456, 0.406)
 IMAGENET_STD: Statistics = (0.229, 0.224, 0.225)
 
+ROTATION = 15.0  # degrees at most, of "crop-flip-rotate"
 RANDAUGMENT = "rand-m9-mstd0.5-inc1"
 ERASE = "pixel"
 # augmentations that train on resized regions of an image, and the smallest part of its area they take

@@ -16,14 +16,15 @@ class ClassificationData(DataModule):
     """A training set, balanced or with a long tail, and a test set.
 
     After `setup`: `class_names`, `class_counts` (training images per class, in label order), `num_classes`,
-    `train_images`, `test_images`, `fingerprint` (sha256 of what is trained on). Known from the start: `mean`, `std`,
-    `image_size`, `predict_transform`. Options, order and augmentation of an epoch: see `DataModule`.
+    `train_images`, `train_labels`, `test_images`, `fingerprint` (sha256 of what is trained on). Known from the start:
+    `mean`, `std`, `image_size`, `predict_transform`. Options, order and augmentation of an epoch: see `DataModule`.
 
     `on_device`: whether the data are stored and augmented on the training device ("auto": where possible).
     """
 
     augment: str
     erase_prob: float
+    train_labels: np.ndarray
     #: whether classes may be without a training image, as in zero-shot recognition
     allow_empty_classes = False
 

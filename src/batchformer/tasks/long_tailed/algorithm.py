@@ -17,6 +17,7 @@ from batchformer.models import create_backbone, use_normed_classifier
 from batchformer.tasks.long_tailed.losses import build_criterion
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
+from batchformer.training.weights import load_weights
 
 if TYPE_CHECKING:
     from batchformer.tasks.long_tailed.task import LongTailed
@@ -56,6 +57,13 @@ class Algorithm(nn.Module):
     def check_data(self, task: "LongTailed", data: Any) -> None:
         """Refuse data that the method cannot be trained on."""
 
+    def load_part(self, task: "LongTailed", part: str, source: str) -> None:
+        """Load weights from elsewhere into a part of the network (`--init-from`)."""
+        load_weights(task.net, part, source, attached=task.attachment is not None)
+
+    def before_training(self, task: "LongTailed") -> None:
+        """Load what only training needs, such as a teacher; called before anything is written, perhaps twice."""
+
     def optimizer(self, task: "LongTailed") -> torch.optim.Optimizer:
         return build_sgd(task.optimizer_options, task.net.parameters(), task.module_parameters, task.fused)
 
@@ -75,9 +83,16 @@ class Algorithm(nn.Module):
         scale = task.criterion.scale if isinstance(task.criterion, LDAMLoss) else 1.0
         return logits.float() * scale
 
+    def observe(self, task: "LongTailed", batch: Batch, name: str) -> None:
+        """Update metrics of the method's own with a batch of an evaluation set."""
+
     def results(self, task: "LongTailed", name: str) -> dict[str, Tensor]:
         """Further measures of an evaluation set, besides the accuracies."""
         return {}
+
+    def export_notes(self, task: "LongTailed") -> tuple[dict[str, str], str, str] | None:
+        """See `Task.export_notes`; None: those of the backbone."""
+        return None
 
     def sections(self, task: "LongTailed") -> list[dict[str, Any]]:
         """The method's own parts of the page."""

@@ -1,6 +1,6 @@
 """Long-tailed recognition: one backbone, one loss for imbalanced classes, with or without BatchFormer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ from batchformer.errors import UserError
 from batchformer.metrics.measures import LONG_TAILED, Measure
 from batchformer.tasks.long_tailed.algorithm import Algorithm
 from batchformer.tasks.long_tailed.losses import LossOptions
+from batchformer.tasks.long_tailed.ride import Ride, RideOptions
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.optimizers import OptimizerOptions
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
@@ -20,7 +21,7 @@ from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epo
 from batchformer.training.task import Batch
 
 #: the values of `model.algorithm`, and the class of each
-ALGORITHMS: dict[str, type[Algorithm]] = {"plain": Algorithm}
+ALGORITHMS: dict[str, type[Algorithm]] = {"plain": Algorithm, "ride": Ride}
 
 
 class LongTailed(ClassifierTask):
@@ -35,7 +36,8 @@ class LongTailed(ClassifierTask):
         backbone_args: passed on to the backbone.
         method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how the module is attached.
-        algorithm: the method: "plain" trains one network with `loss`.
+        algorithm: the method: "plain" trains one network with `loss`; "ride" several experts, each with `loss`.
+        ride: options of RIDE.
         loss: which loss.
         stream_loss: "mean" over the rows of both streams (Algorithm 1), or "released": 1.5 (L_plain + L_related), three
             times the mean, as the published code has it. With one stream (baseline, streams single or split) both are
@@ -57,7 +59,8 @@ class LongTailed(ClassifierTask):
         backbone_args: dict[str, Any] | None = None,
         method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: BatchFormerOptions = BatchFormerOptions(),
-        algorithm: Literal["plain"] = "plain",
+        algorithm: Literal["plain", "ride"] = "plain",
+        ride: RideOptions = RideOptions(),
         loss: LossOptions = LossOptions(),
         stream_loss: Literal["mean", "released"] = "mean",
         loss_weight: float = 1.0,
@@ -67,6 +70,7 @@ class LongTailed(ClassifierTask):
     ) -> None:
         super().__init__(backbone, backbone_args, method, stream_loss, **options)
         self.module_options = batchformer = as_options(BatchFormerOptions, batchformer)
+        self.ride_options = ride = as_options(RideOptions, ride)
         self.loss_options = loss = as_options(LossOptions, loss)
         self.optimizer_options = optimizer = as_options(OptimizerOptions, optimizer)
         self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
@@ -100,6 +104,18 @@ class LongTailed(ClassifierTask):
         super().check_data(data)
         self.algorithm.check_data(self, data)
 
+    def load_part(self, part: str, source: str) -> None:
+        self.algorithm.load_part(self, part, source)
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage == "fit" and self.built:
+            self.algorithm.before_training(self)
+
+    def on_fit_start(self) -> None:
+        self.algorithm.before_training(self)
+        super().on_fit_start()
+
     def sampler(self, data: Any) -> Sampler | None:
         return self.algorithm.sampler(self, data)
 
@@ -128,8 +144,15 @@ class LongTailed(ClassifierTask):
         """Logits of the plain network, nothing added; cosines are scaled as in training."""
         return self.algorithm.test_logits(self, super().test_logits(images))
 
+    def evaluate(self, batch: Batch, name: str) -> Mapping[str, Tensor]:
+        self.algorithm.observe(self, batch, name)
+        return super().evaluate(batch, name)
+
     def results(self, name: str) -> dict[str, Tensor]:
         return {**super().results(name), **self.algorithm.results(self, name)}
 
     def sections(self) -> list[dict[str, Any]]:
         return [*super().sections(), *self.algorithm.sections(self)]
+
+    def export_notes(self) -> tuple[dict[str, str], str, str]:
+        return self.algorithm.export_notes(self) or super().export_notes()
