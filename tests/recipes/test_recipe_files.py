@@ -178,6 +178,10 @@ def test_the_paper_has_no_mistake_of_typing():
         "imagenet-lt-r10": (385, 479, 136),
         "imagenet-lt-r50": (385, 479, 136),
         "places-lt": (131, 163, 71),
+        **{f"cifar100-lt-100-{name}": (35, 35, 30) for name in ("paco", "paco-balanced")},
+        **{f"cifar100-lt-200-{name}": (30, 31, 39) for name in ("paco", "paco-balanced")},
+        "imagenet-lt-r50-paco": (385, 479, 136),
+        "places-lt-paco": (131, 163, 71),
     }
     for recipe, sizes in classes.items():
         for row in about(recipe).paper.numbers.values():

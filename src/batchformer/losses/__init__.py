@@ -14,6 +14,7 @@ from batchformer.losses.domains import (
     rows_by_domain,
     vrex_penalty,
 )
+from batchformer.losses.paco import PaCoLoss
 
-__all__ = ["BalancedSoftmaxLoss", "DistillationLoss", "LDAMLoss", "LogitAdjustedLoss", "checked_counts",
+__all__ = ["BalancedSoftmaxLoss", "DistillationLoss", "LDAMLoss", "LogitAdjustedLoss", "PaCoLoss", "checked_counts",
            "coral_penalty", "irm_penalty", "margin_disparity", "rows_by_domain", "vrex_penalty"]  # fmt: skip

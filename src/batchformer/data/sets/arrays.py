@@ -87,7 +87,7 @@ class ArrayData(_SplitData):
         from batchformer.data.loading.samples import ArraySamples
 
         split, sizes = self._splits[name], (self.native_size, self.image_size)
-        transforms = [array_evaluation(self.augment, *sizes, self.mean, self.std)]
+        transforms: list[Callable] = [array_evaluation(self.augment, *sizes, self.mean, self.std)]
         if training:
             common = (*sizes, self.mean, self.std, self.erase_prob)
             transforms = [array_transform(augment, *common) for augment in self.view_augments]
