@@ -56,7 +56,6 @@ FAST = [
     "in the middle of writing the checkpoint of the last epoch",
     "before the first checkpoint",
     "ViT, in the middle of an epoch, checkpoint inside it",
-    "PaCo with its queue, in the middle of an epoch, checkpoint inside it",
 ]
 
 
