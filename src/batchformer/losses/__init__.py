@@ -16,6 +16,7 @@ from batchformer.losses.domains import (
 )
 from batchformer.losses.ride import RideLoss, RoutingLoss
 
-__all__ = ["BalancedSoftmaxLoss", "DistillationLoss", "LDAMLoss", "LogitAdjustedLoss", "RideLoss", "RoutingLoss",
-           "checked_counts", "coral_penalty", "irm_penalty", "margin_disparity", "rows_by_domain",
+__all__ = ["BalancedSoftmaxLoss", "DistillationLoss", "LDAMLoss", "LogitAdjustedLoss", "PaCoLoss", "RideLoss",
+           "RoutingLoss", "checked_counts", "coral_penalty", "irm_penalty", "margin_disparity", "rows_by_domain",
            "vrex_penalty"]  # fmt: skip
+from batchformer.losses.paco import PaCoLoss

@@ -34,6 +34,10 @@ class Algorithm(nn.Module):
     #: the measures of a run, in the order of the table
     measures: Sequence[Measure] = LONG_TAILED
 
+    def views(self, task: "LongTailed") -> int:
+        """How many views of each image a training batch holds."""
+        return 1
+
     def plain_net(self, task: "LongTailed", data: DataInfo) -> nn.Module:
         """A fresh network without the module."""
         net = create_backbone(task.backbone, len(data.classes), **task.backbone_args)
@@ -42,6 +46,13 @@ class Algorithm(nn.Module):
     def attach_to(self, task: "LongTailed", net: nn.Module) -> Any:
         """Put the module into the network and return the handle."""
         return bf.attach(net, **asdict(task.module_options))
+
+    def before_attach(self, task: "LongTailed", net: nn.Module) -> None:
+        """Called with the plain network, before the module is put in: with it or without, the same random numbers."""
+
+    def networks(self, task: "LongTailed") -> list[nn.Module]:
+        """The networks that a training step runs: what `compile` compiles."""
+        return [task.net]
 
     def build(self, task: "LongTailed", data: DataInfo) -> None:
         """Make parameters and buffers of the method's own; called once, after the network was built."""

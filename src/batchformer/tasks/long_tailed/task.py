@@ -13,6 +13,7 @@ from batchformer.errors import UserError
 from batchformer.metrics.measures import LONG_TAILED, Measure
 from batchformer.tasks.long_tailed.algorithm import Algorithm
 from batchformer.tasks.long_tailed.losses import LossOptions
+from batchformer.tasks.long_tailed.paco import PaCo, PacoOptions
 from batchformer.tasks.long_tailed.ride import Ride, RideOptions
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.optimizers import OptimizerOptions
@@ -21,7 +22,7 @@ from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epo
 from batchformer.training.task import Batch
 
 #: the values of `model.algorithm`, and the class of each
-ALGORITHMS: dict[str, type[Algorithm]] = {"plain": Algorithm, "ride": Ride}
+ALGORITHMS: dict[str, type[Algorithm]] = {"plain": Algorithm, "ride": Ride, "paco": PaCo}
 
 
 class LongTailed(ClassifierTask):
@@ -36,7 +37,8 @@ class LongTailed(ClassifierTask):
         backbone_args: passed on to the backbone.
         method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how the module is attached.
-        algorithm: the method: "plain" trains one network with `loss`; "ride" several experts, each with `loss`.
+        algorithm: the method: "plain" trains one network with `loss`; "ride" several experts, each with `loss`; "paco" is
+            parametric contrastive learning.
         ride: options of RIDE.
         loss: which loss.
         stream_loss: "mean" over the rows of both streams (Algorithm 1), or "released": 1.5 (L_plain + L_related), three
@@ -44,6 +46,7 @@ class LongTailed(ClassifierTask):
             the loss itself.
         loss_weight: the whole loss is multiplied by this; 3 gives the baseline the scale that "released" gives to two
             streams, the control for it.
+        paco: options of "paco".
         optimizer: SGD and its learning rates.
         schedule: learning rate per epoch.
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
@@ -59,11 +62,12 @@ class LongTailed(ClassifierTask):
         backbone_args: dict[str, Any] | None = None,
         method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: BatchFormerOptions = BatchFormerOptions(),
-        algorithm: Literal["plain", "ride"] = "plain",
+        algorithm: Literal["plain", "ride", "paco"] = "plain",
         ride: RideOptions = RideOptions(),
         loss: LossOptions = LossOptions(),
         stream_loss: Literal["mean", "released"] = "mean",
         loss_weight: float = 1.0,
+        paco: PacoOptions = PacoOptions(),
         optimizer: OptimizerOptions = OptimizerOptions(),
         schedule: ScheduleOptions = ScheduleOptions(),
         **options: Any,
@@ -72,13 +76,14 @@ class LongTailed(ClassifierTask):
         self.module_options = batchformer = as_options(BatchFormerOptions, batchformer)
         self.ride_options = ride = as_options(RideOptions, ride)
         self.loss_options = loss = as_options(LossOptions, loss)
+        self.paco_options = paco = as_options(PacoOptions, paco)
         self.optimizer_options = optimizer = as_options(OptimizerOptions, optimizer)
         self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
         self.loss_weight = loss_weight
         if algorithm not in ALGORITHMS:
             raise UserError(f"model.algorithm={algorithm!r} must be one of {', '.join(ALGORITHMS)}.")
         self.algorithm = ALGORITHMS[algorithm]()
-        self.measures = self.algorithm.measures
+        self.measures, self.views = self.algorithm.measures, self.algorithm.views(self)
         self.save_hyperparameters(plain_values(locals()))
 
     # ---- building
@@ -89,6 +94,12 @@ class LongTailed(ClassifierTask):
     @property
     def normed_classifier(self) -> bool:
         return self.loss_options.name == "ldam"
+
+    def before_attach(self, net: nn.Module) -> None:
+        self.algorithm.before_attach(self, net)
+
+    def networks(self) -> list[nn.Module]:
+        return self.algorithm.networks(self)
 
     def attach_to(self, net: nn.Module) -> Any:
         return self.algorithm.attach_to(self, net)
