@@ -37,8 +37,8 @@ class LongTailed(ClassifierTask):
         backbone_args: passed on to the backbone.
         method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how the module is attached.
-        algorithm: the method: "plain" trains one network with `loss`; "ride" several experts, each with `loss`; "paco" is
-            parametric contrastive learning.
+        algorithm: the method: "plain" trains one network with `loss`; "ride" several experts, each with `loss`;
+            "paco" is parametric contrastive learning.
         ride: options of RIDE.
         loss: which loss.
         stream_loss: "mean" over the rows of both streams (Algorithm 1), or "released": 1.5 (L_plain + L_related), three
