@@ -110,6 +110,10 @@ DOMAINS = (
     Measure("accuracy_selected", "Best on source", name="accuracy at the step best on source validation"),
     Measure("accuracy_oracle", "Oracle", note="chosen on the target", name="accuracy at the step best on the target"),
 )
+SELF_SUPERVISED = (
+    Measure("linear", "Linear", primary=True, name="accuracy of a linear classifier", note="on frozen features"),
+    Measure("knn", "k-NN", name="accuracy of nearest neighbours", in_progress=True),
+)
 DETECTION = (
     Measure("ap", "AP", primary=True, name="average precision of boxes"),
     Measure("ap50", "AP50", in_progress=True),

@@ -60,6 +60,14 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
         ) from problem
 
 
+def creation_code(name: str, num_classes: int, arguments: Mapping[str, Any]) -> tuple[str, str]:
+    """(expression, imports) that make the same network outside of this package's training."""
+    given = "".join(f", {key}={value!r}" for key, value in arguments.items())
+    if name in OWN:
+        return f"{name}(num_classes={num_classes}{given})", f"from batchformer.models import {name}"
+    return f"timm.create_model({name!r}, num_classes={num_classes}{given})", "import timm"
+
+
 @contextmanager
 def fetching() -> Iterator[None]:
     """Use the local Hugging Face cache only where the Hub is not reachable: its client would retry for a minute."""

@@ -10,6 +10,8 @@ from batchformer.tasks.domains.generalization import DomainGeneralization
 from batchformer.tasks.domains.options import AdaptOptions, AlgorithmOptions, DomainOptimizerOptions
 from batchformer.tasks.long_tailed.losses import LossOptions
 from batchformer.tasks.long_tailed.task import LongTailed
+from batchformer.tasks.self_supervised.mae import MAE, DecoderModuleOptions, DecoderOptions
+from batchformer.tasks.self_supervised.task import JudgeOptions
 from batchformer.training.optimizers import AdamWOptions, OptimizerOptions
 from batchformer.training.options import BatchFormerOptions
 from batchformer.training.schedules import CosineOptions, ScheduleOptions
@@ -23,9 +25,34 @@ TASKS: dict[str, type[Task]] = {
     "panoptic": Panoptic,
     "domain_generalization": DomainGeneralization,
     "domain_adaptation": DomainAdaptation,
+    "mae": MAE,
 }
 
-__all__ = ["TASKS", "AdamWOptions", "AdaptOptions", "AlgorithmOptions", "BatchFormerOptions", "Classification",
-           "CosineOptions", "Detection", "DetectorModuleOptions", "DetectorOptimizerOptions", "DistillationOptions",
-           "DomainAdaptation", "DomainGeneralization", "DomainOptimizerOptions", "InsertionOptions", "LongTailed",
-           "LossOptions", "MixOptions", "OptimizerOptions", "Panoptic", "ScheduleOptions", "Task"]  # fmt: skip
+__all__ = [
+    "MAE",
+    "TASKS",
+    "AdamWOptions",
+    "AdaptOptions",
+    "AlgorithmOptions",
+    "BatchFormerOptions",
+    "Classification",
+    "CosineOptions",
+    "DecoderModuleOptions",
+    "DecoderOptions",
+    "Detection",
+    "DetectorModuleOptions",
+    "DetectorOptimizerOptions",
+    "DistillationOptions",
+    "DomainAdaptation",
+    "DomainGeneralization",
+    "DomainOptimizerOptions",
+    "InsertionOptions",
+    "JudgeOptions",
+    "LongTailed",
+    "LossOptions",
+    "MixOptions",
+    "OptimizerOptions",
+    "Panoptic",
+    "ScheduleOptions",
+    "Task",
+]  # fmt: skip

@@ -137,6 +137,19 @@ def build_optimizer(
     return torch.optim.AdamW(made, lr=lr, betas=tuple(options.betas), fused=fused or None)  # type: ignore[arg-type]
 
 
+def scaled_lr(options: AdamWOptions, trainer: Any) -> float:
+    """The highest learning rate, scaled by the number of images per update."""
+    if options.lr_per is None:
+        return options.lr
+    batch = getattr(getattr(trainer, "datamodule", None), "batch_size", None)
+    if batch is None:
+        raise UserError(
+            "optimizer.lr_per scales the learning rate by the batch, which is not known here: give the trainer a "
+            "data module with batch_size, or set lr_per null."
+        )
+    return options.lr * batch * trainer.world_size * trainer.accumulate_grad_batches / options.lr_per
+
+
 def set_lr(optimizer: torch.optim.Optimizer, lr: float, fused: bool, tensor_on: torch.device | None = None) -> None:
     """Set the learning rate of every group; in place in a tensor where a CUDA graph reads it (`tensor_on`).
 
