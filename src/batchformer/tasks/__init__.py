@@ -11,6 +11,7 @@ from batchformer.tasks.domains.options import AdaptOptions, AlgorithmOptions, Do
 from batchformer.tasks.long_tailed.losses import LossOptions
 from batchformer.tasks.long_tailed.task import LongTailed
 from batchformer.tasks.self_supervised.mae import MAE, DecoderModuleOptions, DecoderOptions
+from batchformer.tasks.self_supervised.probe import LinearProbe, ProbeOptimizerOptions
 from batchformer.tasks.self_supervised.task import JudgeOptions
 from batchformer.training.optimizers import AdamWOptions, OptimizerOptions
 from batchformer.training.options import BatchFormerOptions
@@ -26,6 +27,7 @@ TASKS: dict[str, type[Task]] = {
     "domain_generalization": DomainGeneralization,
     "domain_adaptation": DomainAdaptation,
     "mae": MAE,
+    "linear_probe": LinearProbe,
 }
 
 __all__ = [
@@ -48,11 +50,13 @@ __all__ = [
     "DomainOptimizerOptions",
     "InsertionOptions",
     "JudgeOptions",
+    "LinearProbe",
     "LongTailed",
     "LossOptions",
     "MixOptions",
     "OptimizerOptions",
     "Panoptic",
+    "ProbeOptimizerOptions",
     "ScheduleOptions",
     "Task",
 ]  # fmt: skip

@@ -137,8 +137,8 @@ def build_optimizer(
     return torch.optim.AdamW(made, lr=lr, betas=tuple(options.betas), fused=fused or None)  # type: ignore[arg-type]
 
 
-def scaled_lr(options: AdamWOptions, trainer: Any) -> float:
-    """The highest learning rate, scaled by the number of images per update."""
+def scaled_lr(options: Any, trainer: Any) -> float:
+    """The highest learning rate of options with `lr` and `lr_per`, scaled by the number of images per update."""
     if options.lr_per is None:
         return options.lr
     batch = getattr(getattr(trainer, "datamodule", None), "batch_size", None)

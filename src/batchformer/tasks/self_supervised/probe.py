@@ -19,10 +19,7 @@ from batchformer.training.optimizers import refuse_negative_rates, scaled_lr
 from batchformer.training.options import as_options, plain_values
 from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
 from batchformer.training.task import Batch
-from batchformer.training.weights import NETWORK, load_weights, read_weights
-
-#: names under which networks of pre-training keep their backbone
-_ENCODERS = ("encoder.", "query.encoder.", "encoder_q.", "base_encoder.", "backbone.")
+from batchformer.training.weights import NETWORK, load_weights, read_weights, without_outer_name
 
 
 @dataclass
@@ -97,7 +94,7 @@ class LinearProbe(ClassifierTask):
         if self.batch_norm:
             parent, _, name = paths[0].rpartition(".")
             norm = nn.BatchNorm1d(classifier.in_features, affine=False, eps=1e-6)
-            setattr(net.get_submodule(parent), name, nn.Sequential(norm, classifier))
+            setattr(net.get_submodule(parent), name, nn.Sequential(norm, classifier))  # other keys: not exported
         self._classifier_path = paths[0]
         return net
 
@@ -121,11 +118,8 @@ class LinearProbe(ClassifierTask):
         return TopAccuracy(data.class_counts)
 
     def load_part(self, part: str, source: str) -> None:
-        """The backbone's weights: of a pre-training run those of its encoder; no classifier is loaded."""
-        weights = read_weights(source)
-        for prefix in _ENCODERS:
-            if any(key.startswith(prefix) for key in weights):
-                weights = {key.removeprefix(prefix): v for key, v in weights.items() if key.startswith(prefix)}
+        """Load the backbone, also that of a pre-training run; the classifier is always trained anew."""
+        weights = without_outer_name(read_weights(source), self.net.state_dict())
         own = {f"{self._classifier_path}.{key}": value for key, value in self.classifier.state_dict().items()}
         load_weights(self.net, NETWORK if part == "backbone" else part, source, False, {**weights, **own})
 
@@ -143,6 +137,11 @@ class LinearProbe(ClassifierTask):
         rows = labelled_part(labels, self.labels, self.seed)
         return lambda epoch: generator(self.seed, epoch, "labelled").permutation(rows)
 
+    def export_notes(self) -> tuple[dict[str, str], str, str]:
+        if self.batch_norm:
+            raise UserError("this probe has a BatchNorm in its classifier, which the stock network has not.")
+        return super().export_notes()
+
     # ---- training
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -154,10 +153,10 @@ class LinearProbe(ClassifierTask):
         from timm.optim import Lars
 
         groups = [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": options.weight_decay, "always_adapt": True},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "always_adapt": False},
+            {"params": [p for p in parameters if p.ndim > 1], "always_adapt": True},
+            {"params": [p for p in parameters if p.ndim < 2], "always_adapt": False, "weight_decay": 0.0},
         ]
-        return Lars(groups, lr, momentum=options.momentum)
+        return Lars(groups, lr, momentum=options.momentum, weight_decay=options.weight_decay)
 
     def check_trainer(self) -> None:
         self.schedule_options.check_end(self.trainer)
