@@ -1,10 +1,15 @@
-"""Losses of learning without labels: masked pixels (MAE)."""
+"""Losses of learning without labels: masked pixels (MAE), and contrast of queries with keys (MoCo)."""
 
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from batchformer.nn.streams import repeat_targets
 
+Pairs = Literal["all", "plain"]
 _EPS = 1e-6
 
 
@@ -28,3 +33,43 @@ def masked_pixel_loss(
     patches, mask = repeat_targets((patches, mask), predictions)
     error = (predictions.float() - patches).square().mean(-1)
     return (error * mask).sum(1) / mask.sum(1)
+
+
+def contrastive_loss(
+    queries: Float[Tensor, "rows dim"], keys: Float[Tensor, "all_rows dim"], temperature: float, first: int = 0
+) -> Float[Tensor, " rows"]:
+    """InfoNCE of MoCo-v3 for each query: 2 T CE(q k_j / T, j), its key being row `first` + its own number.
+
+    `keys` are those of all processes, and `first` is where those of this one begin. Both are normalised here. The
+    factor 2 T makes the size of the gradient independent of the temperature, as published.
+    """
+    logits = F.normalize(queries.float(), dim=1) @ F.normalize(keys.float(), dim=1).T / temperature
+    labels = torch.arange(first, first + len(queries), device=queries.device)
+    return 2 * temperature * F.cross_entropy(logits, labels, reduction="none")
+
+
+def queue_loss(
+    queries: Float[Tensor, "rows dim"],
+    keys: Float[Tensor, "rows dim"],
+    queue: Float[Tensor, "size dim"],
+    temperature: float,
+) -> Float[Tensor, " rows"]:
+    """InfoNCE of MoCo-v2 for each query: its key against those of the queue. All are normalised here but the queue."""
+    queries, keys = F.normalize(queries.float(), dim=1), F.normalize(keys.float(), dim=1)
+    right = (queries * keys).sum(1, keepdim=True)
+    logits = torch.cat([right, queries @ queue.T], dim=1) / temperature
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device), reduction="none")
+
+
+def pairings(
+    queries: Float[Tensor, "rows dim"], keys: Float[Tensor, "other_rows dim"], batch: int, which: Pairs
+) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of a stream of the queries and a stream of the keys: (plain, plain) first.
+
+    "all": every query stream with every key stream, four pairs where both have two, as released; "plain": that of the
+    plain ones alone. With one stream there is one pair.
+    """
+    streams = [list(rows.split(batch)) for rows in (queries, keys)]
+    if which == "plain":
+        return [(streams[0][0], streams[1][0])]
+    return [(query, key) for query in streams[0] for key in streams[1]]

@@ -126,6 +126,16 @@ DETECTION = (
     *_with_the_module(*((f"ap{size}", f"AP {size}") for size in ("75", "_small", "_medium", "_large")), detail=True),
     *_with_the_module(*((f"ar{size}", f"AR {size}") for size in _RECALLS), detail=True),
 )
+VOC = (
+    Measure("voc_ap", "AP, VOC 07", primary=True, name="average precision of VOC 2007 over ten overlaps"),
+    Measure("voc_ap50", "AP50, VOC 07", in_progress=True),
+    Measure("voc_ap75", "AP75, VOC 07"),
+    *(
+        replace(measure, primary=False, in_progress=False)
+        for measure in DETECTION
+        if not measure.key.endswith("_batch")
+    ),
+)
 PANOPTIC = (
     Measure("pq", "PQ", primary=True, name="panoptic quality"),
     Measure("sq", "SQ"),

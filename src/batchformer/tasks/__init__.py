@@ -2,6 +2,7 @@
 
 from batchformer.tasks.classification.options import DistillationOptions, InsertionOptions, MixOptions
 from batchformer.tasks.classification.task import Classification
+from batchformer.tasks.detection.faster_rcnn import RegionDetection
 from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions
 from batchformer.tasks.detection.panoptic import Panoptic
 from batchformer.tasks.detection.task import Detection
@@ -24,6 +25,7 @@ TASKS: dict[str, type[Task]] = {
     "classification": Classification,
     "detection": Detection,
     "panoptic": Panoptic,
+    "region_detection": RegionDetection,
     "domain_generalization": DomainGeneralization,
     "domain_adaptation": DomainAdaptation,
     "mae": MAE,
