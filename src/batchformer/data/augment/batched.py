@@ -9,20 +9,15 @@ from torch import Tensor
 
 from batchformer.data.augment.crop_erase import crop_flip, cutout, erase, plan_erasing
 from batchformer.data.augment.draws import AugmentDraw, uniform_integers
-from batchformer.data.augment.options import (
-    DOMAINS_AREA,
-    DOMAINS_GREY,
-    DOMAINS_JITTER,
-    SMALLEST_AREA,
-    evaluation_size,
-)
+from batchformer.data.augment.options import REGION_VIEWS, SMALLEST_AREA, RegionView, evaluation_size
 from batchformer.data.augment.policies import (
+    apply_view,
     autoaugment,
-    jitter,
     plan_autoaugment,
-    plan_jitter,
     plan_randaugment,
+    plan_view,
     randaugment,
+    view_purposes,
 )
 from batchformer.data.augment.resample import crop_rectangles, resize, resized_crop
 from batchformer.errors import UserError
@@ -35,7 +30,7 @@ class BatchedAugmentation:
     A crop from a zero border of `pad` pixels, or a random region of at least `area` of the image, resized to `size`;
     flip; AutoAugment; one black square of `hole` pixels; the whole image resized to `size`, of which the `centre` is
     kept; RandAugment, with the colour `fill` where nothing is left of the image; noise in one rectangle (`erase_prob`).
-    Or, after the flip, ColorJitter of the strength `jitter`, and a part `grey` of the images without colour.
+    Or, after the flip, the colours of a `view`.
     Evaluation resizes to `evaluate_at`, where it is set, and takes the centre of `size`.
     """
 
@@ -51,8 +46,7 @@ class BatchedAugmentation:
     fill: tuple[int, int, int] = (128, 128, 128)
     evaluate_at: int | None = None
     bilinear: bool = False
-    jitter: float = 0.0
-    grey: float = 0.0
+    view: RegionView | None = None
 
     @property
     def purposes(self) -> tuple[str, ...]:
@@ -62,9 +56,9 @@ class BatchedAugmentation:
             "crop": self.area is not None,
             "randaugment": self.randaugment,
             "erase": self.erase_prob,
-            "jitter": self.jitter or self.grey,
         }
-        return tuple(name for name, needed in wanted.items() if needed)
+        named = tuple(name for name, needed in wanted.items() if needed)
+        return named if self.view is None else (*named, *view_purposes(self.view))
 
     def evaluation(self) -> "BatchedAugmentation":
         """The pipeline for the test images of a model trained with this one: resize and centre crop only."""
@@ -96,8 +90,8 @@ class BatchedAugmentation:
             plan["hole_column"] = uniform_integers(draws["augment"][:, AugmentDraw.HOLE_COLUMN], width)
         if self.randaugment:
             plan |= plan_randaugment(draws["randaugment"], *self.output_size(height, width))
-        if self.jitter or self.grey:
-            plan |= plan_jitter(draws["jitter"], self.jitter, self.grey)
+        if self.view is not None:
+            plan |= plan_view(draws, self.view)
         if self.erase_prob:
             plan |= plan_erasing(draws["erase"], *self.output_size(height, width), self.erase_prob)
         return plan
@@ -122,8 +116,8 @@ class BatchedAugmentation:
             images = images[:, :, first[0] : first[0] + self.centre, first[1] : first[1] + self.centre]
         if self.randaugment:
             images = randaugment(images, plan, self.fill)
-        if self.jitter or self.grey:
-            images = jitter(images, plan)
+        if self.view is not None:
+            images = apply_view(images, plan)
         return images
 
     def _taken(self, store: Tensor, index: Tensor, plan: dict[str, Tensor]) -> Tensor:
@@ -149,9 +143,10 @@ BATCHED_AUGMENTATIONS: dict[str, BatchedAugmentation] = {
     "resized-crop": BatchedAugmentation(flip=True, area=SMALLEST_AREA["resized-crop"]),
     # at another size than the native one a random region takes the place of the padded crop
     "randaugment": BatchedAugmentation(pad=4, flip=True, randaugment=True),
-    "domains": BatchedAugmentation(
-        flip=True, area=DOMAINS_AREA, bilinear=True, jitter=DOMAINS_JITTER, grey=DOMAINS_GREY
-    ),
+    **{
+        name: BatchedAugmentation(flip=True, area=view.area, bilinear=True, view=view)
+        for name, view in REGION_VIEWS.items()
+    },
 }
 
 
