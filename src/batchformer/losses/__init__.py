@@ -14,8 +14,8 @@ from batchformer.losses.domains import (
     rows_by_domain,
     vrex_penalty,
 )
-from batchformer.losses.self_supervised import masked_pixel_loss
+from batchformer.losses.self_supervised import contrastive_loss, masked_pixel_loss, pair_streams, queue_loss
 
 __all__ = ["BalancedSoftmaxLoss", "DistillationLoss", "LDAMLoss", "LogitAdjustedLoss", "checked_counts",
-           "coral_penalty", "irm_penalty", "margin_disparity", "masked_pixel_loss", "rows_by_domain",
-           "vrex_penalty"]  # fmt: skip
+           "contrastive_loss", "coral_penalty", "irm_penalty", "margin_disparity", "masked_pixel_loss",
+           "pair_streams", "queue_loss", "rows_by_domain", "vrex_penalty"]  # fmt: skip

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from batchformer.nn.streams import repeat_targets
@@ -36,16 +36,18 @@ def masked_pixel_loss(
 
 
 def contrastive_loss(
-    queries: Float[Tensor, "rows dim"], keys: Float[Tensor, "all_rows dim"], temperature: float, first: int = 0
-) -> Float[Tensor, " rows"]:
-    """InfoNCE of MoCo-v3 for each query: 2 T CE(q k_j / T, j), its key being row `first` + its own number.
+    queries: Float[Tensor, "rows dim"],
+    keys: Float[Tensor, "all_rows dim"],
+    own: Int[Tensor, " rows"],
+    temperature: float,
+) -> Float[Tensor, ""]:
+    """InfoNCE of MoCo-v3: the mean over the queries of 2 T CE(q k / T, own), `own` being the row of a query's key.
 
-    `keys` are those of all processes, and `first` is where those of this one begin. Both are normalised here. The
-    factor 2 T makes the size of the gradient independent of the temperature, as published.
+    `keys` are those of all processes. Both are normalised here. The factor 2 T keeps the size of the gradient
+    independent of the temperature, as published.
     """
     logits = F.normalize(queries.float(), dim=1) @ F.normalize(keys.float(), dim=1).T / temperature
-    labels = torch.arange(first, first + len(queries), device=queries.device)
-    return 2 * temperature * F.cross_entropy(logits, labels, reduction="none")
+    return 2 * temperature * F.cross_entropy(logits, own)
 
 
 def queue_loss(
@@ -53,23 +55,22 @@ def queue_loss(
     keys: Float[Tensor, "rows dim"],
     queue: Float[Tensor, "size dim"],
     temperature: float,
-) -> Float[Tensor, " rows"]:
-    """InfoNCE of MoCo-v2 for each query: its key against those of the queue. All are normalised here but the queue."""
+) -> Float[Tensor, ""]:
+    """InfoNCE of MoCo-v2: the mean over the queries of CE([q k, q queue] / T, 0). The queue holds unit vectors."""
     queries, keys = F.normalize(queries.float(), dim=1), F.normalize(keys.float(), dim=1)
-    right = (queries * keys).sum(1, keepdim=True)
-    logits = torch.cat([right, queries @ queue.T], dim=1) / temperature
-    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device), reduction="none")
+    logits = torch.cat([(queries * keys).sum(1, keepdim=True), queries @ queue.T], dim=1) / temperature
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
 
 
-def pairings(
+def pair_streams(
     queries: Float[Tensor, "rows dim"], keys: Float[Tensor, "other_rows dim"], batch: int, which: Pairs
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of a stream of the queries and a stream of the keys: (plain, plain) first.
+    """Pairs of a stream of the queries and a stream of the keys, (plain, plain) first.
 
     "all": every query stream with every key stream, four pairs where both have two, as released; "plain": that of the
     plain ones alone. With one stream there is one pair.
     """
-    streams = [list(rows.split(batch)) for rows in (queries, keys)]
+    of_queries, of_keys = (rows.split(batch) for rows in (queries, keys))
     if which == "plain":
-        return [(streams[0][0], streams[1][0])]
-    return [(query, key) for query in streams[0] for key in streams[1]]
+        return [(of_queries[0], of_keys[0])]
+    return [(query, key) for query in of_queries for key in of_keys]

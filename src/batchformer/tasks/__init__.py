@@ -12,6 +12,7 @@ from batchformer.tasks.domains.options import AdaptOptions, AlgorithmOptions, Do
 from batchformer.tasks.long_tailed.losses import LossOptions
 from batchformer.tasks.long_tailed.task import LongTailed
 from batchformer.tasks.self_supervised.mae import MAE, DecoderModuleOptions, DecoderOptions
+from batchformer.tasks.self_supervised.moco import ContrastOptions, MoCo
 from batchformer.tasks.self_supervised.probe import LinearProbe, ProbeOptimizerOptions
 from batchformer.tasks.self_supervised.task import JudgeOptions
 from batchformer.training.optimizers import AdamWOptions, OptimizerOptions
@@ -29,6 +30,7 @@ TASKS: dict[str, type[Task]] = {
     "domain_generalization": DomainGeneralization,
     "domain_adaptation": DomainAdaptation,
     "mae": MAE,
+    "moco": MoCo,
     "linear_probe": LinearProbe,
 }
 
@@ -40,6 +42,7 @@ __all__ = [
     "AlgorithmOptions",
     "BatchFormerOptions",
     "Classification",
+    "ContrastOptions",
     "CosineOptions",
     "DecoderModuleOptions",
     "DecoderOptions",
@@ -56,6 +59,7 @@ __all__ = [
     "LongTailed",
     "LossOptions",
     "MixOptions",
+    "MoCo",
     "OptimizerOptions",
     "Panoptic",
     "ProbeOptimizerOptions",

@@ -1,7 +1,6 @@
 """Detection with Faster R-CNN from pre-trained weights: the transfer experiment of MoCo."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from batchformer.data.info import DataInfo
 from batchformer.metrics import VocAP
-from batchformer.metrics.measures import VOC, Measure
+from batchformer.metrics.measures import VOC
 from batchformer.models.faster_rcnn import FasterRCNN
 from batchformer.tasks.detection.task import Detection
 from batchformer.training.optimizers import OptimizerOptions
@@ -35,7 +34,7 @@ class RegionDetection(Detection):
         options: `seed`, `channels_last`, `compile` (see `NetworkTask`).
     """
 
-    measures: Sequence[Measure] = VOC
+    measures = VOC
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class RegionDetection(Detection):
         norms = {id(p) for m in self.net.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()}
         for parameter in self.net.parameters():
             (others if id(parameter) in norms else decayed).append(parameter)
-        groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
         keywords: dict[str, Any] = {"momentum": options.momentum, "nesterov": options.nesterov}
         return torch.optim.SGD(
             groups, options.lr, weight_decay=options.weight_decay, fused=self.fused or None, **keywords
