@@ -10,6 +10,7 @@ from batchformer.models.resnets import (
     CifarResNet,
     NormedLinear,
     resnet10,
+    resnet18_small_images,
     resnet20,
     resnet32,
     resnet44,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from batchformer.models.two_stage_detr import TwoStageDeformableDetr
 
 __all__ = ["DETECTORS", "CifarResNet", "NormedLinear", "SMCADetrConfig", "SMCADetrForObjectDetection", "SMCADetrModel",
-           "TwoStageDeformableDetr", "create_backbone", "create_detector", "parameter_groups", "resnet10", "resnet20",
+           "TwoStageDeformableDetr", "create_backbone", "create_detector", "parameter_groups", "resnet10", "resnet18_small_images", "resnet20",
            "resnet32", "resnet44", "resnet50_stride_in_1x1", "resnet56", "use_normed_classifier",
            "with_mask_head"]  # fmt: skip
 # these import transformers, which not everybody has or needs

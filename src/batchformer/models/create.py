@@ -16,11 +16,20 @@ from torch import Tensor, nn
 
 from batchformer.errors import UserError, did_you_mean
 from batchformer.mix import Renormalize
-from batchformer.models.resnets import resnet10, resnet20, resnet32, resnet44, resnet50_stride_in_1x1, resnet56
+from batchformer.models.resnets import (
+    resnet10,
+    resnet18_small_images,
+    resnet20,
+    resnet32,
+    resnet44,
+    resnet50_stride_in_1x1,
+    resnet56,
+)
 
 _PATIENCE = 3.0  # seconds for a connection to the Hugging Face Hub
 OWN: dict[str, Callable[..., nn.Module]] = {
-    make.__name__: make for make in (resnet10, resnet20, resnet32, resnet44, resnet56, resnet50_stride_in_1x1)
+    make.__name__: make
+    for make in (resnet10, resnet18_small_images, resnet20, resnet32, resnet44, resnet56, resnet50_stride_in_1x1)
 }
 #: networks with the same keys as another one, which would load their weights and compute something else
 NOT_STOCK = {
