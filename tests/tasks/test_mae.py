@@ -158,7 +158,7 @@ class TestTask:
         fresh.load_state_dict(encoder.state_dict(), strict=True)
         assert model.export_notes()[1].startswith("timm.create_model('vit_tiny_patch16_224', num_classes=0")
 
-    def test_collapse_warns_once_and_spread_is_one_of_random_directions(self):
+    def test_spread_is_one_of_random_directions_and_zero_of_equal_ones(self):
         torch.manual_seed(0)
         model = task()
         assert Pretraining.spread_of(model, torch.randn(4096, 32)).item() == pytest.approx(1.0, abs=0.02)

@@ -1,6 +1,7 @@
 """MoCo-v2 and MoCo-v3 with and without BatchFormer in the projector."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -171,3 +172,15 @@ def test_the_exported_network_is_the_backbone():
     model = task()
     model.construct(data())
     model.plain_network().load_state_dict(model.trained_network().state_dict(), strict=True)
+
+
+def test_collapse_warns_once_and_not_in_the_first_steps(monkeypatch):
+    model = task(contrast={"momentum": 0.0}, optimizer={**OPTIMIZER, "lr": 0.0})
+    monkeypatch.setattr(MoCo, "spread_of", lambda self, rows: torch.tensor(0.01))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*collapsed")
+        fit(model)
+    monkeypatch.setattr("batchformer.tasks.self_supervised.task._FIRST_STEPS", 2)
+    with pytest.warns(UserWarning, match="has collapsed") as told:
+        fit(model, max_epochs=3)
+    assert sum("collapsed" in str(one.message) for one in told) == 1

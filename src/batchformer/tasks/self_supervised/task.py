@@ -26,6 +26,7 @@ from batchformer.training.options import as_options
 from batchformer.training.task import Batch
 
 _COLLAPSED = 0.1  # of the deviation that directions drawn at random have
+_FIRST_STEPS = 500  # embeddings of random weights are nearly the same, too
 
 
 @dataclass
@@ -108,7 +109,8 @@ class Pretraining(NetworkTask):
     def on_train_epoch_end(self) -> None:
         super().on_train_epoch_end()
         spread = self.trainer.callback_metrics.get("train/spread")
-        if spread is not None and spread < _COLLAPSED and not self._warned:
+        late = self.trainer.global_step >= _FIRST_STEPS
+        if spread is not None and spread < _COLLAPSED and late and not self._warned:
             self._warned = True
             warnings.warn(
                 f"the embeddings of a batch are nearly the same (deviation {float(spread):.3f} of that of random "
