@@ -136,6 +136,14 @@ VOC = (
         if not measure.key.endswith("_batch")
     ),
 )
+HANDS = (
+    Measure("pa_mpvpe", "PA-MPVPE", "mm", "lower", True, "error of the vertices", "aligned", (0.0, None)),
+    Measure("pa_mpjpe", "PA-MPJPE", "mm", "lower", name="error of the joints", note="aligned", bounds=(0.0, None)),
+    Measure("f5", "F@5 mm"),
+    Measure("f15", "F@15 mm"),
+    Measure("auc_vertices", "AUC vertices", detail=True),
+    Measure("auc_joints", "AUC joints", detail=True),
+)
 PANOPTIC = (
     Measure("pq", "PQ", primary=True, name="panoptic quality"),
     Measure("sq", "SQ"),

@@ -9,6 +9,7 @@ from batchformer.tasks.detection.task import Detection
 from batchformer.tasks.domains.adaptation import DomainAdaptation
 from batchformer.tasks.domains.generalization import DomainGeneralization
 from batchformer.tasks.domains.options import AdaptOptions, AlgorithmOptions, DomainOptimizerOptions
+from batchformer.tasks.hands.task import AdamOptions, GraphormerOptions, HandMesh, MeshModuleOptions
 from batchformer.tasks.long_tailed.losses import LossOptions
 from batchformer.tasks.long_tailed.task import LongTailed
 from batchformer.tasks.self_supervised.mae import MAE, DecoderModuleOptions, DecoderOptions
@@ -30,6 +31,7 @@ TASKS: dict[str, type[Task]] = {
     "domain_generalization": DomainGeneralization,
     "domain_adaptation": DomainAdaptation,
     "mae": MAE,
+    "hand_mesh": HandMesh,
     "moco": MoCo,
     "linear_probe": LinearProbe,
 }
@@ -37,6 +39,7 @@ TASKS: dict[str, type[Task]] = {
 __all__ = [
     "MAE",
     "TASKS",
+    "AdamOptions",
     "AdamWOptions",
     "AdaptOptions",
     "AlgorithmOptions",
@@ -53,11 +56,14 @@ __all__ = [
     "DomainAdaptation",
     "DomainGeneralization",
     "DomainOptimizerOptions",
+    "GraphormerOptions",
+    "HandMesh",
     "InsertionOptions",
     "JudgeOptions",
     "LinearProbe",
     "LongTailed",
     "LossOptions",
+    "MeshModuleOptions",
     "MixOptions",
     "MoCo",
     "OptimizerOptions",
