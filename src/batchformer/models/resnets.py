@@ -114,6 +114,20 @@ def resnet10(num_classes: int = 1000, **arguments: Any) -> nn.Module:
     return ResNet(block=BasicBlock, layers=(1, 1, 1, 1), num_classes=num_classes, **arguments)  # type: ignore[arg-type]
 
 
+def resnet18_small_images(num_classes: int = 10, **arguments: Any) -> nn.Module:
+    """timm's ResNet-18 with the stem of contrastive learning on CIFAR: a 3x3 convolution of stride 1, no max pooling.
+
+    Its keys are those of resnet18; the first convolution has another shape.
+    """
+    import timm
+
+    net: Any = timm.create_model("resnet18", pretrained=False, num_classes=num_classes, **arguments)
+    net.conv1 = nn.Conv2d(net.conv1.in_channels, 64, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    net.maxpool = nn.Identity()
+    return net
+
+
 def resnet50_stride_in_1x1(num_classes: int = 1000, **arguments: Any) -> nn.Module:
     """ResNet-50 as first published (He et al., 2016; Keras): a stage halves its maps in the first 1 x 1 convolution.
 
