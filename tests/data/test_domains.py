@@ -1,6 +1,7 @@
 """Data of several domains: who sees which images, balanced batches, lists, adaptation, augmentation, and mistakes."""
 
 import bz2
+import operator
 import os
 import shutil
 from pathlib import Path
@@ -403,6 +404,18 @@ def test_files_are_augmented_on_the_host_and_evaluated_as_a_whole():
     whole = F.pil_to_tensor(image.resize((20, 20), Image.Resampling.BILINEAR)) / 255
     assert torch.allclose(seen, whole)
     assert array_transform("domains", 24, 20, mean, std)(noise()[5]).shape == (3, 20, 20)
+
+
+def test_the_centre_of_the_squared_image_is_flipped_and_no_more():
+    mean, std = (0.0,) * 3, (1.0,) * 3
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 60, 3)).astype(np.uint8))
+    centre = F.pil_to_tensor(image.resize((32, 32), Image.Resampling.BILINEAR))[:, 2:30, 2:30] / 255
+    assert torch.allclose(evaluation_transform("centre", 28, mean, std)(image), centre)
+    train = file_transform("centre", 28, mean, std)
+    found = [train(image) for _ in range(20)]
+    ways = [[torch.allclose(one, wanted) for one in found] for wanted in (centre, centre.flip(2))]
+    assert all(map(operator.or_, *ways))
+    assert all(map(any, ways))
 
 
 def test_held_on_the_device_the_images_are_those_of_the_files(roots):

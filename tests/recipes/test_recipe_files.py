@@ -51,6 +51,12 @@ def test_positions_of_the_papers_table_8(name, blocks, share):
     assert (options["blocks"], options["share"]) == (blocks, share)
 
 
+def test_officehome_is_trained_as_tll_does_with_moving_batch_norm_and_pacs_with_a_frozen_one():
+    rows = {name: read_recipe(find_recipe(name)[1])["model"] for name in ("pacs-r50-irm", "office-home-r50-irm")}
+    told = {name: (row["freeze_batch_norm"], row["backbone_args"]["drop_rate"]) for name, row in rows.items()}
+    assert told == {"pacs-r50-irm": (True, 0.1), "office-home-r50-irm": (False, 0.0)}
+
+
 def test_a_file_extends_one_beside_it_and_a_saved_recipe_still_extends_the_shipped_one(tmp_path):
     (tmp_path / "saved.yaml").write_text(recipe_text("deit-s-cifar100-100"))
     (tmp_path / "mine.yaml").write_text("extends: saved.yaml\ntrainer: {max_epochs: 7}\n")

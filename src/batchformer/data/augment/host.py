@@ -8,6 +8,7 @@ Evaluation resizes the short side to 256 / 224 of the image size and takes the c
 
 "domains" is that of DomainBed and the Transfer-Learning-Library for unseen domains: regions of 70 to 100 %,
 flip, ColorJitter(.3, .3, .3, .3), one image in ten grey; evaluation sees the whole image, squeezed into a square.
+"centre" is TLL's for VisDA: the image squeezed into a square, its centre (224 / 256 of a side), and flip.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from batchformer.data.augment.options import (
 )
 from batchformer.errors import UserError
 
-FILE_AUGMENTATIONS = ("none", "imagenet", "imagenet-lt", "inaturalist", "domains", *SMALLEST_AREA)
+FILE_AUGMENTATIONS = ("none", "imagenet", "imagenet-lt", "inaturalist", "domains", "centre", *SMALLEST_AREA)
 
 
 class Cutout(torch.nn.Module):
@@ -149,6 +150,8 @@ def file_transform(
         steps: list[Callable] = _centre(size, InterpolationMode.BILINEAR)
     elif name == "domains":
         steps = _domains(size)
+    elif name == "centre":
+        steps = [*_centre(size, InterpolationMode.BILINEAR, square=True), v2.RandomHorizontalFlip()]
     else:
         jitter = [v2.ColorJitter(0.4, 0.4, 0.4, 0)] if name == "imagenet-lt" else []
         steps = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), *jitter]
@@ -156,12 +159,17 @@ def file_transform(
 
 
 def evaluation_transform(name: str, size: int, mean: Statistics, std: Statistics) -> Callable[[Image.Image], Tensor]:
-    """The centre of the image: short side to 256 / 224 of `size`, then a crop of `size`; for "domains" all of it."""
+    """The centre of the image: short side to 256 / 224 of `size`, then a crop of `size`; for "domains" all of it.
+
+    For "centre" both sides are resized to that.
+    """
     if name == "domains":
         return v2.Compose([_to_rgb, v2.Resize((size, size)), v2.PILToTensor(), *_finish(mean, std)])
     interpolation = InterpolationMode.BICUBIC if name in SMALLEST_AREA else InterpolationMode.BILINEAR
-    return v2.Compose([_to_rgb, *_centre(size, interpolation), v2.PILToTensor(), *_finish(mean, std)])
+    centre = _centre(size, interpolation, square=name == "centre")
+    return v2.Compose([_to_rgb, *centre, v2.PILToTensor(), *_finish(mean, std)])
 
 
-def _centre(size: int, interpolation: InterpolationMode) -> list[Callable]:
-    return [v2.Resize(round(size * 256 / 224), interpolation), v2.CenterCrop(size)]
+def _centre(size: int, interpolation: InterpolationMode, square: bool = False) -> list[Callable]:
+    side = round(size * 256 / 224)
+    return [v2.Resize((side, side) if square else side, interpolation), v2.CenterCrop(size)]

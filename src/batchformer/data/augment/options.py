@@ -8,7 +8,9 @@ from typing import Literal
 from batchformer.errors import UserError
 
 ArrayAugmentation = Literal["none", "crop-flip", "autoaugment-cutout", "resized-crop", "randaugment"]
-FileAugmentation = Literal["none", "imagenet", "imagenet-lt", "inaturalist", "resized-crop", "randaugment", "domains"]
+FileAugmentation = Literal[
+    "none", "imagenet", "imagenet-lt", "inaturalist", "resized-crop", "randaugment", "domains", "centre"
+]
 Statistics = tuple[float, float, float]
 
 IMAGENET_MEAN: Statistics = (0.485, 0.456, 0.406)

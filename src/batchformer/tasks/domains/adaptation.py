@@ -96,18 +96,19 @@ class DomainAdaptation(DomainTask):
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         source, target = batch["source"], batch["target"]
-        images = torch.cat([source["images"], target["images"]])
+        seen = [source["images"]] if self.adapt.name == "source_only" else [source["images"], target["images"]]
+        images = torch.cat(seen)
         logits, adversary = self.net(images)
-        rows = [len(source["images"]), len(target["images"])] * (len(logits) // len(images))
+        rows = [len(each) for each in seen] * (len(logits) // len(images))
         parts = logits.split(rows)
-        of_source, of_target = torch.cat(parts[::2]), torch.cat(parts[1::2])
+        of_source = torch.cat(parts[:: len(seen)])
         labels = bf.repeat_targets(source["labels"], of_source)
         risk = F.cross_entropy(of_source.float(), labels)
         found = {"loss": risk, "risk": risk}
         if adversary is not None:
             against = adversary.split(rows)
             disputed = torch.cat(against[::2]), torch.cat(against[1::2])
-            found["transfer"] = self._transfer(of_source, of_target, *disputed)
+            found["transfer"] = self._transfer(of_source, torch.cat(parts[1::2]), *disputed)
             found["loss"] = risk + self.adapt.weight * found["transfer"]
         with torch.no_grad():
             found["acc"] = 100.0 * (parts[0].argmax(1) == source["labels"])

@@ -133,7 +133,8 @@ class DomainTask(ClassifierTask):
         options, trainer = self.optimizer_options, self.trainer
         epochs, total = place_in_run(trainer, "step")
         step, steps = epochs * steps_per_epoch(trainer), total * steps_per_epoch(trainer)
-        step -= self.schedule_began_at(round(step))
+        began = self.schedule_began_at(round(step))
+        step, steps = step - began, steps - began  # the cosine ends with the training
         if options.schedule == "cosine":
             return options.lr * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
         if options.schedule == "inverse":
