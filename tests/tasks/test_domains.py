@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from batchformer.analysis.after_training import _plane, evenly_spaced_images
 from batchformer.cli import main
 from batchformer.data import DataInfo
 from batchformer.errors import UserError
@@ -264,6 +266,21 @@ def test_the_measure_that_decides_is_chosen_and_the_oracle_never_does():
         built(judge_by="swad")
 
 
+def test_images_are_taken_evenly_over_a_set_whose_length_is_not_known():
+    def loader(count, size=7):
+        whole = torch.arange(count).view(-1, 1, 1, 1)
+        return [{"images": part} for part in whole.split(size)]
+
+    for count in (5, 60, 61, 119, 120, 1000, 4001):
+        found = evenly_spaced_images(loader(count), 60).flatten()
+        assert len(found) == min(count, 60)
+        steps = found.diff()
+        assert steps.min() >= 1
+        assert steps.max() <= 2 * max(1, -(-count // 60))
+        assert found[0] == 0
+        assert found[-1] >= count - 2 * max(1, -(-count // 60)) - 1
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A short training of the embedded digits."""
@@ -286,3 +303,36 @@ def test_the_target_is_reported_at_the_step_best_on_source_and_chooses_nothing(r
     assert {"accuracy_swad", "source/accuracy_swad", "accuracy_classes"} <= metrics.keys()
     assert run["target"] == "75-degrees"
     assert run["swad"]["steps"] == [3, 6, 9, 12, 15, 18]
+
+
+def test_features_of_two_domains_are_on_one_plane_before_and_after_the_module(run):
+    planes = [each for each in run["sections"] if each["title"].startswith("Features of two domains")]
+    assert [each["title"].partition(", ")[2] for each in planes] == ["", "after the module"]
+    for plane in planes:
+        groups = plane["points"]["groups"]
+        assert {name: len(points) for name, points in groups.items()} == {"source": 60, "75-degrees": 60}
+        points = torch.tensor([point for group in groups.values() for point in group])
+        assert points.mean(0).abs().max() < 1e-2  # principal components are centred, and
+        assert (points[:, 0] * points[:, 1]).sum().abs() < 1e-3 * points.square().sum()  # not correlated
+        assert points[:, 0].square().sum() >= points[:, 1].square().sum()
+        assert 0 < float(re.search(r"explains ([0-9.]+) %", plane["text"])[1]) < 100
+    assert planes[0]["points"] != planes[1]["points"]
+
+
+def test_the_plane_is_that_of_the_features_before_the_classifier():
+    """By hand: the share that the domain explains, and both coordinates up to their sign."""
+    torch.manual_seed(0)
+    rows = {"source": 30, "target": 20}
+    features = torch.randn(50, 6) * torch.tensor([5.0, 3, 1, 1, 1, 1])
+    features[30:, 0] += 4
+    plane = _plane("t", features, rows)
+    centred = features - features.mean(0)
+    _, _, basis = torch.linalg.svd(centred)
+    wanted = centred @ basis[:2].T
+    found = torch.tensor([point for group in plane["points"]["groups"].values() for point in group])
+    torch.testing.assert_close(found.abs(), wanted.abs(), atol=2e-3, rtol=1e-3)
+    between = sum(
+        len(part) * (part.mean(0) - features.mean(0)).square().sum() for part in (features[:30], features[30:])
+    )
+    share = 100 * between / centred.square().sum()
+    assert f"explains {share:.1f} % of it" in plane["text"]

@@ -87,6 +87,7 @@ class NetworkTask(Task):
             name=f"{primary.words} of the averaged weights",
             primary=False,
             in_progress=False,
+            reading_of=primary.key,
         )
         self.measures = [*self.measures, averaged]
         self.analyses = [*self.analyses, _valley_of]

@@ -155,7 +155,7 @@ class Task(L.LightningModule):
             return None
 
     def sections(self) -> list[dict[str, Any]]:
-        """The task's own parts of the page: dicts with title, text, table, series (see docs/your-own-task.md)."""
+        """Own parts of the page: dicts with title, text, table, series, points (see docs/your-own-task.md)."""
         return []
 
     # ---- building

@@ -24,7 +24,7 @@ class DomainAdaptation(DomainTask):
     """Trains with unlabelled target images; logs `train/loss risk transfer acc lr` and `val/accuracy`.
 
     BatchFormer's appendix, Table 8 (MDD, VisDA-2017): source and target rows attend to each other in one batch, before
-    the bottleneck; related rows of a domain count as that domain's.
+    the bottleneck; related rows of a domain count as that domain's. "source_only" never sees the target, as in TLL.
 
     Args:
         backbone: any name timm knows.
@@ -70,6 +70,10 @@ class DomainAdaptation(DomainTask):
     def attach_to(self, net: nn.Module) -> Any:
         options = {**asdict(self.module_options), "before": self.module_options.before or "bottleneck"}
         return bf.attach(net, dim=int(net.backbone.num_features), **options)  # type: ignore[union-attr, arg-type]
+
+    @property
+    def feature_layer(self) -> str:
+        return "bottleneck"
 
     def check_data(self, data: Any) -> None:
         if not getattr(data, "adapt", True):

@@ -33,6 +33,7 @@ class DomainTask(ClassifierTask):
     """
 
     measures: Sequence[Measure] = DOMAINS
+    analyses: Sequence[Any] = ("domain_planes",)
     valley_set = SOURCE
 
     def __init__(
@@ -94,6 +95,11 @@ class DomainTask(ClassifierTask):
 
     def _is_backbone(self, layer: nn.Module) -> bool:
         return True
+
+    @property
+    def feature_layer(self) -> str:
+        """The submodule that the features enter, for the analysis of domains."""
+        return bf.find_classifiers(self.net)[0]
 
     # ---- optimizer
 
