@@ -550,6 +550,14 @@ def test_the_command_shows_them(tmp_path, capsys):
     assert "\n  tested on 0-degrees (304)\n" in capsys.readouterr().out
 
 
+def test_the_command_shows_a_folder_before_a_target_is_chosen(roots, capsys):
+    assert main(["data", "folders-domains", "--data-root", str(roots["folder-domains"])]) == 0
+    told = capsys.readouterr().out
+    assert "trained on morning (12), noon (12); 6 images of these are held out\n  tested on evening (15)" in told
+    assert "data.target is not set, evening is an example; compare --targets all takes each" in told
+    refused(DomainFolders(str(roots["folder-domains"]), **SMALL), "data.target is not set: name the domain")
+
+
 def test_results_are_counted_over_the_target_alone(roots):
     data = pacs(roots["pacs"])
     data.setup()

@@ -259,6 +259,23 @@ def test_one_image_of_each_domain_is_too_few_for_a_covariance():
         built(algorithm={"name": "coral"}).check_data(Data())
 
 
+def test_styles_of_what_is_no_feature_map_are_refused_before_the_training():
+    class Data:
+        batch_size, image_size = 6, 16
+
+    vit = {"backbone": "vit_tiny_patch16_224", "backbone_args": {"img_size": 16, "patch_size": 8, "depth": 1}}
+    task = DomainGeneralization(**vit, algorithm={"name": "mixstyle", "layers": ["blocks.0"]})
+    task.construct(INFO)
+    with pytest.raises(UserError, match=r"MixStyle: blocks\.0 gives \(1, 5, 192\), not feature maps"):
+        task.check_data(Data())
+    resnet = built(algorithm={"name": "mixstyle", "layers": ["layer1"]}, freeze_batch_norm=True)
+    modes = [module.training for module in resnet.modules()]
+    before = {name: value.clone() for name, value in resnet.net.state_dict().items()}
+    resnet.check_data(Data())
+    assert modes == [module.training for module in resnet.modules()]
+    assert all(torch.equal(value, before[name]) for name, value in resnet.net.state_dict().items())
+
+
 def test_the_measure_that_decides_is_chosen_and_the_oracle_never_does():
     for judge, key in (("last", "accuracy"), ("source", "accuracy_selected"), ("swad", "accuracy_swad")):
         assert [m.key for m in built(judge_by=judge, swad={}).measures if m.primary] == [key]

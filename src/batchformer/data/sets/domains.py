@@ -208,15 +208,20 @@ class DomainData(ClassificationData):
         return {**super().declare(), "domains": list(self.source_domains)}
 
     def describe(self) -> dict[str, Any]:
+        domains = self._find_domains()
+        chosen = self.target
+        if chosen is None and len(domains) > 1:
+            self.target = domains[0]  # nothing is trained: any of them shows what is there
         numbers = super().describe()
         pairs = zip(self.source_domains, self._counts["train"], strict=True)
         trained = ", ".join(f"{name} ({count:,})" for name, count in pairs)
-        return numbers | {
-            "details": [
-                f"trained on {trained}; {sum(self._counts['source']):,} images of these are held out",
-                f"tested on {self.target} ({self._counts['target'][0]:,})",
-            ]
-        }
+        details = [
+            f"trained on {trained}; {sum(self._counts['source']):,} images of these are held out",
+            f"tested on {self.target} ({self._counts['target'][0]:,})",
+        ]
+        if chosen is None:
+            details.append(f"data.target is not set, {self.target} is an example; compare --targets all takes each")
+        return numbers | {"details": details}
 
 
 def _check_domain(name: str, labels: np.ndarray, classes: list[str], source: str, allow_missing: bool) -> None:

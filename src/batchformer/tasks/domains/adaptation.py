@@ -76,6 +76,7 @@ class DomainAdaptation(DomainTask):
         return "bottleneck"
 
     def check_data(self, data: Any) -> None:
+        super().check_data(data)
         if not getattr(data, "adapt", True):
             raise UserError("domain adaptation needs the target's images in training: set data.adapt to true.")
 
