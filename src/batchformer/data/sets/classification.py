@@ -60,7 +60,7 @@ class ClassificationData(DataModule):
         self.class_counts = count_classes(train.labels, self.class_names, sources["train"], empty)
         for name in self.evaluation_sets:
             check_labels(sets[name].labels, self.num_classes, sources[name])
-        self.train_images = len(train.labels)
+        self.train_labels, self.train_images = train.labels, len(train.labels)
         self.test_images = sum(len(sets[name].labels) for name in self.evaluation_sets)
         for name, values in sorted(train.fields.items()):
             digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
