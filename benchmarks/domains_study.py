@@ -96,9 +96,7 @@ def fit(study: DomainStudy, run: Run, args: argparse.Namespace) -> int:
     """Train a run in this process, or finish it, and keep its result."""
     from batchformer.cli import main as batchformer
 
-    out, kept = args.runs / run.name, args.results / study.recipe / f"{run.name}.json"
-    if args.missing and kept.is_file():
-        return 0
+    out, kept = args.runs / run.name, kept_at(study, run, args)
     if not (out / "result.json").is_file():
         words = ["fit", study.recipe, "--variant", study.variants[run.variant], "--data.target", run.target]
         words += ["--seed", str(run.seed), "--out", str(out), "--resume", "--no-analysis"]
@@ -112,6 +110,10 @@ def fit(study: DomainStudy, run: Run, args: argparse.Namespace) -> int:
     kept.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(out / "result.json", kept)
     return 0
+
+
+def kept_at(study: DomainStudy, run: Run, args: argparse.Namespace) -> Path:
+    return args.results / study.recipe / f"{run.name}.json"
 
 
 def work(study: DomainStudy, runs: Sequence[Run], args: argparse.Namespace) -> int:
@@ -166,10 +168,12 @@ def main() -> int:
         if unknown := [each for each in given if each not in known]:
             made.error(f"--{name} {unknown[0]}: choose from {', '.join(known)}")
         setattr(args, name, given)
-    runs = study.runs(args.seeds, args.only, args.targets)
     args.runs.mkdir(parents=True, exist_ok=True)
     if args.worker is not None or args.jobs == 1:
-        return min(1, work(study, runs[args.worker or 0 :: args.jobs], args))
+        runs = study.runs(args.seeds, args.only, args.targets)[args.worker or 0 :: args.jobs]
+        if args.missing:  # of its own share: another process may have ended a run before this one looks
+            runs = [run for run in runs if not kept_at(study, run, args).is_file()]
+        return min(1, work(study, runs, args))
     itself, workers = [sys.executable, "-m", "benchmarks.domains_study", "--began", str(args.began)], []
     for number in range(args.jobs):
         with open(args.runs / f"worker{number}.log", "w") as log:  # what the runs print; a line a run goes to stderr
