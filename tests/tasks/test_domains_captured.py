@@ -11,13 +11,13 @@ from .whole_step import whole_step
 
 CASES = {  # the penalty's weight and the optimizer change at step 4, which a captured step must follow
     "coral": {"algorithm": {"name": "coral"}},
-    "irm": {"algorithm": {"name": "irm", "preset": "domainbed", "anneal_steps": 4}},
+    "irm": {"algorithm": {"name": "irm", "anneal_steps": 4, "weight": 0.5}},
     "vrex": {"algorithm": {"name": "vrex", "anneal_steps": 4}, "swad": {"n_converge": 1}},
     "mixstyle": {"algorithm": {"name": "mixstyle", "layers": ["layer1"]}},
     "dann": {"adapt": {"name": "dann", "bottleneck_dim": 8, "reversal_steps": 2}},
     "mdd": {"adapt": {"name": "mdd", "bottleneck_dim": 8, "reversal_steps": 2}},
 }
-FAST = {"optimizer": {"name": "sgd", "lr": 0.05, "schedule": "cosine"}}
+FAST = {"optimizer": {"name": "sgd", "lr": 0.002, "schedule": "cosine"}}
 
 
 def fit(name, kind=None, **arguments):
