@@ -66,6 +66,7 @@ def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: d
         "metrics": recorder.metrics,
         "history": recorder.history,
         **{name: value for name, value in optional.items() if value},
+        **task.result_entries(),
         "epochs": epochs_done(trainer),
         "steps": trainer.global_step,
         "images_per_s": round(recorder.images_per_s, 1),
