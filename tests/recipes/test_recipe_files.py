@@ -213,8 +213,16 @@ def test_the_paper_has_no_mistake_of_typing():
         "cifar100-lt-200": (30, 31, 39),
         "imagenet-lt-r10": (385, 479, 136),
         "imagenet-lt-r50": (385, 479, 136),
+        "cifar100-lt-100-ride": (35, 35, 30),
+        **{f"imagenet-lt-{net}-ride{kind}": (385, 479, 136)
+           for net in ("r10", "r50") for kind in ("", "-two-stage", "-distilled")},
+        "inaturalist18-ride": (842, 4076, 3224),
         "places-lt": (131, 163, 71),
-    }
+        **{f"cifar100-lt-100-{name}": (35, 35, 30) for name in ("paco", "paco-balanced")},
+        **{f"cifar100-lt-200-{name}": (30, 31, 39) for name in ("paco", "paco-balanced")},
+        "imagenet-lt-r50-paco": (385, 479, 136),
+        "places-lt-paco": (131, 163, 71),
+    }  # fmt: skip
     for recipe, sizes in classes.items():
         for row in about(recipe).paper.numbers.values():
             weighted = sum(n * row[split] for n, split in zip(sizes, ("many", "medium", "few"), strict=True))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from batchformer.data.sets.domains import DomainData
     from batchformer.data.sets.files import FileData
     from batchformer.data.sets.folder import ImageFolders
+    from batchformer.data.sets.hands import FreiHand, HandData, RenderedHands
     from batchformer.data.sets.imagenet import ImageNet
     from batchformer.data.sets.list_files import ListFiles
     from batchformer.data.sets.tiny_imagenet import TinyImageNet
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT", "PACS", "VLCS", "ArrayData", "ClassificationData",
            "CocoDetection", "CocoPanoptic", "DataInfo", "DataModule", "DetectionData", "DeviceLoader", "DigitDomains",
            "DigitsDomains", "DigitsLT", "DomainData", "DomainFolders", "EpochLoader", "FeatureData", "FileData",
-           "HostLoader", "ImageFolders", "ImageNet", "JoinedLoader", "ListFiles", "LongTailedData", "OfficeHome",
-           "Split", "TerraIncognita", "TinyImageNet", "VisDA", "VocDetection"]  # fmt: skip
+           "FreiHand", "HandData", "HostLoader", "ImageFolders", "ImageNet", "JoinedLoader", "ListFiles",
+           "LongTailedData", "OfficeHome", "RenderedHands", "Split", "TerraIncognita", "TinyImageNet", "VisDA",
+           "VocDetection"]  # fmt: skip
 __getattr__ = lazy_names(
     __name__,
     {
@@ -55,6 +57,7 @@ __getattr__ = lazy_names(
         "sets.domains": ("DomainData",),
         "sets.files": ("FileData",),
         "sets.folder": ("ImageFolders",),
+        "sets.hands": ("FreiHand", "HandData", "RenderedHands"),
         "sets.imagenet": ("ImageNet",),
         "sets.list_files": ("ListFiles",),
         "sets.tiny_imagenet": ("TinyImageNet",),

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from batchformer.metrics.accuracy import DomainScores, ShotAccuracy, TopAccuracy
     from batchformer.metrics.coco_ap import CocoAP, ThingsAP
     from batchformer.metrics.panoptic_quality import PanopticQuality
+    from batchformer.metrics.voc_ap import VocAP
 
 __all__ = [
     "CocoAP",
@@ -19,6 +20,7 @@ __all__ = [
     "ShotAccuracy",
     "ThingsAP",
     "TopAccuracy",
+    "VocAP",
     "count_shots",
     "shot_of",
 ]
@@ -28,5 +30,6 @@ __getattr__ = lazy_names(
         "accuracy": ("DomainScores", "ShotAccuracy", "TopAccuracy"),
         "coco_ap": ("CocoAP", "ThingsAP"),
         "panoptic_quality": ("PanopticQuality",),
+        "voc_ap": ("VocAP",),
     },
 )

@@ -127,6 +127,10 @@ DOMAINS = (
         reading_of="accuracy",
     ),
 )
+SELF_SUPERVISED = (
+    Measure("linear", "Linear", primary=True, name="accuracy of a linear classifier", note="on frozen features"),
+    Measure("knn", "k-NN", name="accuracy of nearest neighbours", in_progress=True),
+)
 DETECTION = (
     Measure("ap", "AP", primary=True, name="average precision of boxes"),
     Measure("ap50", "AP50", in_progress=True),
@@ -138,6 +142,24 @@ DETECTION = (
     *_with_the_module(("ap", "AP"), ("ap50", "AP50")),
     *_with_the_module(*((f"ap{size}", f"AP {size}") for size in ("75", "_small", "_medium", "_large")), detail=True),
     *_with_the_module(*((f"ar{size}", f"AR {size}") for size in _RECALLS), detail=True),
+)
+VOC = (
+    Measure("voc_ap", "AP, VOC 07", primary=True, name="average precision of VOC 2007 over ten overlaps"),
+    Measure("voc_ap50", "AP50, VOC 07", in_progress=True),
+    Measure("voc_ap75", "AP75, VOC 07"),
+    *(
+        replace(measure, primary=False, in_progress=False)
+        for measure in DETECTION
+        if not measure.key.endswith("_batch")
+    ),
+)
+HANDS = (
+    Measure("pa_mpvpe", "PA-MPVPE", "mm", "lower", True, "error of the vertices", "aligned", (0.0, None)),
+    Measure("pa_mpjpe", "PA-MPJPE", "mm", "lower", name="error of the joints", note="aligned", bounds=(0.0, None)),
+    Measure("f5", "F@5 mm"),
+    Measure("f15", "F@15 mm"),
+    Measure("auc_vertices", "AUC vertices", detail=True),
+    Measure("auc_joints", "AUC joints", detail=True),
 )
 PANOPTIC = (
     Measure("pq", "PQ", primary=True, name="panoptic quality"),

@@ -105,6 +105,10 @@ class NetworkTask(Task):
     def before_attach(self, net: nn.Module) -> None:
         """Called before the module is attached: read here what must be known of the plain network."""
 
+    def networks(self) -> list[nn.Module]:
+        """The networks that a training step runs: what `compile` compiles."""
+        return [self.net]
+
     # ---- building
 
     def build(self, data: DataInfo) -> None:
@@ -169,8 +173,9 @@ class NetworkTask(Task):
 
     def on_fit_start(self) -> None:
         if self.compile_net and self.device.type == "cuda":
-            self._patch_layers = cut_into_patches(self.net)
-            compile_in_place(self.net)
+            for net in self.networks():
+                self._patch_layers += cut_into_patches(net)
+                compile_in_place(net)
 
     def on_train_end(self) -> None:
         super().on_train_end()

@@ -34,6 +34,8 @@ SETS: dict[str, str] = {
     "coco": "coco:CocoDetection",
     "coco-panoptic": "coco_panoptic:CocoPanoptic",
     "voc": "voc:VocDetection",
+    "hands": "hands:RenderedHands",
+    "freihand": "hands:FreiHand",
 }
 
 
