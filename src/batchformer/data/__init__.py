@@ -19,17 +19,10 @@ if TYPE_CHECKING:
     from batchformer.data.sets.coco import CocoDetection
     from batchformer.data.sets.coco_panoptic import CocoPanoptic
     from batchformer.data.sets.detection import DetectionData
+    from batchformer.data.sets.digit_domains import DigitDomains
     from batchformer.data.sets.digits import DigitsDomains, DigitsLT
-    from batchformer.data.sets.domains import (
-        PACS,
-        VLCS,
-        DigitDomains,
-        DomainData,
-        DomainFolders,
-        OfficeHome,
-        TerraIncognita,
-        VisDA,
-    )
+    from batchformer.data.sets.domain_folders import PACS, VLCS, DomainFolders, OfficeHome, TerraIncognita, VisDA
+    from batchformer.data.sets.domains import DomainData
     from batchformer.data.sets.files import FileData
     from batchformer.data.sets.folder import ImageFolders
     from batchformer.data.sets.hands import FreiHand, HandData, RenderedHands
@@ -58,17 +51,10 @@ __getattr__ = lazy_names(
         "sets.coco": ("CocoDetection",),
         "sets.coco_panoptic": ("CocoPanoptic",),
         "sets.detection": ("DetectionData",),
+        "sets.digit_domains": ("DigitDomains",),
         "sets.digits": ("DigitsDomains", "DigitsLT"),
-        "sets.domains": (
-            "PACS",
-            "VLCS",
-            "DigitDomains",
-            "DomainData",
-            "DomainFolders",
-            "OfficeHome",
-            "TerraIncognita",
-            "VisDA",
-        ),
+        "sets.domain_folders": ("PACS", "VLCS", "DomainFolders", "OfficeHome", "TerraIncognita", "VisDA"),
+        "sets.domains": ("DomainData",),
         "sets.files": ("FileData",),
         "sets.folder": ("ImageFolders",),
         "sets.hands": ("FreiHand", "HandData", "RenderedHands"),

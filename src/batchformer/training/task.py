@@ -156,8 +156,12 @@ class Task(L.LightningModule):
             self.unreadable[path] = str(problem)
             return None
 
+    def result_entries(self) -> dict[str, Any]:
+        """Entries of result.json of the task's own, known without another pass over the data (else: `analyses`)."""
+        return {}
+
     def sections(self) -> list[dict[str, Any]]:
-        """The task's own parts of the page: dicts with title, text, table, series (see docs/your-own-task.md)."""
+        """Own parts of the page: dicts with title, text, table, series, points (see docs/your-own-task.md)."""
         return []
 
     # ---- building

@@ -11,7 +11,7 @@ View = Literal["simclr", "moco-v3-1", "moco-v3-2", "paco-key"]
 ArrayAugmentation = Literal["none", "crop-flip", "crop-flip-rotate", "autoaugment-cutout", "resized-crop",
                             "randaugment", View]  # fmt: skip
 FileAugmentation = Literal["none", "imagenet", "imagenet-lt", "inaturalist", "resized-crop", "randaugment", "domains",
-                           "paco-query", View]  # fmt: skip
+                           "centre", "paco-query", View]  # fmt: skip
 Statistics = tuple[float, float, float]
 
 IMAGENET_MEAN: Statistics = (0.485, 0.456, 0.406)

@@ -72,6 +72,9 @@ class LongTailed(ClassifierTask):
         schedule: ScheduleOptions = ScheduleOptions(),
         **options: Any,
     ) -> None:
+        if algorithm not in ALGORITHMS:
+            raise UserError(f"model.algorithm={algorithm!r} must be one of {', '.join(ALGORITHMS)}.")
+        self.measures = ALGORITHMS[algorithm].measures  # before weights are averaged, which adds one
         super().__init__(backbone, backbone_args, method, stream_loss, **options)
         self.module_options = batchformer = as_options(BatchFormerOptions, batchformer)
         self.ride_options = ride = as_options(RideOptions, ride)
@@ -80,10 +83,8 @@ class LongTailed(ClassifierTask):
         self.optimizer_options = optimizer = as_options(OptimizerOptions, optimizer)
         self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
         self.loss_weight = loss_weight
-        if algorithm not in ALGORITHMS:
-            raise UserError(f"model.algorithm={algorithm!r} must be one of {', '.join(ALGORITHMS)}.")
         self.algorithm = ALGORITHMS[algorithm]()
-        self.measures, self.views = self.algorithm.measures, self.algorithm.views(self)
+        self.views = self.algorithm.views(self)
         self.save_hyperparameters(plain_values(locals()))
 
     # ---- building
