@@ -7,12 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from batchformer.data import ClassificationData
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.order import Sampler
 from batchformer.errors import UserError
 from batchformer.metrics.measures import LONG_TAILED, Measure
-from batchformer.tasks.long_tailed.algorithm import Algorithm
+from batchformer.tasks.long_tailed.algorithm import POWERS, Algorithm, Sampling
+from batchformer.tasks.long_tailed.balms import Balms, BalmsOptions
+from batchformer.tasks.long_tailed.decoupled import BalancedRetraining, DecoupledLoss, DecoupledOptions
 from batchformer.tasks.long_tailed.losses import LossOptions
+from batchformer.tasks.long_tailed.rescaled import LearntScales, TauNormalized
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.optimizers import OptimizerOptions
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
@@ -20,7 +24,14 @@ from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epo
 from batchformer.training.task import Batch
 
 #: the values of `model.algorithm`, and the class of each
-ALGORITHMS: dict[str, type[Algorithm]] = {"plain": Algorithm}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "plain": Algorithm,
+    "decoupled": DecoupledLoss,
+    "crt": BalancedRetraining,
+    "lws": LearntScales,
+    "tau_norm": TauNormalized,
+    "balms": Balms,
+}
 
 
 class LongTailed(ClassifierTask):
@@ -35,7 +46,13 @@ class LongTailed(ClassifierTask):
         backbone_args: passed on to the backbone.
         method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how the module is attached.
-        algorithm: the method: "plain" trains one network with `loss`.
+        algorithm: the method: "plain" trains one network with `loss`. On the features of a trained network
+            (`--init-from`): "decoupled" trains a new classifier with `loss`, "crt" one with cross entropy and
+            class-balanced sampling, "lws" a scale for each class; "tau_norm" divides the weights by a power of their
+            lengths. "balms" learns how to draw the training images, there or end to end.
+        sampling: how training images are drawn: "instance", each once an epoch; "class_balanced", every class equally
+            often; "square_root", in proportion to the root of its images. null: as the method has it: class-balanced
+            for crt and lws, else by instance.
         loss: which loss.
         stream_loss: "mean" over the rows of both streams (Algorithm 1), or "released": 1.5 (L_plain + L_related), three
             times the mean, as the published code has it. With one stream (baseline, streams single or split) both are
@@ -44,11 +61,13 @@ class LongTailed(ClassifierTask):
             streams, the control for it.
         optimizer: SGD and its learning rates.
         schedule: learning rate per epoch.
+        decoupled: how the classifier is trained on the features of a trained network.
+        balms: the meta sampler.
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     measures: Sequence[Measure] = LONG_TAILED
-    analyses = ("gradient_influence",)
+    analyses = ("gradient_influence", "grad_cam")
     checkpoint_key_of_0_1 = "long_tailed"
 
     def __init__(
@@ -57,12 +76,15 @@ class LongTailed(ClassifierTask):
         backbone_args: dict[str, Any] | None = None,
         method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: BatchFormerOptions = BatchFormerOptions(),
-        algorithm: Literal["plain"] = "plain",
+        algorithm: Literal["plain", "decoupled", "crt", "lws", "tau_norm", "balms"] = "plain",
+        sampling: Sampling | None = None,
         loss: LossOptions = LossOptions(),
         stream_loss: Literal["mean", "released"] = "mean",
         loss_weight: float = 1.0,
         optimizer: OptimizerOptions = OptimizerOptions(),
         schedule: ScheduleOptions = ScheduleOptions(),
+        decoupled: DecoupledOptions = DecoupledOptions(),
+        balms: BalmsOptions = BalmsOptions(),
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, stream_loss, **options)
@@ -70,7 +92,11 @@ class LongTailed(ClassifierTask):
         self.loss_options = loss = as_options(LossOptions, loss)
         self.optimizer_options = optimizer = as_options(OptimizerOptions, optimizer)
         self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
-        self.loss_weight = loss_weight
+        self.decoupled_options = decoupled = as_options(DecoupledOptions, decoupled)
+        self.balms_options = balms = as_options(BalmsOptions, balms)
+        self.loss_weight, self.sampling = loss_weight, sampling
+        if sampling is not None and sampling not in POWERS:
+            raise UserError(f"model.sampling={sampling!r} must be one of {', '.join(POWERS)}.")
         if algorithm not in ALGORITHMS:
             raise UserError(f"model.algorithm={algorithm!r} must be one of {', '.join(ALGORITHMS)}.")
         self.algorithm = ALGORITHMS[algorithm]()
@@ -103,6 +129,13 @@ class LongTailed(ClassifierTask):
     def sampler(self, data: Any) -> Sampler | None:
         return self.algorithm.sampler(self, data)
 
+    def training_loader(self, data: Any) -> Any:
+        return self.algorithm.training_loader(self, data)
+
+    def load_part(self, part: str, source: str) -> None:
+        super().load_part(part, source)
+        self.algorithm.loaded(self)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.algorithm.optimizer(self)
 
@@ -115,8 +148,18 @@ class LongTailed(ClassifierTask):
         self.algorithm.begin_epoch(self)
         super().begin_epoch()
 
+    def after_step(self) -> None:
+        super().after_step()
+        self.algorithm.after_step(self)
+
     def check_trainer(self) -> None:
         self.schedule_options.check_end(self.trainer)
+        data = getattr(self.trainer, "datamodule", None)
+        if data is not None and self.algorithm.chooses_samples(self) and not isinstance(data, ClassificationData):
+            raise UserError(
+                f"the method draws the training images itself, which {type(data).__name__} does not let it do: use a "
+                "data module of batchformer.data, or leave model.sampling and model.algorithm as they are by default."
+            )
 
     def learning_rate(self) -> float:
         epochs = total_epochs_of(self.trainer)
