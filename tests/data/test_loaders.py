@@ -8,7 +8,7 @@ from batchformer.data import DeviceLoader, DigitsLT, HostLoader
 from batchformer.data.augment import batched_augmentation
 from batchformer.data.augment.host import array_transform
 from batchformer.data.loading.epoch_loader import images_and_labels
-from batchformer.data.loading.order import class_balanced_order, epoch_order, evaluation_share, training_share
+from batchformer.data.loading.order import epoch_order, evaluation_share, training_share
 from batchformer.data.loading.samples import ArraySamples
 from batchformer.errors import UserError
 
@@ -249,17 +249,3 @@ def test_training_and_test_digits_do_not_overlap():
     train, test = ({image.tobytes() for image in data._splits[part].images} for part in ("train", "val"))
     assert len(train & test) <= 2  # two digits of 64 coarse pixels may be equal by chance
     assert data.train_images + data.test_images == 1797
-
-
-def test_a_balanced_order_draws_every_class_alike_and_its_samples_in_turn():
-    labels = np.repeat([0, 1, 2], [3000, 600, 4])
-    slots = class_balanced_order(3, labels=labels, seed=1)
-    index, repeat = slots % len(labels), slots // len(labels)
-    assert len(slots) == len(labels)
-    assert np.bincount(labels[index]).min() > 0.9 * len(labels) / 3
-    rare = index[labels[index] == 2]
-    for start in range(0, len(rare) - 4, 4):
-        assert set(rare[start : start + 4]) == {3600, 3601, 3602, 3603}
-    assert len(set(zip(index, repeat, strict=True))) == len(slots)  # each time another augmentation
-    assert np.array_equal(slots, class_balanced_order(3, labels=labels, seed=1))
-    assert not np.array_equal(slots, class_balanced_order(4, labels=labels, seed=1))
