@@ -183,7 +183,8 @@ def test_recipe_trains_two_steps_evaluates_and_exports(name, variant, fit, tmp_p
     assert len(result["per_class"]) == len(result["class_counts"]) == len(result["class_names"])
 
     inside = any(model["batchformer"].get(key) for key in ("blocks", "after", "encoder_layers"))
-    assert ("gradient_influence" in result) == (module and not inside and "adapt" not in model)
+    other_analyses = {"adapt", "pairs"} & model.keys()
+    assert ("gradient_influence" in result) == (module and not inside and not other_analyses)
     if "streams" in result:
         assert len(result["streams"]["related_loss"]) == module
         assert len(result["streams"]["plain_loss"]) == (not module or model["batchformer"]["streams"] != "single")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from batchformer.data.loading.epoch_loader import as_batch
@@ -46,6 +47,14 @@ def stream_health_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     return {"stream_health": found.as_dict()}
 
 
+def mistakes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Pictures of what the task confuses most, in the folder `mistakes` of the run; no entry of result.json."""
+    from batchformer.analysis.mistakes import write_mistakes
+
+    write_mistakes(Path(trainer.default_root_dir) / "mistakes", task.mistakes(data))
+    return {}
+
+
 @contextmanager
 def _attending_alone(attachment: Any) -> Iterator[None]:
     """Attend over this process alone: only one process measures, and with scope="global" it would deadlock."""
@@ -60,4 +69,4 @@ def _attending_alone(attachment: Any) -> Iterator[None]:
 
 
 #: name -> analysis(task, data, trainer) that returns entries of result.json
-ANALYSES = {"gradient_influence": gradient_influence_of, "stream_health": stream_health_of}
+ANALYSES = {"gradient_influence": gradient_influence_of, "stream_health": stream_health_of, "mistakes": mistakes_of}

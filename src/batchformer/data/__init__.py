@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from batchformer.data.sets.classification import ClassificationData, LongTailedData
     from batchformer.data.sets.coco import CocoDetection
     from batchformer.data.sets.coco_panoptic import CocoPanoptic
+    from batchformer.data.sets.compositional import CompositionalData, PairFolders
     from batchformer.data.sets.detection import DetectionData
-    from batchformer.data.sets.digits import DigitsDomains, DigitsLT
+    from batchformer.data.sets.digits import DigitsDomains, DigitsLT, DigitsStates
     from batchformer.data.sets.domains import (
         PACS,
         VLCS,
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
     from batchformer.data.sets.voc import VocDetection
 
 __all__ = ["CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT", "PACS", "VLCS", "ArrayData", "ClassificationData",
-           "CocoDetection", "CocoPanoptic", "DataInfo", "DataModule", "DetectionData", "DeviceLoader", "DigitDomains",
-           "DigitsDomains", "DigitsLT", "DomainData", "DomainFolders", "EpochLoader", "FeatureData", "FileData",
-           "HostLoader", "ImageFolders", "ImageNet", "JoinedLoader", "ListFiles", "LongTailedData", "OfficeHome",
-           "Split", "TerraIncognita", "TinyImageNet", "VisDA", "VocDetection"]  # fmt: skip
+           "CocoDetection", "CocoPanoptic", "CompositionalData", "DataInfo", "DataModule", "DetectionData",
+           "DeviceLoader", "DigitDomains", "DigitsDomains", "DigitsLT", "DigitsStates", "DomainData", "DomainFolders",
+           "EpochLoader", "FeatureData", "FileData", "HostLoader", "ImageFolders", "ImageNet", "JoinedLoader",
+           "ListFiles", "LongTailedData", "OfficeHome", "PairFolders", "Split", "TerraIncognita", "TinyImageNet",
+           "VisDA", "VocDetection"]  # fmt: skip
 __getattr__ = lazy_names(
     __name__,
     {
@@ -56,7 +58,8 @@ __getattr__ = lazy_names(
         "sets.coco": ("CocoDetection",),
         "sets.coco_panoptic": ("CocoPanoptic",),
         "sets.detection": ("DetectionData",),
-        "sets.digits": ("DigitsDomains", "DigitsLT"),
+        "sets.compositional": ("CompositionalData", "PairFolders"),
+        "sets.digits": ("DigitsDomains", "DigitsLT", "DigitsStates"),
         "sets.domains": (
             "PACS",
             "VLCS",

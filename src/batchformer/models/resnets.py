@@ -113,7 +113,7 @@ def resnet10(num_classes: int = 1000, **arguments: Any) -> nn.Module:
     return ResNet(block=BasicBlock, layers=(1, 1, 1, 1), num_classes=num_classes, **arguments)  # type: ignore[arg-type]
 
 
-def resnet50_stride_in_1x1(num_classes: int = 1000, **arguments: Any) -> nn.Module:
+def resnet50_stride_in_1x1(num_classes: int = 1000, pretrained: bool = False, **arguments: Any) -> nn.Module:
     """ResNet-50 as first published (He et al., 2016; Keras): a stage halves its maps in the first 1 x 1 convolution.
 
     torchvision and timm do it in the 3 x 3 convolution. The keys are the same and weights of one load silently into the
@@ -121,6 +121,11 @@ def resnet50_stride_in_1x1(num_classes: int = 1000, **arguments: Any) -> nn.Modu
     """
     import timm
 
+    if pretrained:
+        raise UserError(
+            "timm has no weights of resnet50_stride_in_1x1: set model.backbone_args.pretrained to false and name a file "
+            "of them with --init-from."
+        )
     net: Any = timm.create_model("resnet50", pretrained=False, num_classes=num_classes, **arguments)
     for stage in (net.layer2, net.layer3, net.layer4):
         first = stage[0]

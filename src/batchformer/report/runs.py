@@ -198,7 +198,26 @@ def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
         for name, values in lines.items():
             if len(_numbers(values, f"{where}: {name}", file)) != len(across):
                 raise UserError(f"{file} has a {where} with a line {name!r} that is not as long as its 'x'")
+        _check_grid(_mapping(section.get("grid"), f"{where}: grid", file), where, file)
+        if not isinstance(section.get("pictures", ""), str) or Path(section.get("pictures", "")).name != section.get(
+            "pictures", ""
+        ):
+            raise UserError(f"{file} has a {where} whose 'pictures' are no folder of the run")
     return sections
+
+
+def _check_grid(grid: Mapping[str, Any], where: str, file: Path) -> None:
+    """Values by row and column, as many as are named; `marked` cells by their numbers."""
+    names = [_list(grid.get(key), f"{where}: {key}", file) for key in ("rows", "columns")]
+    values = _list(grid.get("values"), f"{where}: values", file)
+    if [len(values), *(len(_numbers(row, f"{where}: values", file)) for row in values)] != [
+        len(names[0]),
+        *[len(names[1])] * len(values),
+    ]:
+        raise UserError(f"{file} has a {where} with other values than rows times columns")
+    for cell in _list(grid.get("marked"), f"{where}: marked", file):
+        if not isinstance(cell, list) or len(cell) != 2 or not all(isinstance(k, int) for k in cell):
+            raise UserError(f"{file} has a {where} with a marked cell that is no row and column")
 
 
 def _check_lengths(run: Run) -> None:

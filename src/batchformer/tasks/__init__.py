@@ -9,6 +9,8 @@ from batchformer.tasks.domains.adaptation import DomainAdaptation
 from batchformer.tasks.domains.generalization import DomainGeneralization
 from batchformer.tasks.domains.options import AdaptOptions, AlgorithmOptions, DomainOptimizerOptions
 from batchformer.tasks.long_tailed.task import LongTailed, LossOptions
+from batchformer.tasks.zero_shot.compositional import CompositionalZeroShot
+from batchformer.tasks.zero_shot.compositional_options import PairMethodOptions, PairOptimizerOptions
 from batchformer.training.optimizers import AdamWOptions, OptimizerOptions
 from batchformer.training.options import BatchFormerOptions
 from batchformer.training.schedules import CosineOptions, ScheduleOptions
@@ -22,9 +24,11 @@ TASKS: dict[str, type[Task]] = {
     "panoptic": Panoptic,
     "domain_generalization": DomainGeneralization,
     "domain_adaptation": DomainAdaptation,
+    "compositional": CompositionalZeroShot,
 }
 
 __all__ = ["TASKS", "AdamWOptions", "AdaptOptions", "AlgorithmOptions", "BatchFormerOptions", "Classification",
-           "CosineOptions", "Detection", "DetectorModuleOptions", "DetectorOptimizerOptions", "DistillationOptions",
-           "DomainAdaptation", "DomainGeneralization", "DomainOptimizerOptions", "InsertionOptions", "LongTailed",
-           "LossOptions", "MixOptions", "OptimizerOptions", "Panoptic", "ScheduleOptions", "Task"]  # fmt: skip
+           "CompositionalZeroShot", "CosineOptions", "Detection", "DetectorModuleOptions", "DetectorOptimizerOptions",
+           "DistillationOptions", "DomainAdaptation", "DomainGeneralization", "DomainOptimizerOptions",
+           "InsertionOptions", "LongTailed", "LossOptions", "MixOptions", "OptimizerOptions", "PairMethodOptions",
+           "PairOptimizerOptions", "Panoptic", "ScheduleOptions", "Task"]  # fmt: skip
