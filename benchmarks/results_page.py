@@ -16,6 +16,7 @@ from batchformer.report.provenance import caveats, facts, flatten
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.tables import verdict
 from benchmarks._markdown import cell, markdown, one_digit
+from benchmarks.domains_section import domains_sections, is_domain_study
 from benchmarks.paper import ABLATIONS, MAIN, Ablation, PaperResult, Row
 from benchmarks.studies import ablation_of, differs_from, find_studies, natural
 from benchmarks.study_section import picture_name, study_picture, study_section
@@ -110,6 +111,10 @@ def results_page(results: Path, benchmarks: Path | None = None) -> str:
         if mine:
             parts.append(_ablation_section(ablation, mine, recipes))
             used.update(mine)
+    of_domains = {name: runs for name, runs in recipes.items() if is_domain_study(name, runs) and name not in used}
+    if of_domains:
+        parts.append(domains_sections(of_domains))
+        used.update(of_domains)
     others = {name: runs for name, runs in recipes.items() if name not in used}
     if others:
         parts.append("## Not in the paper\n")

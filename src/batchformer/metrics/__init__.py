@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from batchformer.metrics.coco_ap import CocoAP, ThingsAP
     from batchformer.metrics.compositional import CompositionalScores
     from batchformer.metrics.panoptic_quality import PanopticQuality
+    from batchformer.metrics.voc_ap import VocAP
 
 __all__ = [
     "CocoAP",
@@ -21,6 +22,7 @@ __all__ = [
     "ShotAccuracy",
     "ThingsAP",
     "TopAccuracy",
+    "VocAP",
     "count_shots",
     "shot_of",
 ]
@@ -31,5 +33,6 @@ __getattr__ = lazy_names(
         "coco_ap": ("CocoAP", "ThingsAP"),
         "compositional": ("CompositionalScores",),
         "panoptic_quality": ("PanopticQuality",),
+        "voc_ap": ("VocAP",),
     },
 )

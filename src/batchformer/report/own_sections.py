@@ -1,4 +1,4 @@
-"""A task's own sections of the page: text, table, lines over a common axis, a grid of values, pictures of the run."""
+"""A task's own sections of the page: text, table, lines, points, a grid of values, pictures of the run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from batchformer.report.charts import variant_styles
 from batchformer.report.comparison import shown_name
-from batchformer.report.figures import lines_chart
+from batchformer.report.figures import lines_chart, points_chart
 from batchformer.report.html_parts import figure, legend_of, marked, pictures_of, plain_table
 from batchformer.report.runs import Run
 
@@ -17,7 +17,7 @@ _MOST_CELLS = 4000  # a larger grid says nothing that an eye could read
 def own_section(name: str, run: Run, section: Mapping[str, Any]) -> str:
     """The section of one run."""
     text = _paragraphs(section)
-    table, series = section.get("table") or {}, section.get("series") or {}
+    table, series, points = (section.get(part) or {} for part in ("table", "series", "points"))
     rows = [["–" if cell is None else str(cell) for cell in row] for row in table.get("rows") or []]
     text += plain_table([str(head) for head in table.get("header") or []], rows) if rows else ""
     text += _grid(section["grid"]) if section.get("grid") else ""
@@ -25,8 +25,12 @@ def own_section(name: str, run: Run, section: Mapping[str, Any]) -> str:
     drawn = lines_chart(name, section["title"], series.get("x") or [], lines, *_labels(series)) if lines else None
     styles = variant_styles(list(lines)) if drawn and len(lines) > 1 else {}
     legend = legend_of({style: line for line, style in styles.items()}, drawn or "")
-    pictures = pictures_of([run], section["pictures"], whole_width=True) if section.get("pictures") else ""
-    return f'<figure class="own"><h4>{escape(run.name)}</h4>{text}{legend}{drawn or ""}{pictures}</figure>'
+    pictures = legend + (drawn or "")
+    if groups := {str(group): places for group, places in (points.get("groups") or {}).items()}:
+        drawn = points_chart(f"{name}-points", section["title"], groups, *_labels(points)) or ""
+        pictures += legend_of({style: group for group, style in variant_styles(list(groups)).items()}, drawn) + drawn
+    pictures += pictures_of([run], section["pictures"], whole_width=True) if section.get("pictures") else ""
+    return f'<figure class="own"><h4>{escape(run.name)}</h4>{text}{pictures}</figure>'
 
 
 def series_together(name: str, title: str, runs: Sequence[Run]) -> str:

@@ -183,7 +183,7 @@ def _measures(data: Mapping[str, Any], file: Path) -> tuple[Measure, ...]:
 
 
 def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
-    """A task's own sections of the page: a title, and any of a text, a table and lines over a common axis."""
+    """A task's own sections of the page: a title, and any of a text, a table, lines over a common axis, and points."""
     sections = _list(value, "sections", file)
     for section in sections:
         if not isinstance(section, dict) or not isinstance(section.get("title"), str):
@@ -199,10 +199,13 @@ def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
             if len(_numbers(values, f"{where}: {name}", file)) != len(across):
                 raise UserError(f"{file} has a {where} with a line {name!r} that is not as long as its 'x'")
         _check_grid(_mapping(section.get("grid"), f"{where}: grid", file), where, file)
-        if not isinstance(section.get("pictures", ""), str) or Path(section.get("pictures", "")).name != section.get(
-            "pictures", ""
-        ):
+        pictures = section.get("pictures", "")
+        if not isinstance(pictures, str) or Path(pictures).name != pictures:
             raise UserError(f"{file} has a {where} whose 'pictures' are no folder of the run")
+        points = _mapping(section.get("points"), f"{where}: points", file)
+        for name, group in _mapping(points.get("groups"), f"{where}: groups", file).items():
+            if any(len(_numbers(point, f"{where}: {name}", file)) != 2 for point in _list(group, where, file)):
+                raise UserError(f"{file} has a {where} with a point of {name!r} that is not two numbers")
     return sections
 
 

@@ -1,7 +1,9 @@
 """The parts of the page about one recipe, as HTML. Everything that comes from a file goes through `escape`."""
 
 import json
+import operator
 import re
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
@@ -30,7 +32,7 @@ from batchformer.report.provenance import caveats, command, facts, knows_its_com
 from batchformer.report.runs import Run
 from batchformer.report.statistics import PairedDifference
 from batchformer.report.streams import streams_section
-from batchformer.report.tables import Cell, comparison_table, verdicts
+from batchformer.report.tables import Cell, Table, comparison_table, readings_table, verdicts
 
 _MOST_RUNS_OPEN = 4  # runs shown of a task's section per run; the others are collapsed
 _SPLITS = ("many", "medium", "few")
@@ -91,13 +93,6 @@ def _caveats(runs: Sequence[Run]) -> str:
 
 def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
     made = comparison_table(table)
-    heads = [shown_name(head.split(" [95 %")[0]) for head in made.header]  # the caption explains the interval
-    header = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
-    body = "".join(
-        f'<tr><th scope="row">{escape(shown_name(row.head))}</th>'
-        f"{''.join(html_cell(cell, row.digits) for cell in row.cells)}</tr>"
-        for row in made.rows
-    )
     measure = table.primary
     judged = f"{measure.words[0].upper()}{measure.words[1:]}"
     caption = with_unit(judged, measure.unit)
@@ -111,15 +106,15 @@ def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
         caption += " The mean is that over the targets, seed by seed, and so is its interval."
     if len(table.others) > 1:
         caption += " The intervals are not widened for the number of variants."
-    content = f"<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+    content = _content(made)
     if len(made.header) > 4:  # scrolls on a phone, and its caption does not
         numbers = (
             f'<p class="caption">{escape(caption)}</p><div class="scroll"><table class="comparison">{content}</div>'
         )
-        whole = f'<div class="card wide">{numbers}{_per_run(runs, table)}</div>'
+        whole = f'<div class="card wide">{numbers}{_readings(table)}{_per_run(runs, table)}</div>'
     else:
         numbers = f'<table class="comparison"><caption>{escape(caption)}</caption>{content}'
-        whole = f'<div class="card">{numbers}{_per_run(runs, table)}</div>'
+        whole = f'<div class="card">{numbers}{_readings(table)}{_per_run(runs, table)}</div>'
     drawn = difference_chart(f"{name}-difference", table)
     if drawn is None:
         return whole
@@ -137,6 +132,27 @@ def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
     )
     seeds = _every_seed(name, table) if len(made.header) > 4 else ""
     return f'<div class="grid">{whole}{picture}{seeds}</div>'
+
+
+def _content(made: Table) -> str:
+    heads = [shown_name(head.split(" [95 %")[0]) for head in made.header]  # the caption explains the interval
+    header = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+    body = "".join(
+        f'<tr><th scope="row">{escape(shown_name(row.head))}</th>'
+        f"{''.join(html_cell(cell, row.digits) for cell in row.cells)}</tr>"
+        for row in made.rows
+    )
+    return f"<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _readings(table: Comparison) -> str:
+    made = readings_table(table)
+    if made is None:
+        return ""
+    told = f"The same runs with other weights than those of {table.primary.words}, and the difference to these."
+    told += "".join(f" {each.label}: {each.words}." for each in table.readings)
+    told += "".join(f" {each.label}: {each.note}." for each in table.readings if each.note)
+    return f'<p class="caption">{escape(told)}</p><div class="scroll"><table class="comparison">{_content(made)}</div>'
 
 
 def _every_seed(name: str, table: Comparison) -> str:
@@ -206,11 +222,30 @@ def _curves(name: str, runs: Sequence[Run], table: Comparison) -> str:
         told = "As it was minimised. With BatchFormer it covers both streams, and some recipes scale it"
         told += ", so compare the shapes rather than the levels." if legend else "."
         figures += figure("Training loss", loss.svg, told, legend)
-    return f'{title}<div class="grid">{figures}</div>'
+    return f'{title}<div class="grid">{figures}</div>{_target_curves(name, runs, table)}'
+
+
+def _target_curves(name: str, runs: Sequence[Run], table: Comparison) -> str:
+    """The primary measure over the epochs, a figure for each target."""
+    measure, figures = table.primary, ""
+    label = with_unit(measure_word(measure), measure.unit)
+    for k, target in enumerate(table.targets if len(table.targets) > 1 else ()):
+        mine = [run for run in runs if run.target == target]
+        if drawn := curve_chart(f"{name}-target{k}", mine, table.variants, measure.key, label, measure):
+            figures += figure(target, drawn.svg, "", _legend(table))
+    word = measure_word(measure)
+    heading = f"<h3>{escape(word[0].upper() + word[1:])} on each target</h3>"
+    return f'{heading}<div class="grid">{figures}</div>' if figures else ""
 
 
 def _own_sections(name: str, runs: Sequence[Run]) -> str:
-    """The task's own sections: each title once, and below it a part for each run."""
+    """The task's own sections: each title once, and below it a part for each run, of every variant one first."""
+    places = Counter[str]()
+    ordered = []
+    for run in runs:
+        ordered.append((places[run.variant], run))
+        places[run.variant] += 1
+    runs = [run for _, run in sorted(ordered, key=operator.itemgetter(0))]  # stable: variants keep their order
     titles = dict.fromkeys(section["title"] for run in runs for section in run.sections)
     shown = []
     for k, title in enumerate(titles):

@@ -83,6 +83,23 @@ def balanced_order(
     return slots + _occurrence(slots) * begins[-1]
 
 
+def class_balanced_order(epoch: int, *, labels: np.ndarray, seed: int) -> np.ndarray:
+    """As many slots as there are samples, each of a class drawn uniformly; the samples of a class come in turn.
+
+    A class that is drawn more often than it has samples begins a new permutation of them. A sample that comes again in
+    an epoch is its next repeat.
+    """
+    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    drawn = generator(seed, epoch, "classes").integers(len(members), size=len(labels))
+    slots = np.empty(len(labels), np.int64)
+    for number, samples in enumerate(members):
+        places = np.flatnonzero(drawn == number)
+        turns = generator(seed, epoch, number, "in turn")
+        permutations = [turns.permutation(samples) for _ in range(-(-len(places) // len(samples)))]
+        slots[places] = np.concatenate([*permutations, samples[:0]])[: len(places)]
+    return slots + _occurrence(slots) * len(labels)
+
+
 def _occurrence(values: np.ndarray) -> np.ndarray:
     """For each value, the number of equal ones before it."""
     order = np.argsort(values, kind="stable")

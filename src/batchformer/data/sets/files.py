@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -62,6 +62,7 @@ class FileData(ClassificationData):
                 "data.on_device is for data sets held in memory; image files are read on the host: leave it out."
             )
         check_images(image_size, std, erase_prob)
+        self._check_views(get_args(FileAugmentation))
         self.augment, self.image_size, self.erase_prob = augment, image_size, erase_prob
         self.mean, self.std = mean, std
         self._held: dict[str, torch.Tensor] = {}
@@ -94,16 +95,17 @@ class FileData(ClassificationData):
         listing = self._listings[name]
         if self.on_device is True:
             return self._device_loader(self._held_images(name), listing, name, training)
-        transform = self.predict_transform
+        transforms = [self.predict_transform]
         if training:
-            transform = file_transform(self.augment, self.image_size, self.mean, self.std, self.erase_prob)
+            common = (self.image_size, self.mean, self.std, self.erase_prob)
+            transforms = [file_transform(augment, *common) for augment in self.view_augments]
         samples = FileSamples(
             listing.paths,
-            transform=transform,
+            transform=transforms,
             seed=self._seed_of(name) if training else None,
             folder=self._folder,
             upright=self.upright,
-            **self._labelled(listing, training),
+            **self._labelled(listing),
         )
         return self._host_loader(samples, name, training)
 
