@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchformer.data.loading.epoch_loader import as_batch
@@ -48,6 +49,14 @@ def stream_health_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     with _attending_alone(task.attachment), precision.forward_context():
         found = stream_health(task.net, precision.convert_input(images), labels, samples=4)
     return {"stream_health": found.as_dict()}
+
+
+def mistakes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Pictures of what the task confuses most, in the folder `mistakes` of the run; no entry of result.json."""
+    from batchformer.analysis.mistakes import write_mistakes
+
+    write_mistakes(Path(trainer.default_root_dir) / "mistakes", task.mistakes(data))
+    return {}
 
 
 def domain_planes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
@@ -141,4 +150,5 @@ ANALYSES = {
     "grad_cam": grad_cam_of,
     "stream_health": stream_health_of,
     "domain_planes": domain_planes_of,
+    "mistakes": mistakes_of,
 }

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from batchformer.data.sets.classification import ClassificationData, LongTailedData
     from batchformer.data.sets.coco import CocoDetection
     from batchformer.data.sets.coco_panoptic import CocoPanoptic
+    from batchformer.data.sets.compositional import CompositionalData, PairFolders
     from batchformer.data.sets.detection import DetectionData
     from batchformer.data.sets.digit_domains import DigitDomains
-    from batchformer.data.sets.digits import DigitsDomains, DigitsLT
+    from batchformer.data.sets.digits import DigitsDomains, DigitsLT, DigitsStates
     from batchformer.data.sets.domain_folders import PACS, VLCS, DomainFolders, OfficeHome, TerraIncognita, VisDA
     from batchformer.data.sets.domains import DomainData
     from batchformer.data.sets.files import FileData
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from batchformer.data.sets.voc import VocDetection
 
 __all__ = ["CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT", "PACS", "VLCS", "ArrayData", "ClassificationData",
-           "CocoDetection", "CocoPanoptic", "DataInfo", "DataModule", "DetectionData", "DeviceLoader", "DigitDomains",
-           "DigitsDomains", "DigitsLT", "DomainData", "DomainFolders", "EpochLoader", "FeatureData", "FileData",
-           "FreiHand", "HandData", "HostLoader", "ImageFolders", "ImageNet", "JoinedLoader", "ListFiles",
-           "LongTailedData", "OfficeHome", "RenderedHands", "Split", "TerraIncognita", "TinyImageNet", "VisDA",
-           "VocDetection"]  # fmt: skip
+           "CocoDetection", "CocoPanoptic", "CompositionalData", "DataInfo", "DataModule", "DetectionData",
+           "DeviceLoader", "DigitDomains", "DigitsDomains", "DigitsLT", "DigitsStates", "DomainData", "DomainFolders",
+           "EpochLoader", "FeatureData", "FileData", "FreiHand", "HandData", "HostLoader", "ImageFolders", "ImageNet",
+           "JoinedLoader", "ListFiles", "LongTailedData", "OfficeHome", "PairFolders", "RenderedHands", "Split",
+           "TerraIncognita", "TinyImageNet", "VisDA", "VocDetection"]  # fmt: skip
 __getattr__ = lazy_names(
     __name__,
     {
@@ -50,9 +51,10 @@ __getattr__ = lazy_names(
         "sets.classification": ("ClassificationData", "LongTailedData"),
         "sets.coco": ("CocoDetection",),
         "sets.coco_panoptic": ("CocoPanoptic",),
+        "sets.compositional": ("CompositionalData", "PairFolders"),
         "sets.detection": ("DetectionData",),
         "sets.digit_domains": ("DigitDomains",),
-        "sets.digits": ("DigitsDomains", "DigitsLT"),
+        "sets.digits": ("DigitsDomains", "DigitsLT", "DigitsStates"),
         "sets.domain_folders": ("PACS", "VLCS", "DomainFolders", "OfficeHome", "TerraIncognita", "VisDA"),
         "sets.domains": ("DomainData",),
         "sets.files": ("FileData",),

@@ -131,6 +131,34 @@ SELF_SUPERVISED = (
     Measure("linear", "Linear", primary=True, name="accuracy of a linear classifier", note="on frozen features"),
     Measure("knn", "k-NN", name="accuracy of nearest neighbours", in_progress=True),
 )
+_SEEN_AND_UNSEEN = (
+    Measure("auc", "AUC", primary=True, name="area under seen against unseen accuracy"),
+    Measure("hm", "HM", name="best harmonic mean of seen and unseen accuracy", in_progress=True),
+    Measure("seen", "Seen", name="best accuracy on seen pairs"),
+    Measure("unseen", "Unseen", name="best accuracy on unseen pairs"),
+    Measure("attribute", "Attribute", name="accuracy of attributes"),
+    Measure("object", "Object", name="accuracy of objects"),
+)
+COMPOSITIONAL = (
+    *_SEEN_AND_UNSEEN,
+    *(
+        replace(
+            measure,
+            key=f"{measure.key}_selected",
+            label=f"{measure.label}, best on val",
+            name=f"{measure.words} at the epoch best on validation",
+            primary=False,
+            in_progress=False,
+            detail=measure.key != "auc",
+        )
+        for measure in _SEEN_AND_UNSEEN
+    ),
+    Measure("auc_released", "AUC, 20 biases", note="as the released code measures it", detail=True),
+    Measure("hm_released", "HM, 20 biases", note="as the released code measures it", detail=True),
+    Measure("attribute_released", "Attribute, biased", note="unseen pairs only", detail=True),
+    Measure("object_released", "Object, biased", note="unseen pairs only", detail=True),
+    *(Measure(f"auc_top{k}", f"AUC, top {k}", detail=True) for k in (2, 3)),
+)
 DETECTION = (
     Measure("ap", "AP", primary=True, name="average precision of boxes"),
     Measure("ap50", "AP50", in_progress=True),

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 from batchformer.report.charts import variant_styles
 from batchformer.report.classes import (
@@ -26,8 +25,9 @@ from batchformer.report.comparison import (
     signed,
     with_unit,
 )
-from batchformer.report.figures import curve_chart, difference_chart, lines_chart, points_chart, seeds_chart
-from batchformer.report.html_parts import figure, legend_of, marked, missing, pictures_of, plain_table
+from batchformer.report.figures import curve_chart, difference_chart, seeds_chart
+from batchformer.report.html_parts import figure, marked, missing, pictures_of, plain_table
+from batchformer.report.own_sections import own_section, series_together
 from batchformer.report.provenance import caveats, command, facts, knows_its_command, shown_run
 from batchformer.report.runs import Run
 from batchformer.report.statistics import PairedDifference
@@ -254,34 +254,19 @@ def _own_sections(name: str, runs: Sequence[Run]) -> str:
     titles = dict.fromkeys(section["title"] for run in runs for section in run.sections)
     shown = []
     for k, title in enumerate(titles):
+        if together := series_together(f"{name}-own{k}", title, runs):
+            shown.append(f'<h3>{escape(title)}</h3><div class="grid">{together}</div>')
+            continue
         parts: list[str] = []
         for run in runs:
             for section in (section for section in run.sections if section["title"] == title):
-                parts.append(_own_section(f"{name}-own{k}-{len(parts)}", run, section))
+                parts.append(own_section(f"{name}-own{k}-{len(parts)}", run, section))
         first, rest = "".join(parts[:_MOST_RUNS_OPEN]), "".join(parts[_MOST_RUNS_OPEN:])
         shown.append(f'<h3>{escape(title)}</h3><div class="grid">{first}</div>')
         if rest:
             more = f"{len(parts) - _MOST_RUNS_OPEN} more runs"
             shown.append(f'<details><summary>{more}</summary><div class="grid">{rest}</div></details>')
     return "".join(shown)
-
-
-def _own_section(name: str, run: Run, section: dict[str, Any]) -> str:
-    text = "".join(f"<p>{marked(part)}</p>" for part in str(section.get("text") or "").split("\n\n") if part.strip())
-    table, series, points = (section.get(part) or {} for part in ("table", "series", "points"))
-    rows = [["–" if cell is None else str(cell) for cell in row] for row in table.get("rows") or []]
-    text += plain_table([str(head) for head in table.get("header") or []], rows) if rows else ""
-    lines = {str(line): values for line, values in (series.get("lines") or {}).items()}
-    labels = [str(series.get(axis) or "") for axis in ("xlabel", "ylabel")]
-    drawn = lines_chart(name, section["title"], series.get("x") or [], lines, *labels) if lines else None
-    styles = variant_styles(list(lines)) if drawn and len(lines) > 1 else {}
-    legend = legend_of({style: line for line, style in styles.items()}, drawn or "")
-    pictures = legend + (drawn or "")
-    if groups := {str(group): places for group, places in (points.get("groups") or {}).items()}:
-        labels = [str(points.get(axis) or "") for axis in ("xlabel", "ylabel")]
-        drawn = points_chart(f"{name}-points", section["title"], groups, *labels) or ""
-        pictures += legend_of({style: group for group, style in variant_styles(list(groups)).items()}, drawn) + drawn
-    return f'<figure class="own"><h4>{escape(run.name)}</h4>{text}{pictures}</figure>'
 
 
 def _classes(name: str, runs: Sequence[Run], table: Comparison) -> str:

@@ -16,6 +16,8 @@ from batchformer.tasks.self_supervised.mae import MAE, DecoderModuleOptions, Dec
 from batchformer.tasks.self_supervised.moco import ContrastOptions, MoCo
 from batchformer.tasks.self_supervised.probe import LinearProbe, ProbeOptimizerOptions
 from batchformer.tasks.self_supervised.task import JudgeOptions
+from batchformer.tasks.zero_shot.compositional import CompositionalZeroShot
+from batchformer.tasks.zero_shot.compositional_options import PairMethodOptions, PairOptimizerOptions
 from batchformer.training.optimizers import AdamWOptions, OptimizerOptions
 from batchformer.training.options import BatchFormerOptions
 from batchformer.training.schedules import CosineOptions, ScheduleOptions
@@ -34,6 +36,7 @@ TASKS: dict[str, type[Task]] = {
     "hand_mesh": HandMesh,
     "moco": MoCo,
     "linear_probe": LinearProbe,
+    "compositional": CompositionalZeroShot,
 }
 
 __all__ = [
@@ -45,6 +48,7 @@ __all__ = [
     "AlgorithmOptions",
     "BatchFormerOptions",
     "Classification",
+    "CompositionalZeroShot",
     "ContrastOptions",
     "CosineOptions",
     "DecoderModuleOptions",
@@ -67,6 +71,8 @@ __all__ = [
     "MixOptions",
     "MoCo",
     "OptimizerOptions",
+    "PairMethodOptions",
+    "PairOptimizerOptions",
     "Panoptic",
     "ProbeOptimizerOptions",
     "ScheduleOptions",

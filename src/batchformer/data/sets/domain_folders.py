@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from batchformer.data.augment.options import FileAugmentation
-from batchformer.data.images import decode_images
-from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.sets.domains import DomainData, Part
 from batchformer.data.sets.files import FileData, Listing, list_images, visible_folders
 from batchformer.data.sets.list_files import read_list
@@ -47,7 +44,6 @@ class DomainFolders(DomainData, FileData):
         super().__init__(root, augment=augment, **options)
         if self.on_device is True and augment != "domains":
             raise UserError(f"data.on_device true needs data.augment domains, got {augment}: leave one of them out.")
-        self._held: dict[str, torch.Tensor] = {}
         self._others: Counter[str] = Counter()
 
     def _find_domains(self) -> tuple[str, ...]:
@@ -81,21 +77,6 @@ class DomainFolders(DomainData, FileData):
         listings = {name: list_images(root, folder, classes, allow_empty=True) for name, folder in folders.items()}
         self._others = sum((listing.others for listing in listings.values()), Counter[str]())
         return {name: (_part(listing),) for name, listing in listings.items()}, classes
-
-    def make_loader(self, name: str, training: bool) -> EpochLoader:
-        if self.on_device is not True:
-            return super().make_loader(name, training)
-        return self._device_loader(self._held_images(name), self._listings[name], name, training)
-
-    def _held_images(self, name: str) -> torch.Tensor:
-        """The images of a set on the device, shared by all its loaders, and by the target's training and test sets."""
-        paths, rank = self._listings[name].paths, self._rank_and_world()[0]
-        key = "target" if paths == self._listings["target"].paths else name
-        if key not in self._held:
-            files = [self._folder + path for path in paths]
-            images = decode_images(files, self.image_size, f"images of {key}", rank == 0, True, self.upright)
-            self._held[key] = torch.from_numpy(images).to(self._device())
-        return self._held[key]
 
 
 def _part(listing: Listing) -> Part:
