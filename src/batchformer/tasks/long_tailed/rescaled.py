@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.data.info import DataInfo
+from batchformer.tasks.long_tailed.algorithm import Sampling
 from batchformer.tasks.long_tailed.decoupled import BalancedRetraining, by_frequency
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
@@ -110,7 +111,8 @@ class TauNormalized(RescaledClassifier):
     knows its training images by heart makes the rule choose too small a tau.
     """
 
-    sampling = "instance"
+    sampling: Sampling = "instance"
+    taus: Float[Tensor, " taus"]
     sums: Float[Tensor, "taus classes"]
     seen: Float[Tensor, " classes"]
     tau: Float[Tensor, ""]
