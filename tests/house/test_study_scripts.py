@@ -23,6 +23,8 @@ EVERY_STUDY = pytest.mark.parametrize(
             ("mix_study", "VIT"),
             ("mix_study", "RESNET"),
             ("cifar_tuning", "STUDY"),
+            ("generalized_zero_shot_study", "ATTRIBUTES"),
+            ("generalized_zero_shot_study", "SENTENCES"),
         ],
         [("v2_study", "TABLE_7"), ("cifar_tuning", "STUDY")],
     ),

@@ -278,6 +278,17 @@ def test_sections_of_a_family_are_shown_for_each_run_and_escaped(tmp_path):
     Balance().feed(page)
 
 
+def test_points_of_a_section_are_not_joined(tmp_path):
+    results = pose(seeds=1)
+    series = {"x": [0, 1, 2, 0.5], "lines": {"real": [1.0, 2.0, 3.0, None], "made": [None, None, None, 2.5]}}
+    results[0]["sections"] = [{"title": "Plane", "series": {**series, "points": True}}]
+    section = page_of(tmp_path, results).partition("<h3>Plane</h3>")[2].partition("</figure>")[0]
+    assert section.count('<circle class="dot v0"') == 4  # one of them in the legend
+    assert section.count('<circle class="dot v1"') == 2
+    assert "<polyline" not in section
+    assert "3 points of real; 1 points of made" in section
+
+
 def test_an_interval_wider_than_is_possible_is_cut_in_the_chart(tmp_path):
     results = comparison(seeds=2)
     for made in results:

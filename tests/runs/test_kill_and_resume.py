@@ -24,6 +24,10 @@ VALIDATED_INSIDE = ("digits-lt", "--trainer.val_check_interval", "4")
 # AdamW, mixing, averaged weights, a learning rate for every step, and the losses of both streams
 VIT = ("vit-digits", "--data.imbalance", "20", "--model.mix.mixup", "0.5", "--model.mix.cutmix", "1",
        "--model.ema", "0.9", "--model.backbone_args.depth", "2", "--model.batchformer.blocks", "[0,1]")  # fmt: skip
+# critic and generator in turn, gradients summed over an epoch, a classifier that is trained when it is evaluated
+GAN = ("digits-gzsl", "--trainer.limit_train_batches", "7", "--model.generator.critic_steps", "3",
+       "--model.softmax.epochs", "2", "--model.contrast.accumulate_comparator", "true")  # fmt: skip
+GUIDED_GAN = (*GAN[:-2], "--model.algorithm", "f_clswgan", "--model.method", "baseline")
 EACH_EPOCH = ["--run.checkpoint_every_epochs", "1"]
 INSIDE_EPOCHS = ["--run.checkpoint_every_steps", "3"]
 ENDS_BY_STEPS = ["--trainer.max_steps", "18"]
@@ -38,6 +42,15 @@ KILLS = {
     "after a validation inside the epoch, checkpoint behind it": (VALIDATED_INSIDE, INSIDE_EPOCHS, "step", 13, 12),
     "ViT, in the middle of an epoch, checkpoint inside it": (VIT, INSIDE_EPOCHS, "step", 13, 12),
     "ViT, in the middle of writing the checkpoint of the last epoch": (VIT, EACH_EPOCH, "write", 3, 14),
+    "GAN, between steps of critic and generator, checkpoint inside the epoch": (
+        GAN,
+        INSIDE_EPOCHS,
+        "step",
+        13,
+        12,
+    ),
+    "GAN, in the middle of writing the checkpoint of the last epoch": (GAN, EACH_EPOCH, "write", 3, 14),
+    "GAN guided by a classifier, in the middle of an epoch": (GUIDED_GAN, INSIDE_EPOCHS, "step", 10, 9),
 }
 
 # Signals to the process group, as a terminal and job schedulers send them: worker processes get them too.
@@ -54,6 +67,7 @@ FAST = [
     "in the middle of writing the checkpoint of the last epoch",
     "before the first checkpoint",
     "ViT, in the middle of an epoch, checkpoint inside it",
+    "GAN, between steps of critic and generator, checkpoint inside the epoch",
 ]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from batchformer.data.sets.coco import CocoDetection
     from batchformer.data.sets.coco_panoptic import CocoPanoptic
     from batchformer.data.sets.detection import DetectionData
-    from batchformer.data.sets.digits import DigitsDomains, DigitsLT
+    from batchformer.data.sets.digits import DigitNumbers, DigitsDomains, DigitsLT
     from batchformer.data.sets.domains import (
         PACS,
         VLCS,
@@ -32,16 +32,18 @@ if TYPE_CHECKING:
     )
     from batchformer.data.sets.files import FileData
     from batchformer.data.sets.folder import ImageFolders
+    from batchformer.data.sets.generalized import AttributeData, AttributeFiles
     from batchformer.data.sets.imagenet import ImageNet
     from batchformer.data.sets.list_files import ListFiles
     from batchformer.data.sets.tiny_imagenet import TinyImageNet
     from batchformer.data.sets.voc import VocDetection
 
-__all__ = ["CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT", "PACS", "VLCS", "ArrayData", "ClassificationData",
-           "CocoDetection", "CocoPanoptic", "DataInfo", "DataModule", "DetectionData", "DeviceLoader", "DigitDomains",
-           "DigitsDomains", "DigitsLT", "DomainData", "DomainFolders", "EpochLoader", "FeatureData", "FileData",
-           "HostLoader", "ImageFolders", "ImageNet", "JoinedLoader", "ListFiles", "LongTailedData", "OfficeHome",
-           "Split", "TerraIncognita", "TinyImageNet", "VisDA", "VocDetection"]  # fmt: skip
+__all__ = ["CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT", "PACS", "VLCS", "ArrayData", "AttributeData",
+           "AttributeFiles", "ClassificationData", "CocoDetection", "CocoPanoptic", "DataInfo", "DataModule",
+           "DetectionData", "DeviceLoader", "DigitDomains", "DigitNumbers", "DigitsDomains", "DigitsLT", "DomainData",
+           "DomainFolders", "EpochLoader", "FeatureData", "FileData", "HostLoader", "ImageFolders", "ImageNet",
+           "JoinedLoader", "ListFiles", "LongTailedData", "OfficeHome", "Split", "TerraIncognita", "TinyImageNet",
+           "VisDA", "VocDetection"]  # fmt: skip
 __getattr__ = lazy_names(
     __name__,
     {
@@ -56,7 +58,7 @@ __getattr__ = lazy_names(
         "sets.coco": ("CocoDetection",),
         "sets.coco_panoptic": ("CocoPanoptic",),
         "sets.detection": ("DetectionData",),
-        "sets.digits": ("DigitsDomains", "DigitsLT"),
+        "sets.digits": ("DigitNumbers", "DigitsDomains", "DigitsLT"),
         "sets.domains": (
             "PACS",
             "VLCS",
@@ -69,6 +71,7 @@ __getattr__ = lazy_names(
         ),
         "sets.files": ("FileData",),
         "sets.folder": ("ImageFolders",),
+        "sets.generalized": ("AttributeData", "AttributeFiles"),
         "sets.imagenet": ("ImageNet",),
         "sets.list_files": ("ListFiles",),
         "sets.tiny_imagenet": ("TinyImageNet",),

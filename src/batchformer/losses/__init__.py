@@ -14,6 +14,8 @@ from batchformer.losses.domains import (
     rows_by_domain,
     vrex_penalty,
 )
+from batchformer.losses.zero_shot import gradient_penalty, supervised_contrast
 
 __all__ = ["BalancedSoftmaxLoss", "DistillationLoss", "LDAMLoss", "LogitAdjustedLoss", "checked_counts",
-           "coral_penalty", "irm_penalty", "margin_disparity", "rows_by_domain", "vrex_penalty"]  # fmt: skip
+           "coral_penalty", "gradient_penalty", "irm_penalty", "margin_disparity", "rows_by_domain",
+           "supervised_contrast", "vrex_penalty"]  # fmt: skip

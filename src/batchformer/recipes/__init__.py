@@ -32,6 +32,7 @@ GROUPS = (  # in the order they are listed; a group that is not named here comes
     "Start here, nothing to download",
     "Long-tailed recognition, BatchFormer",
     "Unseen domains, BatchFormer",
+    "Unseen classes, BatchFormer",
     "Image classification, BatchFormerV2 (ResNet-50: BatchFormer)",
     "Detection, BatchFormerV2",
     "Panoptic segmentation, BatchFormerV2",

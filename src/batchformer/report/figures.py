@@ -152,8 +152,9 @@ def lines_chart(
     lines: Mapping[str, Sequence[float | None]],
     xlabel: str,
     ylabel: str,
+    joined: bool = True,
 ) -> str | None:
-    """Lines over a common axis, as a task's own section gives them; None where there is no point."""
+    """Lines over a common axis, or points alone, as a task's own section gives them; None where there is no point."""
     points = {
         line: [(x, y) for x, y in zip(across, values, strict=True) if x is not None and y is not None]
         for line, values in lines.items()
@@ -164,8 +165,11 @@ def lines_chart(
     x_axis = linear_axis([x for x, _ in drawn], xlabel)
     chart = Chart(name, x_axis, linear_axis([y for _, y in drawn], ylabel), left=60)
     for (line, places), style in zip(points.items(), variant_styles(list(points)).values(), strict=True):
-        chart.line(places, style)
+        if joined:
+            chart.line(places, style)
         chart.dots(places, style, [f"{line}: {y:.4g} at {x:.4g}" for x, y in places])
+    if not joined:
+        return chart.svg(title, "; ".join(f"{len(p)} points of {line}" for line, p in points.items()))
     return chart.svg(title, "; ".join(f"{line} ends at {p[-1][1]:.4g}" for line, p in points.items() if p))
 
 

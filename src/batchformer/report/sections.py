@@ -233,7 +233,8 @@ def _own_section(name: str, run: Run, section: dict[str, Any]) -> str:
     text += plain_table([str(head) for head in table.get("header") or []], rows) if rows else ""
     lines = {str(line): values for line, values in (series.get("lines") or {}).items()}
     labels = [str(series.get(axis) or "") for axis in ("xlabel", "ylabel")]
-    drawn = lines_chart(name, section["title"], series.get("x") or [], lines, *labels) if lines else None
+    across, joined = series.get("x") or [], not series.get("points")
+    drawn = lines_chart(name, section["title"], across, lines, *labels, joined) if lines else None
     styles = variant_styles(list(lines)) if drawn and len(lines) > 1 else {}
     legend = legend_of({style: line for line, style in styles.items()}, drawn or "")
     return f'<figure class="own"><h4>{escape(run.name)}</h4>{text}{legend}{drawn or ""}</figure>'

@@ -9,6 +9,7 @@ from batchformer.tasks.domains.adaptation import DomainAdaptation
 from batchformer.tasks.domains.generalization import DomainGeneralization
 from batchformer.tasks.domains.options import AdaptOptions, AlgorithmOptions, DomainOptimizerOptions
 from batchformer.tasks.long_tailed.task import LongTailed, LossOptions
+from batchformer.tasks.zero_shot.generalized import GeneralizedZeroShot
 from batchformer.training.optimizers import AdamWOptions, OptimizerOptions
 from batchformer.training.options import BatchFormerOptions
 from batchformer.training.schedules import CosineOptions, ScheduleOptions
@@ -22,9 +23,11 @@ TASKS: dict[str, type[Task]] = {
     "panoptic": Panoptic,
     "domain_generalization": DomainGeneralization,
     "domain_adaptation": DomainAdaptation,
+    "generalized_zero_shot": GeneralizedZeroShot,
 }
 
 __all__ = ["TASKS", "AdamWOptions", "AdaptOptions", "AlgorithmOptions", "BatchFormerOptions", "Classification",
            "CosineOptions", "Detection", "DetectorModuleOptions", "DetectorOptimizerOptions", "DistillationOptions",
-           "DomainAdaptation", "DomainGeneralization", "DomainOptimizerOptions", "InsertionOptions", "LongTailed",
-           "LossOptions", "MixOptions", "OptimizerOptions", "Panoptic", "ScheduleOptions", "Task"]  # fmt: skip
+           "DomainAdaptation", "DomainGeneralization", "DomainOptimizerOptions", "GeneralizedZeroShot",
+           "InsertionOptions", "LongTailed", "LossOptions", "MixOptions", "OptimizerOptions", "Panoptic",
+           "ScheduleOptions", "Task"]  # fmt: skip

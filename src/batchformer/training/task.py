@@ -155,7 +155,10 @@ class Task(L.LightningModule):
             return None
 
     def sections(self) -> list[dict[str, Any]]:
-        """The task's own parts of the page: dicts with title, text, table, series (see docs/your-own-task.md)."""
+        """The task's own parts of the page: dicts with title, text, table, series (see docs/your-own-task.md).
+
+        A series is `x` and `lines` over it, with `xlabel` and `ylabel`; with `points` true its points are not joined.
+        """
         return []
 
     # ---- building

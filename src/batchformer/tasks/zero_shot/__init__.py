@@ -1,0 +1,1 @@
+"""Unseen classes: compositional and generalized zero-shot learning."""
