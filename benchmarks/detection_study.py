@@ -86,10 +86,10 @@ def evaluate(run: Path) -> None:
     """COCO's numbers of a finished run on the validation images, in percent."""
     import torch
 
-    from batchformer.cli.finished_run import load_run
+    from batchformer.cli.finished_run import best_device, load_run
 
-    found, device = load_run(str(run)), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    task = found.task.to(device).eval()
+    found = load_run(str(run))
+    task, device = found.task.to(best_device()).eval(), best_device()
     metric = task.make_metric()
     images = 0
     for batch in found.data.evaluation_loader("val"):

@@ -16,7 +16,8 @@ from batchformer.report.provenance import caveats, facts, flatten
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.tables import verdict
 from benchmarks._markdown import cell, markdown, one_digit
-from benchmarks.paper import ABLATIONS, MAIN, Ablation, PaperResult, Row
+from benchmarks.domains_section import domains_sections, is_domain_study
+from benchmarks.paper import ABLATIONS, CITED, MAIN, Ablation, PaperResult, Row
 from benchmarks.studies import ablation_of, differs_from, find_studies, natural
 from benchmarks.study_section import picture_name, study_picture, study_section
 
@@ -110,6 +111,11 @@ def results_page(results: Path, benchmarks: Path | None = None) -> str:
         if mine:
             parts.append(_ablation_section(ablation, mine, recipes))
             used.update(mine)
+    of_domains = {name: runs for name, runs in recipes.items() if is_domain_study(name, runs) and name not in used}
+    if of_domains:
+        parts.append(domains_sections(of_domains))
+        used.update(of_domains)
+    parts.append(_cited_section())
     others = {name: runs for name, runs in recipes.items() if name not in used}
     if others:
         parts.append("## Not in the paper\n")
@@ -175,6 +181,18 @@ def _ablation_section(ablation: Ablation, mine: Mapping[str, Sequence[Run]], all
         base = [run for run in all_[anchor] if run.variant == runs[0].variant] if anchor else []
         lines += [f"  - Read with care: {text}" for text in (*differs_from(base, runs), *caveats(runs))]
     return "\n".join(lines) + "\n"
+
+
+def _cited_section() -> str:
+    """Rows of the papers' tables that are other people's numbers."""
+    rows = [
+        [table, method, *(one_digit(row[measure.key]) for measure in LONG_TAILED)]
+        for table, methods in CITED.items()
+        for method, row in methods.items()
+    ]
+    header = ["table", "method", *(measure.label for measure in LONG_TAILED)]
+    told = "Rows of BatchFormer's tables that it cites from other papers; none of them was trained here."
+    return "\n".join(["## Cited in the papers' tables", "", told, "", markdown(header, rows)]) + "\n"
 
 
 _MANY_ROWS = 30  # beyond, a page shows the pictures that lie beside a file, where there are any

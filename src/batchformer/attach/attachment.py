@@ -67,7 +67,7 @@ def attach(
         blocks: the same by number, counted from 0, or "all", where the blocks have a well-known place. The papers
             count from 1 and insert after: their "first layer" is block 0.
         encoder_layers: the same for the layers of a detector's encoder (transformers' DETR family).
-        share: with after= and its like: one module at all places instead of one each.
+        share: one module at all places instead of one each (the experts of RIDE share one before their classifiers).
         batch_norm: BatchNorm behind the insertion normalises each stream by itself and only plain rows move its running
             statistics ("separate"), or both together ("joint", as published).
         mask_padding: in batches of images that differ in size, padded positions pass the module unchanged and nothing
@@ -114,9 +114,9 @@ def attach(
             example=example,
         )
         return Attachment(model, plan.points(), plan.input_hook, plan.supports)
-    check_before(model, mask_padding=mask_padding, share=share)
+    check_before(model, mask_padding=mask_padding)
     paths = [before] if isinstance(before, str) else find_classifiers(model) if before is None else list(before)
-    points = points_before(model, paths, dim, channels, module_keywords, example)
+    points = points_before(model, paths, share, dim, channels, module_keywords, example)
     norms = norms_behind_heads(model, points, batch_norm, example)
     return Attachment(model, points, InputHook(model, points[0].module), norms)
 

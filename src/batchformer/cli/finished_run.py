@@ -69,6 +69,12 @@ def _name_classes_of_0_1(task: Any, checkpoint: dict[str, Any]) -> None:
         task.data_info = DataInfo(**{**task.data_info.as_dict(), "classes": list(names)})
 
 
+def best_device() -> Any:
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def _first_reason(problem: Exception) -> str:
     """The first line of torch's error after its headline, shortened: it may list every missing key."""
     lines = [line.strip() for line in str(problem).splitlines() if not line.startswith("Error(s) in loading")]

@@ -37,9 +37,7 @@ def run(args: list[str]) -> int:
         raise UserError("predict needs a run folder and images: batchformer predict RUN photo.jpg FOLDER")
     run_path, *places = given.positional
 
-    import torch
-
-    from batchformer.cli.finished_run import load_run
+    from batchformer.cli.finished_run import best_device, load_run
     from batchformer.runs.progress import ProgressLine
 
     images = list(find_images(places))
@@ -55,8 +53,7 @@ def run(args: list[str]) -> int:
     line = ProgressLine()
     line.begin_run(0, "predict")
     out = given.value("out")
-    task.to("cuda" if torch.cuda.is_available() else "cpu")
-    print(task.predict(images, found.data, Path(out) if out else None, line, **options))
+    print(task.to(best_device()).predict(images, found.data, Path(out) if out else None, line, **options))
     if bad := task.unreadable:
         print(
             f"batchformer: {len(bad)} of {len(images)} images could not be read, each has a row with the reason "

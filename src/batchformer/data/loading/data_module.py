@@ -13,7 +13,7 @@ from torch import Tensor
 
 from batchformer.data.augment.options import check_at_least
 from batchformer.data.info import DataInfo
-from batchformer.data.loading.epoch_loader import EpochLoader
+from batchformer.data.loading.epoch_loader import EpochLoader, JoinedLoader
 from batchformer.data.loading.order import derived_key
 from batchformer.errors import UserError, did_you_mean
 from batchformer.metrics.shots import count_shots
@@ -29,7 +29,8 @@ class DataModule(L.LightningDataModule):
     neither on the number of workers nor on where a run was resumed. `batch_size` is that of one process; each takes its
     share of the order, so the Trainer needs no sampler of its own (`use_distributed_sampler=False`). A task with a
     method `sampler(data)` gives the order itself: a function from the epoch to the slots (see `loading.order`) of all
-    processes together, or None for the order of the data.
+    processes together, or None for the order of the data. One with a method `training_loader(data)` gives the loader
+    itself, or several by name that are read together, or None for the loader of the data.
 
     Args:
         root: the folder of the data set.
@@ -42,7 +43,7 @@ class DataModule(L.LightningDataModule):
         augment_repeats: DeiT's repeated augmentation: above 1, each image comes that often in succession in the order,
             with a new augmentation each time; the epoch keeps its length, so it reads only that part of the images.
         views: above 1, training batches hold `views`, that many tensors, each augmented by itself, in place of
-            `images`.
+            `images`; or a list with the augmentation of each view. 1 leaves the number to the task.
         index: batches also hold `index`, the number of each sample in its set.
     """
 
@@ -74,12 +75,12 @@ class DataModule(L.LightningDataModule):
         eval_batch_size: int = 512,
         channels_last: bool = False,
         augment_repeats: int = 1,
-        views: int = 1,
+        views: int | list[str] = 1,
         index: bool = False,
     ) -> None:
         super().__init__()
         check_at_least(1, batch_size=batch_size, eval_batch_size=eval_batch_size)
-        check_at_least(1, augment_repeats=augment_repeats, views=views)
+        check_at_least(1, augment_repeats=augment_repeats, views=views if isinstance(views, int) else len(views))
         check_at_least(0, workers=workers)
         most = max(_MOST_WORKERS, os.cpu_count() or 1)
         if workers > most:  # every one is a process with its own copy of Python and torch
@@ -89,6 +90,7 @@ class DataModule(L.LightningDataModule):
         self.channels_last, self.index = channels_last, index
         self.augment_repeats, self.views = augment_repeats, views
         self._ready = False
+        self._own_order: dict[str, Any] = {}  # see `loader_in_order`
         # Weak reference; used to checkpoint the loader's position without keeping the loader alive.
         self._train_loader: weakref.ref[EpochLoader] | None = None
         self._restored: dict[str, Any] | None = None
@@ -106,6 +108,14 @@ class DataModule(L.LightningDataModule):
     def training_loader(self) -> EpochLoader:
         """The training loader; a data module of several sets returns a `JoinedLoader` here."""
         return self.make_loader("train", training=True)
+
+    def loader_in_order(self, name: str, **order: Any) -> EpochLoader:
+        """A further training loader over a set, with a `sampler`, `batch_size` or `seed` (of the order) of its own."""
+        self._own_order = order
+        try:
+            return self.make_loader(name, training=True)
+        finally:
+            self._own_order = {}
 
     def choose_target(self, target: str) -> None:
         """For subclasses with several `targets`: check the name and set `target`."""
@@ -161,7 +171,10 @@ class DataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> EpochLoader:
         self.setup()
-        loader = self.training_loader()
+        loader = self._of_task("training_loader")
+        if isinstance(loader, dict):
+            loader = JoinedLoader(loader, self._current_epoch)
+        loader = self.training_loader() if loader is None else loader
         if self._restored is not None and "train" in self._restored:
             loader.load_state_dict(self._restored.pop("train"))
         self._train_loader = weakref.ref(loader)
@@ -247,8 +260,6 @@ class DataModule(L.LightningDataModule):
     def _loader_options(self, name: str, training: bool) -> dict[str, Any]:
         """Arguments common to all loaders. The sampler of a task applies to the training set only."""
         rank, world = self._rank_and_world()
-        task = self.trainer.lightning_module if self.trainer is not None else None
-        sampler = getattr(task, "sampler", None) if training and name == "train" else None
         return {
             "batch_size": self.batch_size if training else self.eval_batch_size,
             "training": training,
@@ -259,7 +270,8 @@ class DataModule(L.LightningDataModule):
             "epoch_source": self._current_epoch if training else None,
             "channels_last": self.channels_last,
             "repeats": self.augment_repeats if training else 1,
-            "sampler": sampler(self) if callable(sampler) else None,
+            "sampler": self._of_task("sampler") if training and name == "train" else None,
+            **self._own_order,
         }
 
     def _host_loader(self, samples: Any, name: str, training: bool, passes: int = 1) -> EpochLoader:
@@ -273,6 +285,14 @@ class DataModule(L.LightningDataModule):
             passes=passes,
             **self._loader_options(name, training),
         )
+
+    def _of_task(self, method: str) -> Any:
+        """What this method of the task in training returns for these data; None where the task has no such method."""
+        found = getattr(self._task(), method, None)
+        return found(self) if callable(found) else None
+
+    def _task(self) -> Any:
+        return self.trainer.lightning_module if self.trainer is not None else None
 
     def _device(self) -> torch.device:
         return self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
