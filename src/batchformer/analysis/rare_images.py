@@ -6,6 +6,7 @@ images, so that nobody chooses those that look well.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,18 +94,14 @@ def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str
 def usual_layer(net: nn.Module, images: Tensor) -> str:
     """Where to look: `layer3` of a ResNet as released, `norm1` of a ViT's last block, else the last map of features."""
     seen: dict[str, Tensor] = {}
-    named = [(name, module) for name, module in net.named_modules() if name]
     with untouched(net), torch.no_grad():
         net.eval()
-        hooks = [
-            module.register_forward_hook(lambda _, args, out, name=name: seen.update({name: out}))
-            for name, module in named
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, module in net.named_modules():
+                keep = module.register_forward_hook(lambda _, args, out, name=name: seen.update({name: out}))
+                hooks.enter_context(keep)
             net(images[:1])
-        finally:
-            for hook in hooks:
-                hook.remove()
+    seen.pop("", None)
     maps = [name for name, out in seen.items() if _is_map(out)]  # in the order in which they ended
     blocks = [name for name in seen if name.endswith("norm1")]
     tokens = blocks and getattr(first_tensor(seen[blocks[-1]]), "ndim", 0) == 3

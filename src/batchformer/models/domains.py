@@ -1,12 +1,14 @@
 """Modules for domain generalisation and adaptation: MixStyle in a ResNet; bottleneck, heads, gradient reversal."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from batchformer.attach.contexts import evaluating
 from batchformer.attach.insertion import InstanceForward
 from batchformer.errors import UserError, did_you_mean
 
@@ -71,20 +73,13 @@ def insert_mix_style(
 def check_feature_maps(net: nn.Module, layers: Sequence[str], image_size: int) -> None:
     """Refuse layers whose output is no feature map, such as the blocks of a ViT: an image is shown to the network."""
     shapes: dict[str, Any] = {}
-    hooks = [
-        net.get_submodule(name).register_forward_hook(
-            lambda _, args, out, name=name: shapes.__setitem__(name, tuple(getattr(out, "shape", ())))
-        )
-        for name in layers
-    ]
-    training = [module for module in net.modules() if module.training]
-    try:
-        net.eval()(torch.zeros(1, 3, image_size, image_size, device=next(net.parameters()).device))
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module in training:
-            module.training = True
+    with evaluating(net), ExitStack() as hooks:
+        for name in layers:
+            hook = net.get_submodule(name).register_forward_hook(
+                lambda _, args, out, name=name: shapes.__setitem__(name, tuple(getattr(out, "shape", ())))
+            )
+            hooks.enter_context(hook)
+        net(torch.zeros(1, 3, image_size, image_size, device=next(net.parameters()).device))
     for name in layers:
         if len(shapes.get(name, ())) != 4:
             raise UserError(
