@@ -163,7 +163,7 @@ class CompositionalData(ClassificationData):
     def make_loader(self, name: str, training: bool) -> EpochLoader:
         if name not in self._features:
             return super().make_loader(name, training)
-        labelled = self._labelled(self._set(name), training) | {"views": 1}
+        labelled = self._labelled(self._set(name))
         labelled["fields"] = {"features": self._features[name], **labelled["fields"]}
         return DeviceLoader(None, device=self._device(), **labelled, **self._loader_options(name, training))
 
