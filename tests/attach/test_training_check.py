@@ -215,6 +215,15 @@ def files_loaded_between(model: Net, attachment: bf.Attachment) -> None:
     warmed_up_at_zero(model, attachment)
 
 
+def momentum_encoder_inside_while_the_learning_rate_is_zero(model: Net, attachment: bf.Attachment) -> None:
+    model.keys = nn.Linear(6, 8).requires_grad_(False)
+    optimizer = sgd(model.parameters(), lr=0.0)
+    for _ in range(STEPS):
+        train(model, optimizer, steps=1)
+        with torch.no_grad():
+            model.keys.weight.lerp_(model.low.weight, 0.01)
+
+
 def teacher_in_eval_mode(model: Net, attachment: bf.Attachment) -> None:
     teacher, optimizer = AveragedModel(model), sgd(model.parameters())
     teacher.eval()
@@ -279,6 +288,7 @@ class one_process:
         mixed_precision_with_skipped_steps,
         gradients_in_eval_mode,
         files_loaded_between,
+        momentum_encoder_inside_while_the_learning_rate_is_zero,
         teacher_in_eval_mode,
         first_without_the_module,
         detached_and_trained_on,

@@ -85,7 +85,9 @@ class TrainingCheck:
         if training:
             _refuse_unsynchronised(own)
         try:
-            norms = _norms(self.modules.parameters()), _norms(p for p in model.parameters() if p not in own)
+            # Not those without gradients: averages (momentum encoders) change where nothing trains.
+            others = (p for p in model.parameters() if p.requires_grad and p not in own)
+            norms = _norms(self.modules.parameters()), _norms(others)
         except (RuntimeError, TypeError):  # a kind of parameter without norms: training goes on unchecked
             norms = [], []
         if not norms[0]:  # or all of them are held by other processes
