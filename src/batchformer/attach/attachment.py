@@ -72,8 +72,9 @@ def attach(
         share: with after= and its like: one module at all places instead of one each.
         batch_norm: BatchNorm behind the insertion normalises each stream by itself and only plain rows move its running
             statistics ("separate"), or both together ("joint", as published).
-        mask_padding: in batches of images that differ in size, padded positions pass the module unchanged and nothing
-            looks at them (transformers' detectors, by their pixel mask). As published they take part.
+        mask_padding: in batches of images or texts that differ in size, padded positions pass the module unchanged and
+            no other position attends to them (transformers' detectors and text models, by their masks). As published
+            they take part.
         dim, channels: width and layout of that input, where neither the layer nor a dry run tells.
         example_inputs: a batch for dry runs, where the model takes more than images (or images of an unusual size that
             its `default_cfg` does not tell): a tensor, a tuple, or a dict by the names of `forward`.

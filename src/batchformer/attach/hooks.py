@@ -261,9 +261,9 @@ class RowCheck(_Hook):
         if not expected:
             raise UserError(
                 f"{type(model).__name__} went through a forward in training without calling the layer the module was "
-                f"attached at, so nothing was related: attach at a layer that is called (not one whose weights are "
-                f"read directly), again if it was replaced since (reset_classifier), or use `with "
-                f"attachment.disabled():` for this forward."
+                f"attached at, so nothing was related: attach at a layer that is called in every forward (not one "
+                f"whose weights are read directly, nor one that is skipped at random, layerdrop), attach again if the "
+                f"layer was replaced (reset_classifier), or use `with attachment.disabled():` for this forward."
             )
         if left is not None and left != expected[0]:
             if left == 2 * expected[0] or len(set(expected)) > 1:
