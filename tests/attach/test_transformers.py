@@ -189,7 +189,7 @@ def test_a_text_model_that_does_not_take_its_dummy_inputs_is_asked_for_an_exampl
     bf.attach(model, after="bert.encoder.layer.0", example_inputs={"input_ids": torch.tensor([[0, 1], [2, 1]])})
 
 
-def test_a_layer_that_is_left_out_by_chance_is_told() -> None:
+def test_a_layer_that_is_skipped_at_random_is_an_error() -> None:
     case = beyond("Wav2Vec2ForSequenceClassification-after")
     model = case.model().train()
     case.attach(model)

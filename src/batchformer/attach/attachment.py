@@ -352,10 +352,9 @@ class Attachment:
         if any(plain_count(count, module.streams) == rows for count in made):
             return False
         raise UserError(
-            f"these outputs have {rows} rows, and no forward in training gave as many (but "
-            f"{' or '.join(map(str, sorted(made)))}), so plain and related rows cannot be told apart: ask for "
-            f"them right after the forward, before outputs are gathered, joined or flattened, and in eval mode for its "
-            f"outputs."
+            f"these outputs have {rows} rows, but forwards in training gave {' or '.join(map(str, sorted(made)))}, so "
+            f"plain and related rows cannot be told apart: call plain() and related() right after the forward, before "
+            f"outputs are gathered, joined or flattened, and for outputs of eval mode while the model is in eval mode."
         )
 
     def expect_no_training(self) -> None:

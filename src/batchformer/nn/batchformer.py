@@ -73,7 +73,7 @@ class BatchFormer(nn.Module):
         if scope not in SCOPES:
             raise UserError(f'scope={scope!r} must be "local" or "global".')
         if process_group is not None and scope == "local":
-            raise UserError('process_group= says whose batches scope="global" attends over: say that too, or leave it.')
+            raise UserError('process_group= goes with scope="global": pass that too, or leave it out.')
         self.dim, self.streams = dim, streams
         self.scope, self.members = scope, Members(process_group)
         self.enabled = True
@@ -128,7 +128,7 @@ class BatchFormer(nn.Module):
                 f"(batch, positions, {self.dim})."
             )
         if not x.is_floating_point():
-            raise UserError(f"BatchFormer relates features, and got {x.dtype}: give it floats, x.float() for one.")
+            raise UserError(f"BatchFormer relates features, and got {x.dtype}: pass floats, for example x.float().")
         rows = x[:, None] if x.ndim == 2 else x.flatten(1, -2)  # with no row at all, too
         if grid is None and x.ndim == 4:
             grid = (x.shape[1], x.shape[2])
