@@ -95,12 +95,12 @@ def with_and_without(table: Comparison) -> str:
         shared = len(before.values(table).keys() & after.values(table).keys())
         cells = [format_summary(table.cell(side.measure, side.variant)) for side in (before, after)]
         name = before.name + after.name.removeprefix(before.name + MODULE).replace("-", ", ", 1)
-        row = [name, *cells, format_difference(gain), str(shared), _read(gain)]
+        row = [name, *cells, format_difference(gain), str(shared), read_as(gain)]
         rows.append([*row, _paper(papers.get(before.name))] if papers else row)
     return markdown(header, rows) if rows else ""
 
 
-def _read(gain: PairedDifference | None) -> str:
+def read_as(gain: PairedDifference | None) -> str:
     if gain is None:
         return "no seed in common"
     if gain.low is None or gain.high is None:

@@ -20,6 +20,7 @@ from benchmarks.domains_section import domains_sections, is_domain_study
 from benchmarks.paper import ABLATIONS, CITED, MAIN, Ablation, PaperResult, Row
 from benchmarks.studies import ablation_of, differs_from, find_studies, natural
 from benchmarks.study_section import picture_name, study_picture, study_section
+from benchmarks.zero_shot_section import is_zero_shot_study, zero_shot_sections
 
 _INTRODUCTION = """\
 # Results
@@ -116,6 +117,10 @@ def results_page(results: Path, benchmarks: Path | None = None) -> str:
         parts.append(domains_sections(of_domains))
         used.update(of_domains)
     parts.append(_cited_section())
+    zero_shot = {name: runs for name, runs in recipes.items() if is_zero_shot_study(name)}
+    if zero_shot:
+        parts.append(zero_shot_sections(zero_shot))
+        used.update(zero_shot)
     others = {name: runs for name, runs in recipes.items() if name not in used}
     if others:
         parts.append("## Not in the paper\n")

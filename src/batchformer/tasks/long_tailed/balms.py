@@ -241,10 +241,12 @@ class Balms(ClassifierStage):
             phi = self.meta.logits.clone().requires_grad_()
             weights = straight_through(self.meta.log_weights(phi), labels)
             with disabled():
-                updated = inner_step(layer, optimizer, weights, features.float(), labels, self.row_criterion)
+                updated = inner_step(
+                    layer, optimizer, weights, features.to(layer.weight.dtype), labels, self.row_criterion
+                )
             plain = task.attachment is None or task.balms_options.meta_stream == "plain"
             with disabled() if plain else nullcontext():
-                logits = functional_call(layer, updated, (meta_features.float(),))
+                logits = functional_call(layer, updated, (meta_features.to(layer.weight.dtype),))
             targets = bf.repeat_targets(meta_labels, logits)
             if not plain:
                 logits, targets = task.attachment.related((logits, targets))

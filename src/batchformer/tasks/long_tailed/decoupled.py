@@ -172,7 +172,7 @@ class ClassifierStage(Algorithm):
             for batch in data.evaluation_loader(name):
                 batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(as_batch(batch)))
                 with trainer.precision_plugin.val_step_context():
-                    found.append(self.features_of(task, batch).float())
+                    found.append(self.features_of(task, batch))
         count = len(data.set_labels[name])
         features = torch.cat(found)
         if trainer.world_size == 1:

@@ -136,11 +136,11 @@ class TauNormalized(RescaledClassifier):
         return lengths ** -tau[..., None] * (lengths.mean() / scaled.mean(-1, keepdim=True))
 
     def step(self, task: "LongTailed", batch: Batch) -> dict[str, Tensor]:
-        features, labels = self.features_of(task, batch).float(), batch["labels"]
-        with torch.no_grad():
-            logits = F.linear(features, self.weight)
+        features, labels = self.features_of(task, batch), batch["labels"]
+        with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+            logits = F.linear(features.to(self.weight.dtype), self.weight)
             losses = [F.cross_entropy(logits * row, labels, reduction="none") for row in self.factors(self.taus)]
-            sums = torch.zeros_like(self.sums).index_add_(1, labels, torch.stack(losses).float())
+            sums = torch.zeros_like(self.sums).index_add_(1, labels, torch.stack(losses))
             seen = torch.zeros_like(self.seen).index_add_(0, labels, torch.ones_like(losses[0]))
             for total, part in ((self.sums, sums), (self.seen, seen)):
                 total += task.trainer.strategy.reduce(part, reduce_op="sum") if task.trainer.world_size > 1 else part
