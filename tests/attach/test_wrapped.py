@@ -53,6 +53,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::FutureWarning")
+@pytest.mark.traced
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_a_wrapped_model_has_its_handle_is_saved_plain_and_detached(wrap: Callable) -> None:
     model = Net().train()
