@@ -51,7 +51,8 @@ def trained_on(rows: list[dict[str, Any]]) -> dict[str, Any]:
 class Study:
     """`variants` maps a name to the arguments that make it; the others are held to the one called "baseline".
 
-    `itself`: variants that are the recipe as it stands, with a method each; their results carry the study's own name.
+    "{seed}" in an argument stands for the seed of the run. `itself`: variants that are the recipe as it stands, with a
+    method each; their results carry the study's own name.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Study:
         given = [value for word, value in pairwise(words) if word == "--method"]
         return given[-1] if given else read_recipe(find_recipe(self.recipe)[1])["model"].get("method", "batchformer")
 
-    def folder(self, variant: str, seed: int, args: argparse.Namespace) -> Path:
+    def folder(self, variant: str, seed: int | str, args: argparse.Namespace) -> Path:
         return args.runs / f"{self.name}-{variant}" / f"seed{seed}"
 
     def parser(self, description: str | None) -> argparse.ArgumentParser:
@@ -100,7 +101,7 @@ class Study:
             return 0
         command = [sys.executable, "-m", "batchformer.cli", "fit", self.recipe, "--name", self.run_name(variant)]
         command += ["--data-root", args.data_root, "--seed", str(seed), "--out", str(out), "--resume"]
-        command += [*self.common, *self.variants[variant], *args.extra]
+        command += [word.replace("{seed}", str(seed)) for word in (*self.common, *self.variants[variant], *args.extra)]
         if args.in_turn:
             turn = {"class_path": "benchmarks._turn.InTurn", "init_args": {"lock": str(args.runs / "turn")}}
             command += ["--trainer.callbacks", json.dumps([turn])]

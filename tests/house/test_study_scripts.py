@@ -23,6 +23,8 @@ EVERY_STUDY = pytest.mark.parametrize(
             ("mix_study", "VIT"),
             ("mix_study", "RESNET"),
             ("cifar_tuning", "STUDY"),
+            ("decoupled_study", "BALANCED"),
+            ("decoupled_study", "SOFTMAX"),
         ],
         [("v2_study", "TABLE_7"), ("cifar_tuning", "STUDY")],
     ),
