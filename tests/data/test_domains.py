@@ -1,6 +1,7 @@
 """Data of several domains: who sees which images, balanced batches, lists, adaptation, augmentation, and mistakes."""
 
 import bz2
+import operator
 import os
 import shutil
 from pathlib import Path
@@ -15,9 +16,7 @@ import batchformer.data
 from batchformer.cli import main
 from batchformer.data import PACS, DeviceLoader, DigitDomains, DigitsDomains, DomainFolders, VisDA
 from batchformer.data.augment import batched_augmentation, operations
-from batchformer.data.augment.draws import JitterDraw, draw_table, to_device
 from batchformer.data.augment.host import FILE_AUGMENTATIONS, array_transform, evaluation_transform, file_transform
-from batchformer.data.augment.resample import crop_rectangles
 from batchformer.data.loading.order import balanced_order, training_share
 from batchformer.data.sets import SETS, write_miniature
 from batchformer.errors import UserError
@@ -336,45 +335,6 @@ def test_hue_and_grey_are_torchvisions():
     assert torch.equal(operations.grey(images), F.rgb_to_grayscale(images, 3))
 
 
-def test_the_augmentation_on_the_device_is_torchvisions_sample_by_sample():
-    """Region, flip, the four changes of colour in the sample's own order, and grey, from the same random numbers."""
-    images, size = noise(n=60), 20
-    augmentation = batched_augmentation("domains", 24, size)
-    draws = {purpose: draw_table(len(images), 3, 0, purpose) for purpose in augmentation.purposes}
-    assert set(draws) == {"augment", "crop", "jitter"}
-    plan = to_device(augmentation.plan(draws, 24, 24), torch.device("cpu"))
-    ours = augmentation.apply(images.clone(), torch.arange(len(images)), plan)
-    operations_of = [F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue]
-    regions = np.stack(crop_rectangles(draws["crop"], 24, 24, (0.7, 1.0)), 1)
-    assert (regions[:, 2] * regions[:, 3] / 24**2).min() > 0.6
-    off, orders, greys = [], set(), 0
-    for i, image in enumerate(images):
-        expected = F.resized_crop(image, *regions[i].tolist(), [size, size], antialias=True)
-        if draws["augment"][i, 2] >= 0.5:
-            expected = F.horizontal_flip(expected)
-        row = draws["jitter"][i]
-        order = sorted_order(int(row[JitterDraw.ORDER] * 24))
-        orders.add(tuple(order))
-        for number in order:
-            amount = np.float32(0.3 * (2 * row[JitterDraw.BRIGHTNESS + number] - 1) + (number < 3))
-            expected = operations_of[number](expected, float(amount))
-        if row[JitterDraw.GREY] < 0.1:
-            greys += 1
-            expected = F.rgb_to_grayscale(expected, 3)
-        off.append((ours[i].int() - expected.int()).abs())
-    off = torch.stack(off)
-    assert len(orders) > 15
-    assert greys > 0
-    assert off.float().mean() < 0.1  # a level that differs once is carried on by the later steps
-    assert off.max() <= 6
-
-
-def sorted_order(number):
-    from itertools import permutations
-
-    return list(permutations(range(4)))[number]
-
-
 def test_the_device_draws_nothing_new_for_other_augmentations():
     assert batched_augmentation("crop-flip").purposes == ("augment",)
     assert batched_augmentation("resized-crop", 24, 20).purposes == ("augment", "crop")
@@ -405,6 +365,18 @@ def test_files_are_augmented_on_the_host_and_evaluated_as_a_whole():
     assert array_transform("domains", 24, 20, mean, std)(noise()[5]).shape == (3, 20, 20)
 
 
+def test_the_centre_of_the_squared_image_is_flipped_and_no_more():
+    mean, std = (0.0,) * 3, (1.0,) * 3
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 60, 3)).astype(np.uint8))
+    centre = F.pil_to_tensor(image.resize((32, 32), Image.Resampling.BILINEAR))[:, 2:30, 2:30] / 255
+    assert torch.allclose(evaluation_transform("centre", 28, mean, std)(image), centre)
+    train = file_transform("centre", 28, mean, std)
+    found = [train(image) for _ in range(20)]
+    ways = [[torch.allclose(one, wanted) for one in found] for wanted in (centre, centre.flip(2))]
+    assert all(map(operator.or_, *ways))
+    assert all(map(any, ways))
+
+
 def test_held_on_the_device_the_images_are_those_of_the_files(roots):
     held, read = pacs(roots["pacs"], on_device=True, adapt=True), pacs(roots["pacs"], adapt=True)
     for name in ("target", "source"):
@@ -417,7 +389,7 @@ def test_held_on_the_device_the_images_are_those_of_the_files(roots):
     held.train_dataloader()
     assert set(held._held) == {"target", "source", "train"}  # what is adapted to is not held a second time
     stored = held._held["target"].data_ptr()
-    assert held.make_loader("unlabelled", True)._store.data_ptr() == stored
+    assert held.make_loader("unlabelled", True)._stores[0].data_ptr() == stored
     with pytest.raises(UserError, match=r"needs data\.augment domains, got imagenet"):
         pacs(roots["pacs"], on_device=True, augment="imagenet")
 
@@ -535,6 +507,14 @@ def test_the_command_shows_them(tmp_path, capsys):
     recipe.write_text("extends: digits-lt\ndata: {class_path: DigitsDomains, init_args: {target: 0-degrees}}\n")
     assert main(["data", str(recipe), "--data.draw", "shortest"]) == 0
     assert "\n  tested on 0-degrees (304)\n" in capsys.readouterr().out
+
+
+def test_the_command_shows_a_folder_before_a_target_is_chosen(roots, capsys):
+    assert main(["data", "folders-domains", "--data-root", str(roots["folder-domains"])]) == 0
+    told = capsys.readouterr().out
+    assert "trained on morning (12), noon (12); 6 images of these are held out\n  tested on evening (15)" in told
+    assert "data.target is not set, evening is an example; compare --targets all takes each" in told
+    refused(DomainFolders(str(roots["folder-domains"]), **SMALL), "data.target is not set: name the domain")
 
 
 def test_results_are_counted_over_the_target_alone(roots):

@@ -29,6 +29,7 @@ CASES = pytest.mark.parametrize(
         {"augment": "resized-crop", "size": 80, "n": 520},
         {"augment": "resized-crop", "size": 20, "n": 520},
         {"augment": "crop-flip", "size": 48, "n": 520},
+        {"augment": "moco-v3-2", "n": 520},
         {"augment": "randaugment", "size": 80, "n": 520, "training": False},
     ],
     ids=str,

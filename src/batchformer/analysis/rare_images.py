@@ -50,7 +50,7 @@ def rare_images(
     shuffled = [random.permutation(np.flatnonzero(labels == c)) for c in chosen]
     turns = [[members[turn] for members in shuffled if turn < len(members)] for turn in range(count)]
     wanted = [index for turn in turns for index in turn][:count]
-    return np.array(sorted(wanted, key=lambda index: (-class_counts[labels[index]], labels[index], index)))
+    return np.array(sorted(wanted, key=lambda index: (-class_counts[int(labels[index])], labels[index], index)))
 
 
 @dataclass

@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "train a recipe with and without BatchFormer, over several seeds, and print one table",
     "test": "evaluate a finished run again",
     "predict": "classify images, or draw what a detector finds in them, with a finished run",
+    "probe": "train a linear classifier on the frozen backbone of a run",
     "export": "write the plain weights of a run as safetensors, and prove that they load",
     "report": "write one HTML page about runs or comparisons",
     "grad-cam": "draw where the networks of runs look, on test images of rare classes",

@@ -174,8 +174,13 @@ class DistillationLoss(nn.Module):
     def _from_teacher(self, logits: Tensor, teacher: Tensor) -> Tensor:
         if self.kind == "hard":
             return F.cross_entropy(logits, teacher.argmax(1))
-        student, target = (F.log_softmax(z.float() / self.tau, 1) for z in (logits, teacher))
-        return self.tau**2 * F.kl_div(student, target, reduction="batchmean", log_target=True)
+        return soft_distillation(logits, teacher, self.tau)
 
     def extra_repr(self) -> str:
         return f"kind={self.kind!r}, alpha={self.alpha}, tau={self.tau}"
+
+
+def soft_distillation(logits: Logits, teacher: Logits, tau: float) -> Float[Tensor, ""]:
+    """tau^2 KL(softmax(teacher / tau) || softmax(logits / tau)), the mean over the rows of its sum over the classes."""
+    student, target = (F.log_softmax(z.float() / tau, 1) for z in (logits, teacher))
+    return tau**2 * F.kl_div(student, target, reduction="batchmean", log_target=True)

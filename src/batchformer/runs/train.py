@@ -16,7 +16,7 @@ from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.options import RunOptions, with_current_keys
 from batchformer.runs.progress import ProgressLine
 from batchformer.runs.recorder import RunRecorder
-from batchformer.runs.result import analyse, build_result
+from batchformer.runs.result import add_analyses, build_result
 from batchformer.runs.trainer import (
     in_one_sentence,
     interrupts_as_they_are,
@@ -141,7 +141,8 @@ def train(
     if command is not None:
         result["command"] = command
     if trainer.is_global_zero:
-        result.update(analyse(task, data, trainer) if analysis else {})
+        if analysis:
+            add_analyses(result, task, data, trainer)
         folder.write_result(result)
     trainer.strategy.barrier("result.json")
     return result

@@ -87,9 +87,9 @@ class NetworkTask(Task):
             name=f"{primary.words} of the averaged weights",
             primary=False,
             in_progress=False,
+            reading_of=primary.key,
         )
         self.measures = [*self.measures, averaged]
-        self.analyses = [*self.analyses, _valley_of]
         return SWAD(options)
 
     # ---- what a subclass gives
@@ -104,6 +104,10 @@ class NetworkTask(Task):
 
     def before_attach(self, net: nn.Module) -> None:
         """Called before the module is attached: read here what must be known of the plain network."""
+
+    def networks(self) -> list[nn.Module]:
+        """The networks that a training step runs: what `compile` compiles."""
+        return [self.net]
 
     # ---- building
 
@@ -135,7 +139,7 @@ class NetworkTask(Task):
     def check_data(self, data: Any) -> None:
         """Refuse images of another size than the network's: timm's ViTs raise only at the first batch."""
         size = getattr(data, "image_size", None)
-        embedding: Any = getattr(self.net, "patch_embed", None)
+        embedding: Any = getattr(getattr(self.net, "backbone", self.net), "patch_embed", None)
         built: Any = getattr(embedding, "img_size", None)
         if size is None or not getattr(embedding, "strict_img_size", False) or built in (None, (size, size)):
             return
@@ -169,8 +173,9 @@ class NetworkTask(Task):
 
     def on_fit_start(self) -> None:
         if self.compile_net and self.device.type == "cuda":
-            self._patch_layers = cut_into_patches(self.net)
-            compile_in_place(self.net)
+            for net in self.networks():
+                self._patch_layers += cut_into_patches(net)
+                compile_in_place(net)
 
     def on_train_end(self) -> None:
         super().on_train_end()
@@ -230,6 +235,9 @@ class NetworkTask(Task):
                 self.log(f"val/{self._prefix(name)}{key}_swad", value, sync_dist=trainer.world_size > 1)
         self.per_class = per_class
 
+    def result_entries(self) -> dict[str, Any]:
+        return super().result_entries() if self.swad is None else {"swad": self.swad.summary()}
+
     def sections(self) -> list[dict[str, Any]]:
         if self.swad is None or not self.swad.losses:
             return super().sections()
@@ -263,8 +271,3 @@ class NetworkTask(Task):
         net = copy.deepcopy(self.net)
         self.swad.put_into(net)
         return net
-
-
-def _valley_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Analysis: the entry `swad` of result.json."""
-    return {"swad": task.swad.summary()}

@@ -60,6 +60,8 @@ class Task(L.LightningModule):
     analyses: Sequence[str | Analysis] = ()
     #: base class of the data modules that a recipe of this task may name
     data_class: ClassVar[type] = L.LightningDataModule
+    #: how many views of each image a training batch holds, where the data leave that to the task (`data.views: 1`)
+    views: int = 1
     #: options of `batchformer predict` that `predict` takes, with their help text
     predict_options: ClassVar[Mapping[str, str]] = {}
     #: where version 0.1 kept the task's part of a checkpoint
@@ -154,8 +156,12 @@ class Task(L.LightningModule):
             self.unreadable[path] = str(problem)
             return None
 
+    def result_entries(self) -> dict[str, Any]:
+        """Entries of result.json of the task's own, known without another pass over the data (else: `analyses`)."""
+        return {}
+
     def sections(self) -> list[dict[str, Any]]:
-        """The task's own parts of the page: dicts with title, text, table, series (see docs/your-own-task.md)."""
+        """Own parts of the page: dicts with title, text, table, series, points (see docs/your-own-task.md)."""
         return []
 
     # ---- building

@@ -9,20 +9,16 @@ from torch import Tensor
 
 from batchformer.data.augment.crop_erase import crop_flip, cutout, erase, plan_erasing
 from batchformer.data.augment.draws import AugmentDraw, uniform_integers
-from batchformer.data.augment.options import (
-    DOMAINS_AREA,
-    DOMAINS_GREY,
-    DOMAINS_JITTER,
-    SMALLEST_AREA,
-    evaluation_size,
-)
+from batchformer.data.augment.operations import affine, inverse_matrices
+from batchformer.data.augment.options import REGION_VIEWS, ROTATION, SMALLEST_AREA, RegionView, evaluation_size
 from batchformer.data.augment.policies import (
+    apply_view,
     autoaugment,
-    jitter,
     plan_autoaugment,
-    plan_jitter,
     plan_randaugment,
+    plan_view,
     randaugment,
+    view_purposes,
 )
 from batchformer.data.augment.resample import crop_rectangles, resize, resized_crop
 from batchformer.errors import UserError
@@ -33,14 +29,16 @@ class BatchedAugmentation:
     """An augmentation pipeline for batches of images: these steps, each optional, in this order.
 
     A crop from a zero border of `pad` pixels, or a random region of at least `area` of the image, resized to `size`;
-    flip; AutoAugment; one black square of `hole` pixels; the whole image resized to `size`, of which the `centre` is
-    kept; RandAugment, with the colour `fill` where nothing is left of the image; noise in one rectangle (`erase_prob`).
-    Or, after the flip, ColorJitter of the strength `jitter`, and a part `grey` of the images without colour.
+    flip; a rotation by at most `rotate` degrees, black where nothing is left of the image; AutoAugment; one black
+    square of `hole` pixels; the whole image resized to `size`, of which the `centre` is kept; RandAugment, with the
+    colour `fill` where nothing is left; noise in one rectangle (`erase_prob`).
+    Or, after the flip, the colours of a `view`.
     Evaluation resizes to `evaluate_at`, where it is set, and takes the centre of `size`.
     """
 
     pad: int = 0
     flip: bool = False
+    rotate: float = 0.0
     autoaugment: bool = False
     hole: int = 0
     size: int | None = None
@@ -51,8 +49,7 @@ class BatchedAugmentation:
     fill: tuple[int, int, int] = (128, 128, 128)
     evaluate_at: int | None = None
     bilinear: bool = False
-    jitter: float = 0.0
-    grey: float = 0.0
+    view: RegionView | None = None
 
     @property
     def purposes(self) -> tuple[str, ...]:
@@ -62,9 +59,10 @@ class BatchedAugmentation:
             "crop": self.area is not None,
             "randaugment": self.randaugment,
             "erase": self.erase_prob,
-            "jitter": self.jitter or self.grey,
+            "rotate": self.rotate,
         }
-        return tuple(name for name, needed in wanted.items() if needed)
+        named = tuple(name for name, needed in wanted.items() if needed)
+        return named if self.view is None else (*named, *view_purposes(self.view))
 
     def evaluation(self) -> "BatchedAugmentation":
         """The pipeline for the test images of a model trained with this one: resize and centre crop only."""
@@ -89,6 +87,9 @@ class BatchedAugmentation:
             plan["column"] = uniform_integers(basic[:, AugmentDraw.COLUMN], 2 * self.pad + 1)
         if self.area is not None:
             plan["region"] = np.stack(crop_rectangles(draws["crop"], height, width, (self.area, 1.0)), axis=1)
+        if self.rotate:
+            degrees = self.rotate * (2 * draws["rotate"][:, 0] - 1)
+            plan["rotation"] = inverse_matrices("Rotate", degrees, height, width)
         if self.autoaugment:
             plan |= plan_autoaugment(draws["augment"], height, width)
         if self.hole:
@@ -96,8 +97,8 @@ class BatchedAugmentation:
             plan["hole_column"] = uniform_integers(draws["augment"][:, AugmentDraw.HOLE_COLUMN], width)
         if self.randaugment:
             plan |= plan_randaugment(draws["randaugment"], *self.output_size(height, width))
-        if self.jitter or self.grey:
-            plan |= plan_jitter(draws["jitter"], self.jitter, self.grey)
+        if self.view is not None:
+            plan |= plan_view(draws, self.view)
         if self.erase_prob:
             plan |= plan_erasing(draws["erase"], *self.output_size(height, width), self.erase_prob)
         return plan
@@ -111,6 +112,8 @@ class BatchedAugmentation:
     ) -> UInt8[Tensor, "n 3 out_height out_width"]:
         """The augmented images of the samples `index`, in that order."""
         images = self._taken(store, index, plan)
+        if self.rotate:
+            images = affine(images, plan["rotation"], fill=0)
         if self.autoaugment:
             images = autoaugment(images, plan)
         if self.hole:
@@ -122,8 +125,8 @@ class BatchedAugmentation:
             images = images[:, :, first[0] : first[0] + self.centre, first[1] : first[1] + self.centre]
         if self.randaugment:
             images = randaugment(images, plan, self.fill)
-        if self.jitter or self.grey:
-            images = jitter(images, plan)
+        if self.view is not None:
+            images = apply_view(images, plan)
         return images
 
     def _taken(self, store: Tensor, index: Tensor, plan: dict[str, Tensor]) -> Tensor:
@@ -145,13 +148,15 @@ BATCHED_AUGMENTATIONS: dict[str, BatchedAugmentation] = {
     "none": BatchedAugmentation(),
     "shift": BatchedAugmentation(pad=1),
     "crop-flip": BatchedAugmentation(pad=4, flip=True),
+    "crop-flip-rotate": BatchedAugmentation(pad=4, flip=True, rotate=ROTATION),  # RIDE's, for CIFAR
     "autoaugment-cutout": BatchedAugmentation(pad=4, flip=True, autoaugment=True, hole=16),
     "resized-crop": BatchedAugmentation(flip=True, area=SMALLEST_AREA["resized-crop"]),
     # at another size than the native one a random region takes the place of the padded crop
     "randaugment": BatchedAugmentation(pad=4, flip=True, randaugment=True),
-    "domains": BatchedAugmentation(
-        flip=True, area=DOMAINS_AREA, bilinear=True, jitter=DOMAINS_JITTER, grey=DOMAINS_GREY
-    ),
+    **{
+        name: BatchedAugmentation(flip=True, area=view.area, bilinear=True, view=view)
+        for name, view in REGION_VIEWS.items()
+    },
 }
 
 

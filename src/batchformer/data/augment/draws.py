@@ -59,6 +59,15 @@ class JitterDraw(IntEnum):
     GREY = 5
 
 
+class ViewDraw(IntEnum):
+    """The other steps of a `RegionView`: whether jittered, blurred (and by how much), solarised."""
+
+    JITTER = 0
+    BLUR = 1
+    SIGMA = 2
+    SOLARIZE = 3
+
+
 class RegionDraw(IntEnum):
     """Columns for a rectangle: whether, where, noise key; from `AREAS` on the attempts' areas, then their ratios."""
 
@@ -77,6 +86,8 @@ COLUMNS = {
     "crop": RegionDraw.END,
     "erase": RegionDraw.END,
     "jitter": len(JitterDraw),
+    "rotate": 1,
+    "view": len(ViewDraw),
 }
 
 

@@ -7,7 +7,10 @@ code trains with: regions of 5 to 100 % of the image, flip, and no more. CIFAR a
 Evaluation resizes the short side to 256 / 224 of the image size and takes the centre; bicubic where training is.
 
 "domains" is that of DomainBed and the Transfer-Learning-Library for unseen domains: regions of 70 to 100 %,
-flip, ColorJitter(.3, .3, .3, .3), one image in ten grey; evaluation sees the whole image, squeezed into a square.
+flip, ColorJitter(.3, .3, .3, .3), one image in ten grey; evaluation sees the whole image, squeezed into a square. It is
+one of the `REGION_VIEWS`; the others are the views of contrastive learning. "paco-query" is what PaCo shows its queries
+of ImageNet-LT: "imagenet-lt" and then RandAugment `rand-n2-m10-mstd0.5`.
+"centre" is TLL's for VisDA: the image squeezed into a square, its centre (224 / 256 of a side), and flip.
 """
 
 from collections.abc import Callable
@@ -20,18 +23,29 @@ from torchvision.transforms import InterpolationMode, v2
 from batchformer.data.augment.batched import batched_augmentation
 from batchformer.data.augment.crop_erase import cutout
 from batchformer.data.augment.options import (
-    DOMAINS_AREA,
-    DOMAINS_GREY,
-    DOMAINS_JITTER,
+    BLUR_SIGMA,
     ERASE,
     RANDAUGMENT,
+    REGION_VIEWS,
+    ROTATION,
     SMALLEST_AREA,
+    SOLARIZE_THRESHOLD,
     Statistics,
+    blur_pixels,
     evaluation_size,
 )
 from batchformer.errors import UserError
 
-FILE_AUGMENTATIONS = ("none", "imagenet", "imagenet-lt", "inaturalist", "domains", *SMALLEST_AREA)
+FILE_AUGMENTATIONS = (
+    "none",
+    "imagenet",
+    "imagenet-lt",
+    "inaturalist",
+    "paco-query",
+    "centre",
+    *REGION_VIEWS,
+    *SMALLEST_AREA,
+)
 
 
 class Cutout(torch.nn.Module):
@@ -92,10 +106,24 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
     return ImageOps.posterize(image, bits) if bits else Image.new(image.mode, image.size)
 
 
-def _domains(size: int) -> list[Callable]:
-    jitter = v2.ColorJitter(*(DOMAINS_JITTER,) * 4)
-    crop = v2.RandomResizedCrop(size, scale=(DOMAINS_AREA, 1.0))
-    return [crop, v2.RandomHorizontalFlip(), jitter, v2.RandomGrayscale(DOMAINS_GREY)]
+def _view(name: str, size: int) -> list[Callable]:
+    view = REGION_VIEWS[name]
+    jitter: Callable = v2.ColorJitter(*view.jitter)
+    steps = [v2.RandomResizedCrop(size, scale=(view.area, 1.0)), v2.RandomHorizontalFlip()]
+    steps += [jitter if view.jitter_prob == 1 else v2.RandomApply([jitter], view.jitter_prob)]
+    steps += [v2.RandomGrayscale(view.grey)]
+    if view.blur:
+        steps += [v2.RandomApply([v2.GaussianBlur(blur_pixels(size), BLUR_SIGMA)], view.blur)]
+    if view.solarize:
+        steps += [v2.RandomSolarize(SOLARIZE_THRESHOLD, view.solarize)]
+    return steps
+
+
+def _paco_randaugment(size: int, mean: Statistics) -> Callable[[Image.Image], Image.Image]:
+    from timm.data.auto_augment import rand_augment_transform
+
+    fill = tuple(min(255, round(255 * value)) for value in mean)
+    return rand_augment_transform("rand-n2-m10-mstd0.5", {"translate_const": int(0.45 * size), "img_mean": fill})
 
 
 def array_transform(
@@ -111,11 +139,12 @@ def array_transform(
         "none": [],
         "shift": [v2.RandomCrop(native, padding=1)],
         "crop-flip": crop_flip,
+        "crop-flip-rotate": [*crop_flip, v2.RandomRotation(ROTATION)],
         "autoaugment-cutout": [*crop_flip, v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10, fill=128), Cutout(16)],
-        "domains": _domains(size),
     }
     resize = [] if size == native else [v2.Resize((size, size), InterpolationMode.BICUBIC)]
-    return v2.Compose([*steps[name], *resize, *_finish(mean, std, erase_prob)])
+    chosen = _view(name, size) if name in REGION_VIEWS else [*steps[name], *resize]
+    return v2.Compose([*chosen, *_finish(mean, std, erase_prob)])
 
 
 def array_evaluation(
@@ -124,7 +153,7 @@ def array_evaluation(
     """From one (3, native, native) image of bytes to what a model trained with the named augmentation is tested on."""
     if size == native:
         return v2.Compose(_finish(mean, std))
-    interpolation = InterpolationMode.BILINEAR if name == "domains" else InterpolationMode.BICUBIC
+    interpolation = InterpolationMode.BILINEAR if name in REGION_VIEWS else InterpolationMode.BICUBIC
     resize = v2.Resize((evaluation_size(name, size),) * 2, interpolation)
     return v2.Compose([resize, v2.CenterCrop(size), *_finish(mean, std)])
 
@@ -147,21 +176,29 @@ def file_transform(
         return _deit(name, size, mean, std, erase_prob)
     if name == "none":
         steps: list[Callable] = _centre(size, InterpolationMode.BILINEAR)
-    elif name == "domains":
-        steps = _domains(size)
+    elif name in REGION_VIEWS:
+        steps = _view(name, size)
+    elif name == "centre":
+        steps = [*_centre(size, InterpolationMode.BILINEAR, square=True), v2.RandomHorizontalFlip()]
     else:
-        jitter = [v2.ColorJitter(0.4, 0.4, 0.4, 0)] if name == "imagenet-lt" else []
+        jitter = [v2.ColorJitter(0.4, 0.4, 0.4, 0)] if name in ("imagenet-lt", "paco-query") else []
         steps = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), *jitter]
+        steps += [_paco_randaugment(size, mean)] if name == "paco-query" else []
     return v2.Compose([*steps, v2.PILToTensor(), *_finish(mean, std, erase_prob)])
 
 
 def evaluation_transform(name: str, size: int, mean: Statistics, std: Statistics) -> Callable[[Image.Image], Tensor]:
-    """The centre of the image: short side to 256 / 224 of `size`, then a crop of `size`; for "domains" all of it."""
+    """The centre of the image: short side to 256 / 224 of `size`, then a crop of `size`; for "domains" all of it.
+
+    For "centre" both sides are resized to that.
+    """
     if name == "domains":
         return v2.Compose([_to_rgb, v2.Resize((size, size)), v2.PILToTensor(), *_finish(mean, std)])
     interpolation = InterpolationMode.BICUBIC if name in SMALLEST_AREA else InterpolationMode.BILINEAR
-    return v2.Compose([_to_rgb, *_centre(size, interpolation), v2.PILToTensor(), *_finish(mean, std)])
+    centre = _centre(size, interpolation, square=name == "centre")
+    return v2.Compose([_to_rgb, *centre, v2.PILToTensor(), *_finish(mean, std)])
 
 
-def _centre(size: int, interpolation: InterpolationMode) -> list[Callable]:
-    return [v2.Resize(round(size * 256 / 224), interpolation), v2.CenterCrop(size)]
+def _centre(size: int, interpolation: InterpolationMode, square: bool = False) -> list[Callable]:
+    side = round(size * 256 / 224)
+    return [v2.Resize((side, side) if square else side, interpolation), v2.CenterCrop(size)]

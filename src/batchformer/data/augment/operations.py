@@ -1,4 +1,4 @@
-"""The operations of AutoAugment, RandAugment and ColorJitter on batches of bytes, every sample with its own strength.
+"""Operations of AutoAugment, RandAugment and views on batches of bytes, every sample with its own strength.
 
 Each colour operation is torchvision's of the same name on uint8 images: results are cut (not rounded) to whole numbers
 as there. PIL's differ from them by one grey level where it rounds the grey image first. No operation synchronises the
@@ -14,8 +14,11 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
+
+from batchformer.data.augment.options import blur_pixels
 
 Images = UInt8[Tensor, "n 3 height width"]
 Strength = Float[Tensor, " n"]
@@ -94,6 +97,24 @@ def sharpness(images: Images, factor: Strength) -> Images:
     return sharp
 
 
+def blur(images: Images, sigma: Strength) -> Images:
+    """Gaussian blur of `blur_pixels`, the border mirrored, rounded; torchvision's, up to one grey level.
+
+    Columns, then rows, as sums of shifted images: a convolution may run in TF32, and cannot have a kernel per sample.
+    """
+    height, width = images.shape[2:]
+    values = images.float()
+    for length, dim in ((height, 2), (width, 3)):
+        reach = blur_pixels(length) // 2
+        offset = torch.arange(-reach, reach + 1, device=images.device)
+        weights = (-0.5 * (offset / sigma.view(-1, 1)).square()).softmax(1)
+        padded = F.pad(values, (0, 0, reach, reach) if dim == 2 else (reach, reach, 0, 0), mode="reflect")
+        values = torch.zeros_like(values)
+        for tap in range(2 * reach + 1):
+            values.addcmul_(padded.narrow(dim, tap, length), _per_sample(weights[:, tap]))
+    return _to_bytes(values.round_())
+
+
 def posterize(images: Images, bits: Strength) -> Images:
     """Keep the highest `bits` bits."""
     mask = 256 - 2 ** (8 - _per_sample(bits).to(torch.int32))
@@ -154,6 +175,7 @@ COLOUR_OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Equalize": equalize,
     "Hue": hue,
     "Grey": grey,
+    "Blur": blur,
 }
 
 

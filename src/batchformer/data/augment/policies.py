@@ -1,4 +1,4 @@
-"""Batched AutoAugment, RandAugment and ColorJitter.
+"""Batched AutoAugment, RandAugment, and the colours of a `RegionView`.
 
 AutoAugment (Cubuk et al., 2019), the policy for CIFAR-10: the paper searched 25 sub-policies, each two operations with
 a probability and a magnitude from 0 to 9. The operations and their ranges are those of
@@ -11,8 +11,8 @@ to 0 .. 10. "inc1" chooses the scales on which a larger magnitude always changes
 operations (identity among them, no SolarizeAdd, no Invert) and one fixed magnitude. Geometric operations interpolate
 bicubically and fill with the mean colour, as timm's transform does when it is made for bicubic training.
 
-ColorJitter and RandomGrayscale as torchvision has them: brightness, contrast, saturation and hue, each by its own
-strength, in an order drawn for every image; then some images become grey.
+A `RegionView` has torchvision's ColorJitter (brightness, contrast, saturation and hue, each by its own strength, in an
+order drawn for every image), RandomGrayscale, GaussianBlur and RandomSolarize, each for a part of the images.
 """
 
 from functools import lru_cache
@@ -27,11 +27,13 @@ from batchformer.data.augment.draws import (
     AugmentDraw,
     JitterDraw,
     RandAugmentDraw,
+    ViewDraw,
     apply_groups,
     split_by_group,
     uniform_integers,
 )
 from batchformer.data.augment.operations import COLOUR_OPS, affine, affine_bicubic, inverse_matrices
+from batchformer.data.augment.options import BLUR_SIGMA, SOLARIZE_THRESHOLD, RegionView
 
 GEOMETRIC = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
@@ -226,21 +228,42 @@ _JITTERED = ("Brightness", "Contrast", "Color", "Hue")  # in the order of Jitter
 _ORDERS = np.array(list(permutations(range(len(_JITTERED)))))
 
 
-def plan_jitter(draws: Float[np.ndarray, "n draws"], jitter: float, grey: float) -> dict[str, np.ndarray]:
-    """Factors uniform in 1 - `jitter` .. 1 + `jitter`, turns of the hue in -`jitter` .. `jitter`; `grey`: how often."""
+def view_purposes(view: RegionView) -> tuple[str, ...]:
+    """The tables of random numbers that `plan_view` needs."""
+    return ("jitter", "view") if view.jitter_prob < 1 or view.blur or view.solarize else ("jitter",)
+
+
+def plan_view(draws: dict[str, Float[np.ndarray, "n draws"]], view: RegionView) -> dict[str, np.ndarray]:
+    """For every change of colour, in the order of the view, the samples and its strength there (see `apply_groups`).
+
+    Factors are uniform in 1 - s .. 1 + s for a strength s of the jitter, turns of the hue in -s .. s.
+    """
     plan: dict[str, np.ndarray] = {}
-    orders = _ORDERS[uniform_integers(draws[:, JitterDraw.ORDER], len(_ORDERS))]
-    strengths = jitter * (2 * draws[:, JitterDraw.BRIGHTNESS : JitterDraw.HUE + 1] - 1) + [1.0, 1.0, 1.0, 0.0]
+    colours = draws["jitter"]
+    others = draws.get("view", np.zeros((len(colours), len(ViewDraw))))
+    jittered = np.flatnonzero(others[:, ViewDraw.JITTER] < view.jitter_prob)
+    orders = _ORDERS[uniform_integers(colours[:, JitterDraw.ORDER], len(_ORDERS))]
+    uniform = colours[:, JitterDraw.BRIGHTNESS : JitterDraw.HUE + 1]
+    strengths = np.array(view.jitter) * (2 * uniform - 1) + [1.0, 1.0, 1.0, 0.0]
     for step in range(len(_JITTERED)):
-        for name, members in split_by_group(orders[:, step], _JITTERED):
-            plan[f"jitter/{step}/{name}/index"] = members
-            plan[f"jitter/{step}/{name}/value"] = strengths[members, _JITTERED.index(name)].astype(np.float32)
-    if len(members := np.flatnonzero(draws[:, JitterDraw.GREY] < grey)):
-        plan["jitter/grey/Grey/index"] = members
-        plan["jitter/grey/Grey/value"] = np.ones(len(members), np.float32)
+        for name, part in split_by_group(orders[jittered, step], _JITTERED):
+            number, members = _JITTERED.index(name), jittered[part]
+            if view.jitter[number]:
+                plan[f"view/{step}/{name}/index"] = members
+                plan[f"view/{step}/{name}/value"] = strengths[members, number].astype(np.float32)
+    low, high = BLUR_SIGMA
+    sigma = low + (high - low) * others[:, ViewDraw.SIGMA]
+    for name, chance, probability, values in (
+        ("Grey", colours[:, JitterDraw.GREY], view.grey, np.ones(len(colours))),
+        ("Blur", others[:, ViewDraw.BLUR], view.blur, sigma),
+        ("Solarize", others[:, ViewDraw.SOLARIZE], view.solarize, np.full(len(colours), SOLARIZE_THRESHOLD)),
+    ):
+        if len(members := np.flatnonzero(chance < probability)):
+            plan[f"view/then/{name}/index"] = members
+            plan[f"view/then/{name}/value"] = values[members].astype(np.float32)
     return plan
 
 
-def jitter(images: UInt8[Tensor, "n 3 height width"], plan: dict[str, Tensor]) -> UInt8[Tensor, "n 3 height width"]:
+def apply_view(images: UInt8[Tensor, "n 3 height width"], plan: dict[str, Tensor]) -> UInt8[Tensor, "n 3 height width"]:
     """Apply the plan. Changes `images` in place and returns it."""
-    return apply_groups(images, plan, "jitter", lambda name, chosen, value: COLOUR_OPS[name](chosen, value))
+    return apply_groups(images, plan, "view", lambda name, chosen, value: COLOUR_OPS[name](chosen, value))

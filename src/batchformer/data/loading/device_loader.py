@@ -1,6 +1,6 @@
 """Loader of a data set stored on the device as bytes and augmented there, many batches at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +34,8 @@ class DeviceLoader(SampleLoader):
     them while the device is busy with queued steps.
 
     What a sample looks like depends on (seed, epoch, index, repeat, view) only, not on the chunk or batch it falls in.
-    When evaluating, images are brought to the augmentation's size and not augmented, and there is one view.
+    When evaluating, images are brought to the augmentation's size and not augmented, and there is one view. A list of
+    augmentations has one for each view.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class DeviceLoader(SampleLoader):
         mean: tuple[float, ...] = (0.0, 0.0, 0.0),
         std: tuple[float, ...] = (1.0, 1.0, 1.0),
         device: torch.device | str = "cpu",
-        augmentation: BatchedAugmentation | None = None,
+        augmentation: BatchedAugmentation | Sequence[BatchedAugmentation] | None = None,
         chunk_bytes: int | None = None,
         ahead: bool | None = None,
         fields: Fields | None = None,
@@ -57,23 +58,29 @@ class DeviceLoader(SampleLoader):
         training = self._order.training
         self.device = torch.device(device)
         augmentation = augmentation or BatchedAugmentation()
-        self.augmentation = augmentation if training else augmentation.evaluation()
-        self._views, self._index = views if training else 1, index
+        each = [augmentation] * views if isinstance(augmentation, BatchedAugmentation) else list(augmentation)
+        self.augmentations = each if training else [each[0].evaluation()]
+        self._index = index
         fields = check_fields(fields, len(labels))
         self._columns = {"labels": labels.long(), **fields}
         self._columns = {name: values.to(self.device) for name, values in self._columns.items()}
         if chunk_bytes is None:
             chunk_bytes = _CHUNK_BYTES.get(self.device.type, _CHUNK_BYTES["cuda"])
-        self._store: Tensor | None = None
+        self._stores: list[Tensor] = []  # of each view; views with the same border share one
         bytes_of_a_sample = sum(values.element_size() * values[:1].numel() for values in self._columns.values())
         if images is not None:
             self._height, self._width = images.shape[2:]
-            self._store = self.augmentation.store(images.to(self.device))
+            images = images.to(self.device)
+            by_border: dict[int, Tensor] = {}
+            for one in self.augmentations:
+                if one.pad not in by_border:
+                    by_border[one.pad] = one.store(images)
+                self._stores.append(by_border[one.pad])
             self._scale = torch.tensor([1 / (255 * s) for s in std], device=self.device).view(1, -1, 1, 1)
             shift = [-m / s for m, s in zip(mean, std, strict=True)]
             self._shift = torch.tensor(shift, device=self.device).view(1, -1, 1, 1)
-            height, width = self.augmentation.output_size(self._height, self._width)
-            bytes_of_a_sample = 4 * images.shape[1] * height * width * self._views
+            sizes = [one.output_size(self._height, self._width) for one in self.augmentations]
+            bytes_of_a_sample = sum(4 * images.shape[1] * height * width for height, width in sizes)
         self._chunk_batches = max(1, chunk_bytes // max(1, bytes_of_a_sample * self.batch_size))
         # chunks of one batch are always made just before their step: prefetching would take more memory
         ahead = self.device.type == "cuda" if ahead is None else ahead
@@ -109,11 +116,8 @@ class DeviceLoader(SampleLoader):
             samples = self._order.count
             repeats = max(self._order.repeats, int(order.max(initial=0)) // samples + 1)  # a sampler may ask for more
             tables = [
-                {
-                    purpose: draw_table(samples, self.seed, epoch, purpose, repeats, view)
-                    for purpose in self.augmentation.purposes
-                }
-                for view in range(self._views)
+                {purpose: draw_table(samples, self.seed, epoch, purpose, repeats, view) for purpose in one.purposes}
+                for view, one in enumerate(self.augmentations)
             ]
             self._drawn = epoch, order, tables
         return self._drawn[1:]
@@ -127,25 +131,27 @@ class DeviceLoader(SampleLoader):
         _, tables = self._random_numbers(epoch)
         index = slots.astype(np.int64) % self._order.count
         chunk: Batch = {}
-        if self._store is None:
+        if not self._stores:
             chosen = to_device({"index": index}, self.device)["index"]
         else:
             views = []
-            for of_view in tables:
+            for augmentation, store, of_view in zip(self.augmentations, self._stores, tables, strict=True):
                 draws = {purpose: table[slots] for purpose, table in of_view.items()}
-                plan = self.augmentation.plan(draws, self._height, self._width)
+                plan = augmentation.plan(draws, self._height, self._width)
                 sent = to_device({"index": index, **plan}, self.device)
                 chosen = sent["index"]
-                views.append(self._augment(self._store, chosen, sent))
-            chunk = {"images": views[0]} if self._views == 1 else {"views": views}
+                views.append(self._augment(augmentation, store, chosen, sent))
+            chunk = {"images": views[0]} if len(views) == 1 else {"views": views}
         chunk |= {name: values.index_select(0, chosen) for name, values in self._columns.items()}
         return chunk | {"index": chosen} if self._index else chunk
 
-    def _augment(self, store: Tensor, chosen: Tensor, plan: dict[str, Tensor]) -> Tensor:
-        images = self.augmentation.apply(store, chosen, plan)
+    def _augment(
+        self, augmentation: BatchedAugmentation, store: Tensor, chosen: Tensor, plan: dict[str, Tensor]
+    ) -> Tensor:
+        images = augmentation.apply(store, chosen, plan)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         normalised = torch.addcmul(self._shift, images.to(torch.float32, memory_format=layout), self._scale)
-        return self.augmentation.finish(normalised, plan)
+        return augmentation.finish(normalised, plan)
 
 
 def _rows(values: Any, first: int, end: int) -> Any:

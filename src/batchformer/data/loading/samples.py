@@ -4,7 +4,7 @@ import copy
 import os
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from batchformer.errors import UserError
 
 Address = tuple[int, int]  # (epoch, slot in the sense of batchformer.data.loading.order)
 Fields = Mapping[str, Tensor]  # of every sample one row
+Transforms = Callable[[Any], Tensor] | Sequence[Callable[[Any], Tensor]]
 _TAKEN = ("images", "views", "labels", "index")  # names of batch entries made by the loaders
 
 
@@ -79,8 +80,8 @@ class AddressedSamples(Dataset, ABC):
         """The stored sample, decoded; uses no random numbers. None where there is nothing to read."""
         return None
 
-    def _augment(self, index: int, stored: Any) -> Any:
-        """One view of the result of `_read`, not in place; random numbers come from the global generators."""
+    def _augment(self, index: int, stored: Any, view: int) -> Any:
+        """View number `view` of the result of `_read`, not in place; random numbers from the global generators."""
         return stored
 
     def _finish(self, index: int, views: list[Any]) -> Any:
@@ -99,7 +100,7 @@ class AddressedSamples(Dataset, ABC):
         views = []
         for view in range(self.views):
             with seeded(None if self.seed is None else sample_seed(self.seed, epoch, index, repeat, view)):
-                views.append(self._augment(index, stored))
+                views.append(self._augment(index, stored, view))
         return self._finish(index, views)
 
     def __getitems__(self, addresses: list[Address]) -> list[Any] | str:
@@ -114,13 +115,14 @@ class LabelledSamples(AddressedSamples):
     """Samples with one label each, further `fields`, and on request their `index`; images in the subclasses.
 
     A batch is a dict of `labels` and the fields (features, domains, pairs ...) by their names; with a `transform` of
-    what `_read` gives, also of `images`, or with several views of `views`, a list of tensors.
+    what `_read` gives, also of `images`, or with several views of `views`, a list of tensors. A list of transforms has
+    one for each view.
     """
 
     def __init__(
         self,
         labels: Tensor,
-        transform: Callable[[Any], Tensor] | None = None,
+        transform: Transforms | None = None,
         seed: int | None = None,
         *,
         fields: Fields | None = None,
@@ -128,14 +130,16 @@ class LabelledSamples(AddressedSamples):
         index: bool = False,
     ) -> None:
         super().__init__(seed)
-        self.labels, self.transform, self.fields = labels, transform, check_fields(fields, len(labels))
-        self.views, self.index = views, index
+        self.labels, self.fields, self.index = labels, check_fields(fields, len(labels)), index
+        self.transforms = list(transform) if isinstance(transform, Sequence) else [transform] * views
+        self.views = len(self.transforms)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def _augment(self, index: int, stored: Any) -> Tensor | None:
-        return None if self.transform is None else self.transform(stored)
+    def _augment(self, index: int, stored: Any, view: int) -> Tensor | None:
+        transform = self.transforms[view]
+        return None if transform is None else transform(stored)
 
     def _finish(self, index: int, views: list[Any]) -> dict[str, Any]:
         sample: dict[str, Any] = {}
@@ -153,9 +157,7 @@ class LabelledSamples(AddressedSamples):
 class ArraySamples(LabelledSamples):
     """Images held in memory as bytes."""
 
-    def __init__(
-        self, images: Tensor, labels: Tensor, transform: Callable[[Any], Tensor], seed: int | None, **options: Any
-    ) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, transform: Transforms, seed: int | None, **options: Any) -> None:
         super().__init__(labels, transform, seed, **options)
         self.images = images
 
@@ -170,7 +172,7 @@ class FileSamples(LabelledSamples):
         self,
         paths: list[str],
         labels: Tensor,
-        transform: Callable[[Any], Tensor],
+        transform: Transforms,
         seed: int | None,
         folder: str = "",
         upright: bool = False,

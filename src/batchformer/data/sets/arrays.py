@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
+from batchformer.data.augment.batched import BATCHED_AUGMENTATIONS
 from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, check_images
 from batchformer.data.loading.device_loader import DeviceLoader
 from batchformer.data.loading.epoch_loader import EpochLoader
@@ -72,6 +73,7 @@ class ArrayData(_SplitData):
         if statistics == "imagenet":
             self.mean, self.std = IMAGENET_MEAN, IMAGENET_STD
         check_images(self.image_size, self.std, erase_prob)
+        self._check_views(BATCHED_AUGMENTATIONS)
         self.augment, self.erase_prob = augment, erase_prob
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
@@ -85,12 +87,12 @@ class ArrayData(_SplitData):
         from batchformer.data.loading.samples import ArraySamples
 
         split, sizes = self._splits[name], (self.native_size, self.image_size)
+        transforms: list[Callable] = [array_evaluation(self.augment, *sizes, self.mean, self.std)]
         if training:
-            transform = array_transform(self.augment, *sizes, self.mean, self.std, self.erase_prob)
-        else:
-            transform = array_evaluation(self.augment, *sizes, self.mean, self.std)
+            common = (*sizes, self.mean, self.std, self.erase_prob)
+            transforms = [array_transform(augment, *common) for augment in self.view_augments]
         images, seed = torch.from_numpy(split.images), self._seed_of(name) if training else None
-        samples = ArraySamples(images, transform=transform, seed=seed, **self._labelled(split, training))
+        samples = ArraySamples(images, transform=transforms, seed=seed, **self._labelled(split))
         return self._host_loader(samples, name, training)
 
     @property
@@ -111,7 +113,7 @@ class FeatureData(_SplitData):
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
         split = self._splits[name]
-        labelled = self._labelled(split, training)
+        labelled = self._labelled(split)
         labelled["fields"] = {"features": torch.from_numpy(split.images), **labelled["fields"]}
         if self.on_device is not False:
             return DeviceLoader(None, device=self._device(), **labelled, **self._loader_options(name, training))

@@ -165,7 +165,7 @@ class DetectionSamples(AddressedSamples):
             self._decoded[index] = self._decode(index)
         return self._decoded[index]
 
-    def _augment(self, index: int, stored: Any) -> Sample:
+    def _augment(self, index: int, stored: Any, view: int) -> Sample:
         from torchvision import tv_tensors
 
         rows = self.scenes.rows(index)

@@ -1,6 +1,6 @@
 """Base class of data sets of images with one label: class names and counts, checks of labels, long tails."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -9,21 +9,22 @@ import torch
 from batchformer.data.augment.batched import batched_augmentation
 from batchformer.data.loading.data_module import DataModule
 from batchformer.data.loading.device_loader import DeviceLoader
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 
 
 class ClassificationData(DataModule):
     """A training set, balanced or with a long tail, and a test set.
 
     After `setup`: `class_names`, `class_counts` (training images per class, in label order), `num_classes`,
-    `train_images`, `test_images`, `fingerprint` (sha256 of what is trained on). Known from the start: `mean`, `std`,
-    `image_size`, `predict_transform`. Options, order and augmentation of an epoch: see `DataModule`.
+    `train_images`, `train_labels`, `test_images`, `fingerprint` (sha256 of what is trained on). Known from the start:
+    `mean`, `std`, `image_size`, `predict_transform`. Options, order and augmentation of an epoch: see `DataModule`.
 
     `on_device`: whether the data are stored and augmented on the training device ("auto": where possible).
     """
 
     augment: str
     erase_prob: float
+    train_labels: np.ndarray
     #: whether classes may be without a training image, as in zero-shot recognition
     allow_empty_classes = False
 
@@ -31,22 +32,36 @@ class ClassificationData(DataModule):
         super().__init__(root, **options)
         self.on_device = on_device
 
-    def _labelled(self, split: Any, training: bool) -> dict[str, Any]:
-        """Arguments common to all loaders and samples: the labels and fields of a set, views and index."""
+    @property
+    def view_augments(self) -> list[str]:
+        """The augmentation of each view of a training image: those of `views`, or `augment` for all."""
+        if isinstance(self.views, list):
+            return self.views
+        return [self.augment] * (self.views if self.views > 1 else getattr(self._task(), "views", 1))
+
+    def _check_views(self, known: Collection[str]) -> None:
+        for name in self.views if isinstance(self.views, list) else ():
+            if name not in known:
+                raise UserError(
+                    f"data.views: there is no augmentation {name!r}; choose from {', '.join(known)}."
+                    + did_you_mean(name, known)
+                )
+
+    def _labelled(self, split: Any) -> dict[str, Any]:
+        """Arguments common to all loaders and samples: the labels and fields of a set, and the index."""
         fields = {name: torch.from_numpy(values) for name, values in split.fields.items()}
-        views = self.views if training else 1
-        return {"labels": torch.from_numpy(split.labels), "fields": fields, "views": views, "index": self.index}
+        return {"labels": torch.from_numpy(split.labels), "fields": fields, "index": self.index}
 
     def _device_loader(self, images: torch.Tensor, split: Any, name: str, training: bool) -> DeviceLoader:
         """Loader of images stored as bytes on the training device and augmented there."""
-        sizes = (images.shape[2], self.image_size)
+        sizes, names = (images.shape[2], self.image_size), self.view_augments if training else [self.augment]
         return DeviceLoader(
             images,
             mean=self.mean,
             std=self.std,
             device=self._device(),
-            augmentation=batched_augmentation(self.augment, *sizes, self.erase_prob, self.mean),
-            **self._labelled(split, training),
+            augmentation=[batched_augmentation(name, *sizes, self.erase_prob, self.mean) for name in names],
+            **self._labelled(split),
             **self._loader_options(name, training),
         )
 

@@ -126,7 +126,7 @@ class PanopticSamples(DetectionSamples):
     def _decode(self, index: int) -> tuple[Any, np.ndarray]:
         return super()._decode(index), self._numbers(index)
 
-    def _augment(self, index: int, stored: tuple[Any, np.ndarray]) -> Sample:
+    def _augment(self, index: int, stored: tuple[Any, np.ndarray], view: int) -> Sample:
         from torchvision import tv_tensors
 
         image, numbers = stored

@@ -20,6 +20,7 @@ from batchformer.models import create_backbone, use_normed_classifier
 from batchformer.tasks.long_tailed.losses import build_criterion
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
+from batchformer.training.weights import load_weights
 
 if TYPE_CHECKING:
     from batchformer.tasks.long_tailed.task import LongTailed
@@ -42,6 +43,10 @@ class Algorithm(nn.Module):
     #: how training images are drawn where the recipe does not say (`model.sampling`)
     sampling: Sampling = "instance"
 
+    def views(self, task: "LongTailed") -> int:
+        """How many views of each image a training batch holds."""
+        return 1
+
     def plain_net(self, task: "LongTailed", data: DataInfo) -> nn.Module:
         """A fresh network without the module."""
         net = create_backbone(task.backbone, len(data.classes), **task.backbone_args)
@@ -50,6 +55,13 @@ class Algorithm(nn.Module):
     def attach_to(self, task: "LongTailed", net: nn.Module) -> Any:
         """Put the module into the network and return the handle."""
         return bf.attach(net, **asdict(task.module_options))
+
+    def before_attach(self, task: "LongTailed", net: nn.Module) -> None:
+        """Called with the plain network, before the module is put in: with it or without, the same random numbers."""
+
+    def networks(self, task: "LongTailed") -> list[nn.Module]:
+        """The networks that a training step runs: what `compile` compiles."""
+        return [task.net]
 
     def build(self, task: "LongTailed", data: DataInfo) -> None:
         """Make parameters and buffers of the method's own; called once, after the network was built."""
@@ -77,8 +89,12 @@ class Algorithm(nn.Module):
     def check_data(self, task: "LongTailed", data: Any) -> None:
         """Refuse data that the method cannot be trained on."""
 
-    def loaded(self, task: "LongTailed") -> None:
-        """Called after weights from elsewhere (`--init-from`) were put into the network."""
+    def load_part(self, task: "LongTailed", part: str, source: str) -> None:
+        """Load weights from elsewhere into a part of the network (`--init-from`)."""
+        load_weights(task.net, part, source, attached=task.attachment is not None)
+
+    def before_training(self, task: "LongTailed") -> None:
+        """Load what only training needs, such as a teacher; called before anything is written, perhaps twice."""
 
     def optimizer(self, task: "LongTailed") -> torch.optim.Optimizer:
         return build_sgd(task.optimizer_options, task.net.parameters(), task.module_parameters, task.fused)
@@ -102,9 +118,16 @@ class Algorithm(nn.Module):
         scale = task.criterion.scale if isinstance(task.criterion, LDAMLoss) else 1.0
         return logits.float() * scale
 
+    def observe(self, task: "LongTailed", batch: Batch, name: str) -> None:
+        """Update metrics of the method's own with a batch of an evaluation set."""
+
     def results(self, task: "LongTailed", name: str) -> dict[str, Tensor]:
         """Further measures of an evaluation set, besides the accuracies."""
         return {}
+
+    def export_notes(self, task: "LongTailed") -> tuple[dict[str, str], str, str] | None:
+        """See `Task.export_notes`; None: those of the backbone."""
+        return None
 
     def sections(self, task: "LongTailed") -> list[dict[str, Any]]:
         """The method's own parts of the page."""

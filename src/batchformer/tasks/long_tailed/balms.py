@@ -73,6 +73,10 @@ class MetaSampler(nn.Module):
 
     logits: Float[Tensor, " classes"]
     drawn: Float[Tensor, " classes"]
+    mean: Float[Tensor, " classes"]
+    square: Float[Tensor, " classes"]
+    steps: Float[Tensor, ""]
+    log_counts: Float[Tensor, " classes"]
     epoch: Int[Tensor, ""]
 
     def __init__(self, class_counts: list[int], init_pow: float) -> None:
@@ -98,9 +102,9 @@ class MetaSampler(nn.Module):
 
     def update(self, gradient: Tensor, lr: float) -> None:
         """One step of Adam."""
-        moments: Any = ([self.mean], [self.square], [], [self.steps])
+        step: Any = partial(adam, [self.logits], [gradient], [self.mean], [self.square], [], [self.steps])
         with torch.no_grad():
-            adam([self.logits], [gradient], *moments, capturable=gradient.is_cuda, amsgrad=False, beta1=0.9,
+            step(capturable=gradient.is_cuda, amsgrad=False, beta1=0.9,
                  beta2=0.999, lr=lr, weight_decay=0.0, eps=1e-8, maximize=False)  # fmt: skip
 
 

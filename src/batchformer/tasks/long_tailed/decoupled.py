@@ -19,7 +19,7 @@ from batchformer.attach.insertion import InstanceForward
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader, as_batch
 from batchformer.errors import UserError
-from batchformer.tasks.long_tailed.algorithm import Algorithm, accuracy_of_plain_rows
+from batchformer.tasks.long_tailed.algorithm import Algorithm, Sampling, accuracy_of_plain_rows
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
 
@@ -133,7 +133,8 @@ class ClassifierStage(Algorithm):
             f"trained: give it with --init-from RUN{pretrained}."
         )
 
-    def loaded(self, task: "LongTailed") -> None:
+    def load_part(self, task: "LongTailed", part: str, source: str) -> None:
+        super().load_part(task, part, source)
         if self.new_classifier and self.is_frozen(task):
             with torch.no_grad():
                 for name, parameter in self.classifier(task).named_parameters(recurse=False):
@@ -202,7 +203,7 @@ class BalancedRetraining(ClassifierStage):
     The loss of the recipe is not used: its class counts are those of the data, not those of what is drawn.
     """
 
-    sampling = "class_balanced"
+    sampling: Sampling = "class_balanced"
 
     def criterion(self, task: "LongTailed", data: DataInfo) -> nn.Module:
         if task.normed_classifier:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.data.info import DataInfo
+from batchformer.tasks.long_tailed.algorithm import Sampling
 from batchformer.tasks.long_tailed.decoupled import BalancedRetraining, by_frequency
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
@@ -39,7 +40,8 @@ class RescaledClassifier(BalancedRetraining):
     def trained(self, task: "LongTailed") -> list[nn.Parameter]:
         return []
 
-    def loaded(self, task: "LongTailed") -> None:
+    def load_part(self, task: "LongTailed", part: str, source: str) -> None:
+        super().load_part(task, part, source)
         self._keep(self.classifier(task))
 
     def begin_epoch(self, task: "LongTailed") -> None:
@@ -109,7 +111,8 @@ class TauNormalized(RescaledClassifier):
     knows its training images by heart makes the rule choose too small a tau.
     """
 
-    sampling = "instance"
+    sampling: Sampling = "instance"
+    taus: Float[Tensor, " taus"]
     sums: Float[Tensor, "taus classes"]
     seen: Float[Tensor, " classes"]
     tau: Float[Tensor, ""]
