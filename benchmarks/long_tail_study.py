@@ -7,6 +7,10 @@ A study is a recipe of this package and its variants; see `_study.py` for how th
 the two rows of the recipe; the sum of both streams' losses, as released, in place of their mean; one stream, as
 published for ImageNet-LT; no diversity; and the router, trained on the experts of the first two, whose results have
 accuracy against experts used.
+
+`on-balanced` and `on-softmax`: at imbalance 200 the networks trained with Balanced Softmax or with softmax, and on the
+features of each the second stages, 2,000 iterations: what the recipes of these methods train, which have a first stage
+(softmax) each.
 """
 
 from __future__ import annotations
@@ -38,6 +42,34 @@ RIDE = Study(
 )
 
 
+# the second stages of the recipes cifar100-lt-200-*
+_STAGE = ["--trainer.max_epochs", "106", "--trainer.check_val_every_n_epoch", "106",
+          "--model.schedule.warmup_epochs", "0"]  # fmt: skip
+_SECOND = {
+    "decoupled": ["--model.algorithm", "decoupled"],
+    "balms": ["--model.algorithm", "balms", "--model.balms.frozen", "true"],
+    "crt": ["--model.algorithm", "crt"],
+    "lws": ["--model.algorithm", "lws"],
+    "tau-norm": ["--model.algorithm", "tau_norm", "--trainer.max_epochs", "1"],
+}
+
+
+def _classifiers(name: str, loss: str) -> Study:
+    """Networks trained with this loss, and on the features of each the second stages."""
+    first = {method: [*words, "--model.loss.name", loss] for method, words in PAIR.items()}
+    suffixes = {"": "baseline", "-batchformer": "batchformer"}
+    second = {
+        f"{stage}{suffix}": [*PAIR[method], *_STAGE, *words]
+        for suffix, method in suffixes.items()
+        for stage, words in _SECOND.items()
+    }
+    after = {f"{stage}{suffix}": method for suffix, method in suffixes.items() for stage in _SECOND}
+    return Study(f"cifar100-lt-200-{name}", "cifar100-lt-200", SEEDS, {**first, **second}, after=after)
+
+
+ON_BALANCED, ON_SOFTMAX = _classifiers("on-balanced", "balanced_softmax"), _classifiers("on-softmax", "cross_entropy")
+
+
 def _pair(recipe: str, seeds: tuple[int, ...] = SEEDS) -> Study:
     return Study(recipe, recipe, seeds, PAIR, itself=tuple(PAIR))
 
@@ -48,6 +80,8 @@ STUDIES = {
     "paco": _pair("cifar100-lt-100-paco"),
     "paco-balanced": _pair("cifar100-lt-100-paco-balanced"),
     "paco-200": _pair("cifar100-lt-200-paco", (0,)),
+    "on-balanced": ON_BALANCED,
+    "on-softmax": ON_SOFTMAX,
     **{name: _pair(f"cifar100-lt-200-{name}") for name in ("decoupled", "balms", "crt", "lws", "tau-norm")},
 }
 

@@ -123,10 +123,13 @@ class TauNormalized(RescaledClassifier):
         self.register_buffer("seen", torch.zeros(len(self.weight)))
         self.register_buffer("tau", torch.zeros(()))
         self.register_buffer("taus", TAUS.clone(), persistent=False)
-        self.classifier(task).requires_grad_(True)  # an optimizer needs a parameter; its learning rate is 0
+
+    def trained(self, task: "LongTailed") -> list[nn.Parameter]:
+        """The classifier, at a learning rate of 0: an optimizer needs a parameter."""
+        return list(self.classifier(task).parameters(recurse=False))
 
     def optimizer(self, task: "LongTailed") -> torch.optim.Optimizer:
-        group = {"params": list(self.classifier(task).parameters()), "lr_factor": 0.0}
+        group = {"params": self.trained(task), "lr_factor": 0.0}
         return torch.optim.SGD([group], lr=0.0, fused=task.fused or None)
 
     def factors(self, tau: Tensor) -> Float[Tensor, "*taus classes"]:
