@@ -21,7 +21,7 @@ from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.statistics import PairedDifference, paired_difference
 from benchmarks._markdown import between_markers, markdown
 from benchmarks.domains_study import STUDIES
-from benchmarks.paper import DOMAIN_ROWS, DOMAINS_CITED, MAIN
+from benchmarks.paper import CITED_OF_DOMAINS, DOMAIN_ROWS, MAIN
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 MODULE = "+batchformer"
@@ -95,12 +95,12 @@ def with_and_without(table: Comparison) -> str:
         shared = len(before.values(table).keys() & after.values(table).keys())
         cells = [format_summary(table.cell(side.measure, side.variant)) for side in (before, after)]
         name = before.name + after.name.removeprefix(before.name + MODULE).replace("-", ", ", 1)
-        row = [name, *cells, format_difference(gain), str(shared), _read(gain)]
+        row = [name, *cells, format_difference(gain), str(shared), read_as(gain)]
         rows.append([*row, _paper(papers.get(before.name))] if papers else row)
     return markdown(header, rows) if rows else ""
 
 
-def _read(gain: PairedDifference | None) -> str:
+def read_as(gain: PairedDifference | None) -> str:
     if gain is None:
         return "no seed in common"
     if gain.low is None or gain.high is None:
@@ -137,7 +137,7 @@ def domains_sections(recipes: Mapping[str, Sequence[Run]]) -> str:
     parts += [
         "### Cited, not trained here",
         "",
-        markdown(("where", "what", "reported"), DOMAINS_CITED, right=False),
+        markdown(("where", "what", "reported"), CITED_OF_DOMAINS, right=False),
         "",
     ]
     return "\n".join(parts)

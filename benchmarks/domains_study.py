@@ -37,11 +37,11 @@ from benchmarks._study import environment
 class DomainStudy:
     """The variants of a recipe, and `extra` ones: the keys that make them, beside the recipe's variant they begin with.
 
-    `more_seeds` are trained of `most` alone.
+    `more_seeds` are trained of `most` alone. Data without targets have the target "" alone.
     """
 
     recipe: str
-    targets: Sequence[str]
+    targets: Sequence[str] = ("",)
     extra: Mapping[str, str] = field(default_factory=dict)
     seeds: Sequence[int] = (0, 1, 2)
     more_seeds: Sequence[int] = ()
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        return f"{self.variant}-{self.target}-seed{self.seed}"
+        return "-".join(part for part in (self.variant, self.target, f"seed{self.seed}") if part)
 
 
 _PACS = ("art_painting", "cartoon", "photo", "sketch")
@@ -98,7 +98,8 @@ def fit(study: DomainStudy, run: Run, args: argparse.Namespace) -> int:
 
     out, kept = args.runs / run.name, kept_at(study, run, args)
     if not (out / "result.json").is_file():
-        words = ["fit", study.recipe, "--variant", study.variants[run.variant], "--data.target", run.target]
+        words = ["fit", study.recipe, "--variant", study.variants[run.variant]]
+        words += ["--data.target", run.target] if run.target else []
         words += ["--seed", str(run.seed), "--out", str(out), "--resume", "--no-analysis"]
         words += ["--data-root", args.data_root] if args.data_root else []
         words += ["--init-from", args.weights] if args.weights else []
@@ -135,9 +136,9 @@ def work(study: DomainStudy, runs: Sequence[Run], args: argparse.Namespace) -> i
     return failed
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("study", choices=list(STUDIES))
+def parser(studies: Mapping[str, DomainStudy], about: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("study", choices=list(studies))
     made.add_argument("--data-root")
     made.add_argument("--weights", help="a file of weights that the backbone begins with")
     made.add_argument("--runs", type=Path, help="default: runs/<study>-study")
@@ -155,13 +156,16 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def main() -> int:
-    made = parser()
+def main(
+    studies: Mapping[str, DomainStudy] = STUDIES, module: str = "benchmarks.domains_study", about: str | None = __doc__
+) -> int:
+    """Train a study; `module` is the script that processes of `--jobs` run, `about` its help text."""
+    made = parser(studies, about)
     words, extra = sys.argv[1:], []
     if "--" in words:  # argparse takes no second list of words here
         words, extra = words[: words.index("--")], words[words.index("--") + 1 :]
     args = made.parse_args(words, argparse.Namespace(extra=extra))
-    study = STUDIES[args.study]
+    study = studies[args.study]
     args.runs = args.runs or Path("runs") / f"{args.study}-study"
     for name, known in (("only", list(study.variants)), ("targets", list(study.targets))):
         given = getattr(args, name) or known
@@ -174,7 +178,7 @@ def main() -> int:
         if args.missing:  # of its own share: another process may have ended a run before this one looks
             runs = [run for run in runs if not kept_at(study, run, args).is_file()]
         return min(1, work(study, runs, args))
-    itself, workers = [sys.executable, "-m", "benchmarks.domains_study", "--began", str(args.began)], []
+    itself, workers = [sys.executable, "-m", module, "--began", str(args.began)], []
     for number in range(args.jobs):
         with open(args.runs / f"worker{number}.log", "w") as log:  # what the runs print; a line a run goes to stderr
             command = [*itself, "--worker", str(number), *sys.argv[1:]]

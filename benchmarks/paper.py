@@ -107,7 +107,7 @@ DOMAIN_ROWS = {
     "pacs-128-adapt": {"mdd": "visda-r101-mdd"},
 }
 # rows of other papers and code bases, which no recipe trains: where, what, and what they report
-DOMAINS_CITED = (
+CITED_OF_DOMAINS = (
     ("TLL, its README", "PACS, ResNet-50, average", "ERM 86.4, MixStyle 87.4, IRM 86.9, V-REx 87.0, CORAL 86.4"),
     ("DomainBed", "PACS, ResNet-50, average, BatchNorm frozen", "ERM 85.5, CORAL 86.2"),
     ("SWAD (Cha et al., 2021)", "PACS, ResNet-50, average", "88.1"),

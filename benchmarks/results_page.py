@@ -20,6 +20,7 @@ from benchmarks.domains_section import domains_sections, is_domain_study
 from benchmarks.paper import ABLATIONS, CITED, MAIN, Ablation, PaperResult, Row
 from benchmarks.studies import ablation_of, differs_from, find_studies, natural
 from benchmarks.study_section import picture_name, study_picture, study_section
+from benchmarks.zero_shot_section import is_zero_shot_study, zero_shot_sections
 
 _INTRODUCTION = """\
 # Results
@@ -116,6 +117,10 @@ def results_page(results: Path, benchmarks: Path | None = None) -> str:
         parts.append(domains_sections(of_domains))
         used.update(of_domains)
     parts.append(_cited_section())
+    zero_shot = {name: runs for name, runs in recipes.items() if is_zero_shot_study(name)}
+    if zero_shot:
+        parts.append(zero_shot_sections(zero_shot))
+        used.update(zero_shot)
     others = {name: runs for name, runs in recipes.items() if name not in used}
     if others:
         parts.append("## Not in the paper\n")
@@ -196,13 +201,22 @@ def _cited_section() -> str:
 
 
 _MANY_ROWS = 30  # beyond, a page shows the pictures that lie beside a file, where there are any
+_NO_MEASUREMENTS = (
+    "stability",
+    "unchanged",
+    "gpu_tests",
+)  # docs/stability.md is made of the first
+_OF_0_1 = (
+    "Measured with version 0.1, which replayed small layers by a C++ library: that is gone, and eager times of small "
+    "inputs are longer without it."
+)
 
 
 def _benchmark_section(folder: Path) -> str:
     """Every number of the benchmark files: settings in a line, measurements in a table; names are the files' own."""
     parts = []
     for file in sorted(folder.rglob("*.json")):
-        if file.stem.startswith("stability"):  # not of speed: docs/stability.md is made of them
+        if file.stem.startswith(_NO_MEASUREMENTS):
             continue
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
@@ -210,7 +224,8 @@ def _benchmark_section(folder: Path) -> str:
             raise UserError(f"{file} is damaged ({error}): run that benchmark again") from None
         tables = {key: data.pop(key) for key in list(data) if isinstance(data[key], list)}
         settings = ", ".join(f"{key} {value}" for key, value in flatten(data).items())
-        parts.append(f"### {file.stem}\n\n{settings}\n")
+        note = f"\n{_OF_0_1}\n" if "C++" in str(data.get("host")) else ""
+        parts.append(f"### {file.stem}\n\n{settings}\n{note}")
         pictures = sorted(folder.glob(f"{file.stem}-*.svg"))
         for key, rows in tables.items():
             if key == "rows" and pictures and len(rows) > _MANY_ROWS:

@@ -68,7 +68,7 @@ def test_one_place_under_two_names_is_refused(arguments: dict) -> None:
         ({"group_size": 2.5}, r"group_size=2\.5"),
         ({"hidden_dim": 0}, "hidden_dim=0"),
         ({"layers": 1.5}, r"layers=1\.5"),
-        ({"process_group": 2}, 'process_group= says whose batches scope="global"'),
+        ({"process_group": 2}, 'process_group= goes with scope="global"'),
     ],
 )
 def test_a_wrong_value_is_refused_and_leaves_nothing(arguments: dict, says: str) -> None:

@@ -127,6 +127,7 @@ def test_the_router_learns_where_a_later_expert_helps():
     assert RoutingLoss(100.0)(scores, right).item() == pytest.approx(total / 120, rel=1e-5)
 
 
+@pytest.mark.traced
 def test_the_losses_run_without_reading_anything_back():
     """In one graph of torch's compiler, which breaks where the host reads a value."""
     z, teacher = logits(), torch.randn(ROWS, CLASSES)

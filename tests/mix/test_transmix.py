@@ -201,7 +201,7 @@ def test_patches_that_are_not_square_have_their_own_grid():
 
 def test_tokens_that_make_no_such_grid_are_refused_unless_the_grid_is_said():
     for tokens, side in ((17, 64), (442, 168)):  # 442: 21 x 21 and a class token
-        with pytest.raises(UserError, match="say grid="):
+        with pytest.raises(UserError, match="pass grid="):
             token_grid(tokens, side, side)
     model = VIT.build()
     mix = bf.mix.TransMix(model, 5, grid=(2, 8))

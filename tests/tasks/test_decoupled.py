@@ -14,6 +14,7 @@ from batchformer.tasks import LongTailed
 from batchformer.tasks.long_tailed.rescaled import TAUS
 
 from .conftest import COUNTS, TinyData, info, make_trainer
+from .whole_step import WholeStep
 
 SMALL = {"backbone": "resnet20", "backbone_args": {"widths": [8, 8]}, "schedule": {"name": "constant"}}
 STAGES = ["decoupled", "crt", "lws", "tau_norm", "balms"]
@@ -35,8 +36,8 @@ def trained(tmp_path_factory):
     return file
 
 
-def stage(trained, algorithm, method="baseline", data=None, **options):
-    task = LongTailed(**{**SMALL, "balms": {"frozen": True, "meta_batch": 32}, **options}, algorithm=algorithm,
+def stage(trained, algorithm, method="baseline", data=None, kind=LongTailed, **options):
+    task = kind(**{**SMALL, "balms": {"frozen": True, "meta_batch": 32}, **options}, algorithm=algorithm,
                       method=method)  # fmt: skip
     task.init_from = {"network": str(trained)}
     task.construct((data or DigitsLT()).info)
@@ -134,6 +135,52 @@ def test_the_gradient_of_a_scale_is_that_of_its_logit(trained):
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("method", ["baseline", "batchformer"])
+@pytest.mark.parametrize("algorithm", STAGES)
+def test_the_step_that_a_graph_captures_is_the_same(trained, algorithm, method):
+    ends = []
+    for kind in (LongTailed, WholeStep):
+        task = stage(trained, algorithm, method, kind=kind)
+        fit(task, limit_train_batches=3)
+        ends.append(task.state_dict())
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, msg=name)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+@pytest.mark.parametrize("algorithm", STAGES)
+def test_other_precisions_train(trained, algorithm, precision):
+    for features in ("forward", "cached"):
+        task = stage(trained, algorithm, "batchformer", decoupled={"features": features})
+        fit(task, limit_train_batches=2, precision=precision)
+        assert torch.isfinite(task.net.fc.weight).all()
+
+
+@pytest.mark.traced
+def test_a_compiled_network_gives_the_same_features(trained):
+    task, images = stage(trained, "crt", "batchformer"), torch.randn(4, 3, 8, 8)
+    plain = task.algorithm.features_of(task, {"images": images})
+    task.net.compile(backend="eager", dynamic=False)
+    for _ in range(2):
+        torch.testing.assert_close(task.algorithm.features_of(task, {"images": images}), plain)
+        task.eval()
+        task(images)
+        task.train()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["baseline", "batchformer"])
+@pytest.mark.parametrize("algorithm", STAGES)
+def test_captured_and_compiled_on_cuda(trained, algorithm, method):
+    ends = []
+    for options in ({}, {"cuda_graph": True}, {"cuda_graph": True, "compile": True}):
+        task = stage(trained, algorithm, method, **options)
+        fit(task, accelerator="cuda", devices=1)
+        ends.append(task.net.fc.weight.detach().cpu())
+    for end in ends[1:]:
+        torch.testing.assert_close(end, ends[0], rtol=2e-2, atol=2e-3)
+
+
 class TestTau:
     def test_the_rule_is_the_lowest_class_balanced_loss_on_the_training_images(self, trained):
         """Slowly: class by class, tau by tau."""
@@ -214,7 +261,7 @@ class TestRefused:
             ({"decoupled": {"features": "cached", "backbone_mode": "train"}}, "leave backbone_mode out"),
             ({"decoupled": {"tau": -1.0}}, "tau=-1"),
             ({"sampling": "cubic"}, "sampling='cubic'"),
-            ({"algorithm": "mystery"}, "one of plain, decoupled, crt, lws, tau_norm, balms"),
+            ({"algorithm": "mystery"}, "one of plain, ride, paco, decoupled, crt, lws, tau_norm, balms"),
         ],
     )
     def test_options_that_nobody_knows(self, options, named):

@@ -50,7 +50,7 @@ def rare_images(
     shuffled = [random.permutation(np.flatnonzero(labels == c)) for c in chosen]
     turns = [[members[turn] for members in shuffled if turn < len(members)] for turn in range(count)]
     wanted = [index for turn in turns for index in turn][:count]
-    return np.array(sorted(wanted, key=lambda index: (-class_counts[labels[index]], labels[index], index)))
+    return np.array(sorted(wanted, key=lambda index: (-class_counts[int(labels[index])], labels[index], index)))
 
 
 @dataclass
@@ -143,7 +143,7 @@ def grad_cam_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     labels = getattr(data, "set_labels", {}).get(data.evaluation_sets[0])
     if labels is None or not hasattr(data, "mean"):
         return {}
-    task.net.to(trainer.strategy.root_device)
+    task.net.to(trainer.strategy.root_device).float()  # of a run in 16 or 64 bits too: training is over
     found = explain(task, data, rare_images(task.class_counts, labels))
     caption = caption_of(found, task.class_counts, [str(name) for name in task.data_info.classes], 0)
     sheet = draw_explained({"what speaks for the true class": found})

@@ -111,9 +111,7 @@ class RoutingLoss(nn.Module):
         super().__init__()
         self.register_buffer("pos_weight", torch.tensor(pos_weight), persistent=False)
 
-    def forward(
-        self, scores: Float[Tensor, "rows experts-1"], right: Bool[Tensor, "rows experts"]
-    ) -> Float[Tensor, ""]:
+    def forward(self, scores: Float[Tensor, "rows stops"], right: Bool[Tensor, "rows experts"]) -> Float[Tensor, ""]:
         """`right`: whether the mean of the first expert, of the first two, and so on, is right."""
         later = right.flip(1).cumsum(1).flip(1)[:, 1:] > 0
         helps = ~right[:, :-1] & later

@@ -29,7 +29,7 @@ def align(points: Points, truth: Points, reflect: bool = False) -> Points:
     return scale[:, None, None] * (own @ turn) + target
 
 
-def f_score(points: Points, truth: Points, limit: float) -> Float[Tensor, " batch"]:
+def f_score(points: Points, truth: Float[Tensor, "batch others 3"], limit: float) -> Float[Tensor, " batch"]:
     """Harmonic mean of the share of points within `limit` of a true one, and of true ones within it of a point."""
     distances = torch.cdist(points, truth)
     precision, recall = ((distances.amin(axis) < limit).float().mean(1) for axis in (2, 1))

@@ -84,7 +84,9 @@ def _average_precision(found: Rows, objects: int, limit: float) -> float:
     return float(np.mean([precision[recall >= level].max(initial=0.0) for level in _RECALLS]))
 
 
-def _overlaps(boxes: Rows, others: Rows) -> Rows:
+def _overlaps(
+    boxes: Float[np.ndarray, "boxes 4"], others: Float[np.ndarray, "others 4"]
+) -> Float[np.ndarray, "boxes others"]:
     """Intersection over union of boxes (x1, y1, x2, y2) whose sides count both end pixels."""
     low, high = np.maximum(boxes[:, None, :2], others[:, :2]), np.minimum(boxes[:, None, 2:], others[:, 2:])
     common = (high - low + 1).clip(0).prod(2)

@@ -162,8 +162,8 @@ class CompositionalData(ClassificationData):
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
         if name not in self._features:
-            return super().make_loader(name, training)
-        labelled = self._labelled(self._set(name), training) | {"views": 1}
+            return super().make_loader(name, training)  # type: ignore[safe-super]
+        labelled = self._labelled(self._set(name))
         labelled["fields"] = {"features": self._features[name], **labelled["fields"]}
         return DeviceLoader(None, device=self._device(), **labelled, **self._loader_options(name, training))
 

@@ -73,6 +73,10 @@ class MetaSampler(nn.Module):
 
     logits: Float[Tensor, " classes"]
     drawn: Float[Tensor, " classes"]
+    mean: Float[Tensor, " classes"]
+    square: Float[Tensor, " classes"]
+    steps: Float[Tensor, ""]
+    log_counts: Float[Tensor, " classes"]
     epoch: Int[Tensor, ""]
 
     def __init__(self, class_counts: list[int], init_pow: float) -> None:
@@ -98,9 +102,9 @@ class MetaSampler(nn.Module):
 
     def update(self, gradient: Tensor, lr: float) -> None:
         """One step of Adam."""
-        moments: Any = ([self.mean], [self.square], [], [self.steps])
+        step: Any = partial(adam, [self.logits], [gradient], [self.mean], [self.square], [], [self.steps])
         with torch.no_grad():
-            adam([self.logits], [gradient], *moments, capturable=gradient.is_cuda, amsgrad=False, beta1=0.9,
+            step(capturable=gradient.is_cuda, amsgrad=False, beta1=0.9,
                  beta2=0.999, lr=lr, weight_decay=0.0, eps=1e-8, maximize=False)  # fmt: skip
 
 
@@ -237,10 +241,12 @@ class Balms(ClassifierStage):
             phi = self.meta.logits.clone().requires_grad_()
             weights = straight_through(self.meta.log_weights(phi), labels)
             with disabled():
-                updated = inner_step(layer, optimizer, weights, features.float(), labels, self.row_criterion)
+                updated = inner_step(
+                    layer, optimizer, weights, features.to(layer.weight.dtype), labels, self.row_criterion
+                )
             plain = task.attachment is None or task.balms_options.meta_stream == "plain"
             with disabled() if plain else nullcontext():
-                logits = functional_call(layer, updated, (meta_features.float(),))
+                logits = functional_call(layer, updated, (meta_features.to(layer.weight.dtype),))
             targets = bf.repeat_targets(meta_labels, logits)
             if not plain:
                 logits, targets = task.attachment.related((logits, targets))

@@ -19,7 +19,7 @@ from batchformer.attach.insertion import InstanceForward
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader, as_batch
 from batchformer.errors import UserError
-from batchformer.tasks.long_tailed.algorithm import Algorithm, accuracy_of_plain_rows
+from batchformer.tasks.long_tailed.algorithm import Algorithm, Sampling, accuracy_of_plain_rows
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
 
@@ -172,7 +172,7 @@ class ClassifierStage(Algorithm):
             for batch in data.evaluation_loader(name):
                 batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(as_batch(batch)))
                 with trainer.precision_plugin.val_step_context():
-                    found.append(self.features_of(task, batch).float())
+                    found.append(self.features_of(task, batch))
         count = len(data.set_labels[name])
         features = torch.cat(found)
         if trainer.world_size == 1:
@@ -203,7 +203,7 @@ class BalancedRetraining(ClassifierStage):
     The loss of the recipe is not used: its class counts are those of the data, not those of what is drawn.
     """
 
-    sampling = "class_balanced"
+    sampling: Sampling = "class_balanced"
 
     def criterion(self, task: "LongTailed", data: DataInfo) -> nn.Module:
         if task.normed_classifier:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.data.info import DataInfo
+from batchformer.tasks.long_tailed.algorithm import Sampling
 from batchformer.tasks.long_tailed.decoupled import BalancedRetraining, by_frequency
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
@@ -110,7 +111,8 @@ class TauNormalized(RescaledClassifier):
     knows its training images by heart makes the rule choose too small a tau.
     """
 
-    sampling = "instance"
+    sampling: Sampling = "instance"
+    taus: Float[Tensor, " taus"]
     sums: Float[Tensor, "taus classes"]
     seen: Float[Tensor, " classes"]
     tau: Float[Tensor, ""]
@@ -134,11 +136,11 @@ class TauNormalized(RescaledClassifier):
         return lengths ** -tau[..., None] * (lengths.mean() / scaled.mean(-1, keepdim=True))
 
     def step(self, task: "LongTailed", batch: Batch) -> dict[str, Tensor]:
-        features, labels = self.features_of(task, batch).float(), batch["labels"]
-        with torch.no_grad():
-            logits = F.linear(features, self.weight)
+        features, labels = self.features_of(task, batch), batch["labels"]
+        with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+            logits = F.linear(features.to(self.weight.dtype), self.weight)
             losses = [F.cross_entropy(logits * row, labels, reduction="none") for row in self.factors(self.taus)]
-            sums = torch.zeros_like(self.sums).index_add_(1, labels, torch.stack(losses).float())
+            sums = torch.zeros_like(self.sums).index_add_(1, labels, torch.stack(losses))
             seen = torch.zeros_like(self.seen).index_add_(0, labels, torch.ones_like(losses[0]))
             for total, part in ((self.sums, sums), (self.seen, seen)):
                 total += task.trainer.strategy.reduce(part, reduce_op="sum") if task.trainer.world_size > 1 else part
