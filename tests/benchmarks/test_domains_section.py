@@ -84,6 +84,7 @@ def test_every_method_is_held_to_itself_without_the_module_and_to_the_reference(
     assert [cells[4] for cells in gains.values()] == ["higher", "lower", "lower", "higher"]
     assert gains["erm"][5] == "+0.4 (`pacs-r18-erm`)"
     assert gains["swad"][5] == "+1.0 (`pacs-r18-swad`)"
+    assert "| SWAD (Cha et al., 2021) | PACS, ResNet-50, average | 88.1 |" in page
 
 
 def test_a_study_that_is_not_finished_gives_what_there_is(tmp_path):
