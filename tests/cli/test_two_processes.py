@@ -5,6 +5,9 @@ import os
 import subprocess
 import sys
 
+import pytest
+import torch
+
 
 def test_two_cpu_processes_share_an_epoch_and_write_one_result(tmp_path):
     # 490 training images in batches of 32 for each of two processes are 7 steps.
@@ -24,6 +27,15 @@ def test_two_cpu_processes_share_an_epoch_and_write_one_result(tmp_path):
     assert not list(tmp_path.rglob("*.partial"))
     assert not (tmp_path / "run/run.lock").exists()  # held by one process for both
     assert _done(["test", "run"], tmp_path).stdout.count("result.json has exactly these numbers") == 1
+
+
+@pytest.mark.slow
+def test_the_queue_of_paco_is_filled_by_both_processes(tmp_path):
+    words = ["--trainer.devices", "2", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "1", "--out", "run"]
+    _done(["fit", "digits-lt", "--model.algorithm", "paco", "--data.batch_size", "32", *words], tmp_path)
+    state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert state["algorithm.queue.position"] == 7 * 64
+    assert json.loads((tmp_path / "run/result.json").read_text())["steps"] == 7
 
 
 def _done(command, folder):
