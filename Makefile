@@ -57,6 +57,7 @@ results: install
 	$(BIN)/python -m benchmarks.readme_table results README.md
 	$(BIN)/python -m benchmarks.stability_page .
 	$(BIN)/python -m benchmarks.recipes_page docs/recipes.md
+	$(BIN)/python -m benchmarks.domains_section results docs/domains.md
 	$(BIN)/python -m benchmarks.models_table README.md docs/attach.md
 
 # The lock names versions only: no index addresses.

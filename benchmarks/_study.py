@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +52,7 @@ class Study:
     """`variants` maps a name to the arguments that make it; the others are held to the one called "baseline".
 
     `itself`: variants that are the recipe as it stands, with a method each; their results carry the study's own name.
+    `after`: for a variant that begins with the weights of another one's run of the same seed, that variant.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Study:
     variants: Mapping[str, list[str]]
     common: list[str] = field(default_factory=list)
     itself: Sequence[str] = ()
+    after: Mapping[str, str] = field(default_factory=dict)
 
     def run_name(self, variant: str) -> str:
         return self.name if variant in self.itself else f"{self.name}-{variant}"
@@ -88,19 +90,40 @@ class Study:
 
     def train(self, args: argparse.Namespace) -> int:
         """All runs, seed by seed so that a study cut short is balanced; then the table. The number that failed."""
+        pending: dict[tuple[str, int], Future[int]] = {}
         with ThreadPoolExecutor(args.jobs) as pool:
-            pending = [pool.submit(self._fit, variant, seed, args) for seed in args.seeds for variant in args.only]
-        failed = sum(job.result() != 0 for job in pending)
+            for seed in args.seeds:
+                for variant in self._needed(seed, args):
+                    first = pending.get((self.after.get(variant, ""), seed))  # submitted before, so it comes to its end
+                    pending[variant, seed] = pool.submit(self._fit, variant, seed, args, first)
+        failed = sum(job.result() != 0 for job in pending.values())
         self._print_table({variant: self._collect(variant, args) for variant in args.only}, args.seeds)
         return failed
 
-    def _fit(self, variant: str, seed: int, args: argparse.Namespace) -> int:
+    def _needed(self, seed: int, args: argparse.Namespace) -> list[str]:
+        """The variants to train, those that others begin with first: of these the run folder must be there."""
+        missing = [
+            variant
+            for variant in args.only
+            if not self._trained(variant, seed, args)
+            and not (args.missing and self._kept(variant, seed, args).is_file())
+        ]
+        sources = [self.after[variant] for variant in missing if variant in self.after]
+        return list(dict.fromkeys([*(v for v in sources if not self._trained(v, seed, args)), *missing]))
+
+    def _trained(self, variant: str, seed: int, args: argparse.Namespace) -> bool:
+        return (self.folder(variant, seed, args) / "result.json").is_file()
+
+    def _fit(self, variant: str, seed: int, args: argparse.Namespace, first: Future[int] | None) -> int:
         out = self.folder(variant, seed, args)
-        if (out / "result.json").is_file() or (args.missing and self._kept(variant, seed, args).is_file()):
-            return 0
+        if first is not None and first.result() != 0:
+            print(f"{variant} seed {seed}: not trained, as {self.after[variant]} failed", flush=True)
+            return 1
         command = [sys.executable, "-m", "batchformer.cli", "fit", self.recipe, "--name", self.run_name(variant)]
         command += ["--data-root", args.data_root, "--seed", str(seed), "--out", str(out), "--resume"]
         command += [*self.common, *self.variants[variant], *args.extra]
+        if variant in self.after:
+            command += ["--init-from", str(self.folder(self.after[variant], seed, args))]
         if args.in_turn:
             turn = {"class_path": "benchmarks._turn.InTurn", "init_args": {"lock": str(args.runs / "turn")}}
             command += ["--trainer.callbacks", json.dumps([turn])]

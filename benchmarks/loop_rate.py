@@ -33,12 +33,12 @@ RECIPES: dict[str, list[str]] = {
 }  # fmt: skip
 
 
-def measure(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
-    """Each recipe in a process of its own, with the callback in its trainer."""
+def measure(name: str, words: list[str], args: argparse.Namespace) -> dict[str, Any] | None:
+    """A training in a process of its own, with the callback in its trainer; `words` are what `fit` is given."""
     with tempfile.TemporaryDirectory() as scratch:
         found = Path(scratch) / "found.json"
         callback = [{"class_path": "benchmarks._busy.Busy", "init_args": {"out": str(found), "seconds": args.seconds}}]
-        command = [sys.executable, "-m", "batchformer.cli", "fit", *RECIPES[name], "--data-root", args.data_root]
+        command = [sys.executable, "-m", "batchformer.cli", "fit", *words, "--data-root", args.data_root]
         command += ["--out", f"{scratch}/run", "--no-analysis", "--trainer.max_epochs", "1000"]
         command += ["--trainer.check_val_every_n_epoch", "1000"]
         command += ["--trainer.callbacks", json.dumps(callback), *args.extra]
@@ -71,7 +71,7 @@ def main() -> int:
     args = parser.parse_args()
     rows, missing = earlier_rows(args.out or RESULTS), 0
     for name in args.only:
-        row = measure(name, args)
+        row = measure(name, RECIPES[name], args)
         if row is None:
             missing += 1
             continue

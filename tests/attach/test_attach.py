@@ -47,6 +47,32 @@ def test_heads_that_read_different_features_get_a_module_each() -> None:
     assert attachment.points[0].module is not attachment.points[1].module
 
 
+def test_heads_that_read_different_features_share_a_module_where_asked() -> None:
+    model = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=3, img_size=32)
+    attachment = bf.attach(model, share=True, dropout=0.0)
+    first, second = (point.module for point in attachment.points)
+    assert first is second
+    assert len(list(attachment.parameters())) == len(list(first.parameters()))
+    x = model.train().forward_features(torch.randn(4, 3, 32, 32))
+    model.set_distilled_training(True)
+    by_class, by_token = model.forward_head(x)
+    for outputs, head, token in ((by_class, model.head, 0), (by_token, model.head_dist, 1)):
+        related = first.relate(x[:, token])
+        torch.testing.assert_close(outputs[4:], F.linear(related, head.weight, head.bias))
+
+
+def test_heads_of_different_widths_cannot_share() -> None:
+    class Widths(TwoHeads):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            wide = self.trunk(x)
+            return self.head_a(wide), self.narrow(wide[:, :4])
+
+    model = Widths()
+    model.narrow = nn.Linear(4, 2)
+    with pytest.raises(UserError, match="share=True needs features of one width"):
+        bf.attach(model, before=["head_a", "narrow"], share=True, heads=2)
+
+
 def test_a_convolution_that_scores_pixels_is_related_at_every_pixel() -> None:
     model = Mapped().train()
     attachment = bf.attach(model, dropout=0.0, heads=2)

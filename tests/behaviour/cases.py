@@ -143,6 +143,12 @@ def _resnet20() -> nn.Module:
     return resnet20(num_classes=CLASSES, widths=(8, 16))
 
 
+def _experts() -> nn.Module:
+    from batchformer.models import expert_network
+
+    return expert_network("resnet20", CLASSES, widths=(8, 16))
+
+
 def _mvit() -> nn.Module:
     from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 
@@ -203,6 +209,7 @@ CASES = [
         "VisionTransformer", 32, image_size=32, patch_size=16, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=32
     ),
     Case("resnet20-cifar", _resnet20, (3, 32, 32), "your own modules"),
+    Case("ride-cifar", _experts, (3, 32, 32), "your own modules", (("share", True),)),
     Case("sequential", _sequential, (3, 16, 16), "your own modules"),
 ]
 
@@ -261,7 +268,7 @@ TRANSFORMERS_CASES = [
     _transformers("PvtV2ForImageClassification", {"after": ["pvt_v2.encoder.layers.0"]}, **_PVT),
 ]
 
-# Beyond images, all of transformers. Wav2Vec2 leaves out whole layers by chance, and masks what it hears: both off.
+# Beyond images, all of transformers. Wav2Vec2 skips whole layers and masks its input at random: both are off here.
 _LAYERS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 _TEXT = {"kind": "text classifiers", "shape": (12,), "words": 50, "max_position_embeddings": 32}
 _DISTILBERT = {**_TEXT, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 16}

@@ -74,3 +74,15 @@ def test_packed_arrays_arrive_whole():
     for name, array in arrays.items():
         assert np.array_equal(sent[name].numpy(), array)
         assert sent[name].shape == array.shape
+
+
+def test_rotations_are_torchvisions_within_their_range():
+    augmentation = BatchedAugmentation(rotate=15.0)
+    images, draws = noise(64, 16, 16), {"rotate": draw_table(64, 0, 0, "rotate")}
+    assert augmentation.purposes == ("rotate",)
+    plan = to_device(augmentation.plan(draws, 16, 16), torch.device("cpu"))
+    ours = augmentation.apply(images.clone(), torch.arange(64), plan)
+    degrees = 15 * (2 * draws["rotate"][:, 0] - 1)
+    assert -15 <= degrees.min() < -12 < 12 < degrees.max() <= 15
+    for result, image, angle in zip(ours, images, degrees.tolist(), strict=True):
+        assert (result == F.rotate(image, angle, fill=0)).float().mean() > 0.99  # a corner may round otherwise

@@ -1,6 +1,7 @@
 """Data of several domains: who sees which images, balanced batches, lists, adaptation, augmentation, and mistakes."""
 
 import bz2
+import operator
 import os
 import shutil
 from pathlib import Path
@@ -364,6 +365,18 @@ def test_files_are_augmented_on_the_host_and_evaluated_as_a_whole():
     assert array_transform("domains", 24, 20, mean, std)(noise()[5]).shape == (3, 20, 20)
 
 
+def test_the_centre_of_the_squared_image_is_flipped_and_no_more():
+    mean, std = (0.0,) * 3, (1.0,) * 3
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 60, 3)).astype(np.uint8))
+    centre = F.pil_to_tensor(image.resize((32, 32), Image.Resampling.BILINEAR))[:, 2:30, 2:30] / 255
+    assert torch.allclose(evaluation_transform("centre", 28, mean, std)(image), centre)
+    train = file_transform("centre", 28, mean, std)
+    found = [train(image) for _ in range(20)]
+    ways = [[torch.allclose(one, wanted) for one in found] for wanted in (centre, centre.flip(2))]
+    assert all(map(operator.or_, *ways))
+    assert all(map(any, ways))
+
+
 def test_held_on_the_device_the_images_are_those_of_the_files(roots):
     held, read = pacs(roots["pacs"], on_device=True, adapt=True), pacs(roots["pacs"], adapt=True)
     for name in ("target", "source"):
@@ -494,6 +507,14 @@ def test_the_command_shows_them(tmp_path, capsys):
     recipe.write_text("extends: digits-lt\ndata: {class_path: DigitsDomains, init_args: {target: 0-degrees}}\n")
     assert main(["data", str(recipe), "--data.draw", "shortest"]) == 0
     assert "\n  tested on 0-degrees (304)\n" in capsys.readouterr().out
+
+
+def test_the_command_shows_a_folder_before_a_target_is_chosen(roots, capsys):
+    assert main(["data", "folders-domains", "--data-root", str(roots["folder-domains"])]) == 0
+    told = capsys.readouterr().out
+    assert "trained on morning (12), noon (12); 6 images of these are held out\n  tested on evening (15)" in told
+    assert "data.target is not set, evening is an example; compare --targets all takes each" in told
+    refused(DomainFolders(str(roots["folder-domains"]), **SMALL), "data.target is not set: name the domain")
 
 
 def test_results_are_counted_over_the_target_alone(roots):

@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,9 @@ EVERY_STUDY = pytest.mark.parametrize(
             ("mix_study", "VIT"),
             ("mix_study", "RESNET"),
             ("cifar_tuning", "STUDY"),
+            ("long_tail_study", "RIDE"),
+            ("generalized_zero_shot_study", "ATTRIBUTES"),
+            ("generalized_zero_shot_study", "SENTENCES"),
         ],
         [("v2_study", "TABLE_7"), ("cifar_tuning", "STUDY")],
     ),
@@ -83,6 +88,30 @@ def test_what_the_results_hold_is_not_trained_again_where_one_asks_for_the_missi
     ]  # fmt: skip
     assert "70.50 ± 0.71 (2 seeds)" in capsys.readouterr().out
     assert study.train(study.parser(None).parse_args(words)) == 6  # without the word all of it
+
+
+def test_a_variant_that_begins_with_the_weights_of_another_is_trained_after_it(tmp_path, script, monkeypatch):
+    study = script("long_tail_study").RIDE
+    results, runs, started = tmp_path / "results", tmp_path / "runs", []
+
+    def call(command, **_):
+        out = Path(command[command.index("--out") + 1])
+        started.append((out.parent.name.removeprefix(f"{study.name}-"), out.name))
+        if "--init-from" in command:
+            assert (Path(command[command.index("--init-from") + 1]) / "result.json").is_file()
+        out.mkdir(parents=True)
+        (out / "result.json").write_text(json.dumps({"method": study.method(started[-1][0]), "metrics": {"all": 50.0}}))
+        return 0
+
+    monkeypatch.setattr(script("_study").subprocess, "call", call)
+    words = ["--runs", str(runs), "--results", str(results), "--jobs", "3", "--seeds", "0", "1", "--missing"]
+    assert study.train(study.parser(None).parse_args([*words, "--only", "routed"])) == 0
+    assert sorted(started) == [(name, f"seed{seed}") for name in ("baseline", "routed") for seed in (0, 1)]
+    started.clear()
+    shutil.rmtree(runs / f"{study.name}-baseline")  # its results are kept: enough, unless others begin with its weights
+    assert study.train(study.parser(None).parse_args([*words, "--only", "baseline", "routed"])) == 0
+    assert started == []
+    assert {path.parent.name for path in results.rglob("*.json")} == {study.name, f"{study.name}-routed"}
 
 
 def test_runs_start_side_by_side_and_train_one_at_a_time(tmp_path, script):

@@ -1,11 +1,24 @@
 """Recipe files: what they extend, what they say about themselves, and the task they name."""
 
 import pytest
+import torch
 import yaml
 
 from batchformer.cli.recipe_cli import RecipeCLI
 from batchformer.errors import UserError
-from batchformer.recipes import About, PaperRow, about, find_recipe, merge, read_recipe, recipe_names, recipe_text
+from batchformer.models import create_backbone
+from batchformer.models.create import OWN
+from batchformer.recipes import (
+    About,
+    PaperRow,
+    about,
+    find_recipe,
+    merge,
+    read_recipe,
+    recipe_groups,
+    recipe_names,
+    recipe_text,
+)
 from batchformer.tasks import Classification, LongTailed
 
 
@@ -51,6 +64,29 @@ def test_positions_of_the_papers_table_8(name, blocks, share):
     assert (options["blocks"], options["share"]) == (blocks, share)
 
 
+def test_officehome_is_trained_as_tll_does_with_moving_batch_norm_and_pacs_with_a_frozen_one():
+    rows = {name: read_recipe(find_recipe(name)[1])["model"] for name in ("pacs-r50-irm", "office-home-r50-irm")}
+    told = {name: (row["freeze_batch_norm"], row["backbone_args"]["drop_rate"]) for name, row in rows.items()}
+    assert told == {"pacs-r50-irm": (True, 0.1), "office-home-r50-irm": (False, 0.0)}
+
+
+def test_the_networks_of_unseen_domains_are_built_at_their_own_size():
+    """Not only in small: a recipe passes on the arguments of the one it extends."""
+    networks = {}
+    for name in recipe_groups()["Unseen domains, BatchFormer"]:
+        model = read_recipe(find_recipe(name)[1])["model"]
+        networks[model["backbone"], str(model["backbone_args"])] = model
+    assert len(networks) > 4
+    for model in networks.values():
+        arguments = dict(model["backbone_args"])
+        if model["backbone"] not in OWN:
+            arguments.pop("pretrained", None)  # nothing is fetched
+        with torch.device("meta"):
+            create_backbone(model["backbone"], 7, **arguments)
+    with pytest.raises(UserError, match="give a file of weights of this kind with --init-from"):
+        create_backbone("resnet50_stride_in_1x1", 7, pretrained=True)
+
+
 def test_a_file_extends_one_beside_it_and_a_saved_recipe_still_extends_the_shipped_one(tmp_path):
     (tmp_path / "saved.yaml").write_text(recipe_text("deit-s-cifar100-100"))
     (tmp_path / "mine.yaml").write_text("extends: saved.yaml\ntrainer: {max_epochs: 7}\n")
@@ -93,6 +129,13 @@ def test_every_row_of_tables_6_and_7_has_a_name():
     assert {f"deit-{size}-cifar100-{epochs}" for size in ("ti", "s", "b") for epochs in (100, 300)} <= names
     assert {f"deit-{size}-imagenet" for size in ("ti", "s", "b")} <= names
     assert {"resnet50-imagenet", "vit-cifar100-32", "vit-digits"} <= names
+
+
+def test_the_learning_rate_of_table_9_is_in_proportion_to_the_batch():
+    for size in (16, 32, 64, 256, 512):
+        recipe = read_recipe(find_recipe(f"imagenet-lt-r10-batch{size}")[1])
+        assert recipe["data"]["init_args"]["batch_size"] == size
+        assert recipe["model"]["optimizer"]["lr"] == pytest.approx(0.05 * size / 128)
 
 
 def test_a_file_outside_the_package_inherits_what_the_shipped_recipe_says_about_data_and_size(tmp_path):
@@ -177,12 +220,19 @@ def test_the_paper_has_no_mistake_of_typing():
         "cifar100-lt-200": (30, 31, 39),
         "imagenet-lt-r10": (385, 479, 136),
         "imagenet-lt-r50": (385, 479, 136),
-        "places-lt": (131, 163, 71),
+        "cifar100-lt-100-ride": (35, 35, 30),
+        **{f"imagenet-lt-{net}-ride{kind}": (385, 479, 136)
+           for net in ("r10", "r50") for kind in ("", "-two-stage", "-distilled")},
+        "inaturalist18-ride": (842, 4076, 3224),
         **{f"cifar100-lt-100-{name}": (35, 35, 30) for name in ("paco", "paco-balanced")},
         **{f"cifar100-lt-200-{name}": (30, 31, 39) for name in ("paco", "paco-balanced")},
         "imagenet-lt-r50-paco": (385, 479, 136),
         "places-lt-paco": (131, 163, 71),
-    }
+        "imagenet-lt-r50-single": (385, 479, 136),
+        **{f"imagenet-lt-r10-batch{size}": (385, 479, 136) for size in (16, 32, 64, 256, 512)},
+        **{f"imagenet-lt-r10-layers{layers}": (385, 479, 136) for layers in (2, 4, 8, 16)},
+        "places-lt-balms": (131, 163, 71),
+    }  # fmt: skip
     for recipe, sizes in classes.items():
         for row in about(recipe).paper.numbers.values():
             weighted = sum(n * row[split] for n, split in zip(sizes, ("many", "medium", "few"), strict=True))

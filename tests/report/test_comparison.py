@@ -134,6 +134,39 @@ def test_variants_and_targets_are_one_table_in_the_unit_of_the_measure():
     assert len({len(line) for line in lines}) == 1
 
 
+def with_a_reading(seeds=3):
+    """Runs that also measure the averaged weights: better by one millimetre, and by two with mixstyle."""
+    results = pose(seeds=seeds)
+    for each in results:
+        better = 2.0 if each["variant"] == "mixstyle" else 1.0 + 0.1 * each["seed"]
+        each["metrics"] |= {"mpjpe_swad": each["metrics"]["mpjpe"] - better}
+        each["measures"] = [*each["measures"], {"key": "mpjpe_swad", "label": "MPJPE, SWAD", "unit": "mm",
+                            "better": "lower", "bounds": [0.0, None], "reading_of": "mpjpe"}]  # fmt: skip
+    return results
+
+
+def test_other_weights_of_the_same_runs_are_a_table_of_their_own_with_the_difference_to_the_last():
+    table = compare_runs(with_a_reading())
+    assert [each.key for each in table.readings] == ["mpjpe_swad"]
+    assert table.reading_difference(table.readings[0], "scratch") == pytest.approx(
+        paired_difference([0, 0, 0], [-1, -1.1, -1.2])
+    )
+    _, second = format_table(table).split("\n\n")
+    lines = second.splitlines()
+    assert lines[0].split("  ")[0] == "mean over the targets"
+    assert "−2.00 [−2.00, −2.00]" in next(line for line in lines if line.startswith("mixstyle "))
+    assert "\n\n" not in format_table(compare_runs(pose(seeds=3)))
+
+
+def test_judged_by_a_reading_the_last_weights_are_the_other_reading():
+    results = with_a_reading()
+    for each in results:
+        each["measures"] = [{**m, "primary": m["key"] == "mpjpe_swad"} for m in each["measures"]]
+    table = compare_runs(results)
+    assert [each.key for each in table.readings] == ["mpjpe"]
+    assert table.reading_difference(table.readings[0], "mixstyle").mean == pytest.approx(2.0)
+
+
 def test_without_targets_each_variant_has_a_column_of_differences():
     results = [{**each, "target": None} for each in pose(seeds=3) if each["target"] == "sun"]
     lines = format_table(compare_runs(results)).splitlines()

@@ -278,6 +278,61 @@ def test_sections_of_a_family_are_shown_for_each_run_and_escaped(tmp_path):
     Balance().feed(page)
 
 
+def test_of_a_section_one_run_of_every_variant_comes_first(tmp_path):
+    page = page_of(tmp_path, pose(seeds=1))
+    shown = page.partition("<h3>Joints within a threshold</h3>")[2].partition("<summary>")[0]
+    found = re.findall(r"<h4>([^<]+), seed 0</h4>", shown)
+    assert found == ["mixstyle, glove", "mixstyle+batchformer, glove", "scratch, glove", "mixstyle, indoor"]
+
+
+def test_points_of_a_section_are_drawn_where_they_are(tmp_path):
+    results = pose(seeds=1)
+    groups = {"near": [[0.0, 1.0], [2.0, 3.0]], "<far>": [[4.0, None], [5.0, 5.0]]}
+    results[0]["sections"] = [{"title": "Plane", "points": {"groups": groups, "xlabel": "first", "ylabel": "second"}}]
+    page = page_of(tmp_path, results)
+    shown = page.partition("<h3>Plane</h3>")[2].partition("<h3>")[0]
+    places = [tuple(map(float, re.findall(r'c[xy]="([0-9.]+)"', dot)))
+              for dot in re.findall(r'<circle class="dot v[01]"[^>]*r="3">', shown)]  # fmt: skip
+    assert len(places) == 3  # a point without a number is none
+    (x0, y0), (x1, y1), (x2, y2) = places
+    assert (x1 - x0) / (x2 - x0) == pytest.approx(2 / 5, abs=0.01)
+    assert (y1 - y0) / (y2 - y0) == pytest.approx(2 / 4, abs=0.01)
+    assert "<title>&lt;far&gt;</title>" in shown
+    assert shown.count("<li>") == 2
+
+
+def test_every_target_has_its_own_curves_and_other_weights_their_own_table(tmp_path):
+    results = pose(seeds=2)
+    for each in results:
+        each["metrics"]["mpjpe_swad"] = each["metrics"]["mpjpe"] - 1
+        each["measures"] = [*each["measures"], {"key": "mpjpe_swad", "label": "MPJPE, SWAD", "unit": "mm",
+                            "better": "lower", "bounds": [0.0, None], "reading_of": "mpjpe"}]  # fmt: skip
+    page = page_of(tmp_path, results)
+    curves = page.partition("<h3>MPJPE on each target</h3>")[2].partition("<h3>")[0]
+    assert re.findall(r"<h4>([^<]+)</h4>", curves) == ["glove", "indoor", "night", "sun"]
+    ends = re.findall(r"mixstyle\+batchformer ends at ([0-9.]+)", curves)
+    wanted = [
+        sum(each["metrics"]["mpjpe"] for each in results
+            if (each["variant"], each["target"]) == ("mixstyle+batchformer", target)) / 2
+        for target in ("glove", "indoor", "night", "sun")
+    ]  # fmt: skip
+    assert [float(end) for end in ends] == pytest.approx(wanted, rel=1e-3)
+    tables = re.findall(r'<table class="comparison">.*?</table>', page, flags=re.S)
+    assert len(tables) == 2
+    assert tables[1].count("−1.00") == 3 + 2 * 3  # mean, and both ends of its interval
+
+
+def test_what_is_held_out_by_the_seed_is_no_difference_between_variants(tmp_path):
+    results = pose(seeds=2)
+    for each in results:
+        each["data"] = {"fingerprint": f"{each['target']}{each['seed']}"}
+    page = page_of(tmp_path / "same", results)
+    assert "training data are not the same" not in page
+    assert "8, of the targets and seeds" in page
+    results[0]["data"] = {"fingerprint": "other"}
+    assert "training data are not the same" in page_of(tmp_path / "other", results)
+
+
 def test_an_interval_wider_than_is_possible_is_cut_in_the_chart(tmp_path):
     results = comparison(seeds=2)
     for made in results:

@@ -66,6 +66,8 @@ def broken(**changes):
         (broken(sections=[{"text": "x"}]), "without 'title' in its 'sections'"),
         (broken(sections=[{"title": "x", "table": {"header": ["a"], "rows": [[1, 2]]}}]), "not as long as its header"),
         (broken(sections=[{"title": "x", "series": {"x": [1], "lines": {"a": [1, 2]}}}]), "not as long as its 'x'"),
+        (broken(sections=[{"title": "x", "points": {"groups": {"a": [[1, 2, 3]]}}}]), "that is not two numbers"),
+        (broken(sections=[{"title": "x", "points": {"groups": {"a": [["b", 2]]}}}]), "'b' in \"section 'x': a\""),
         (broken(sections=[{"title": "x", "series": {"x": ["a"], "lines": {"a": [1]}}}]), "'a' in \"section 'x': x\""),
         (broken(seed="zero"), "seed 'zero'"),
         (broken(metrics={"few": 1.0}), "no 'accuracy'"),

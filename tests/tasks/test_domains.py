@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from batchformer.analysis.after_training import _plane, evenly_spaced_images
 from batchformer.cli import main
 from batchformer.data import DataInfo
 from batchformer.errors import UserError
@@ -104,6 +108,59 @@ def test_weights_and_schedule_are_those_of_the_code_bases():
     assert built(algorithm={"name": "irm", "preset": "domainbed"}).schedule_began_at(900) == 0
 
 
+def at_step(task, step):
+    """The task as it is right before a step of a training of 2000 steps."""
+    task._trainer = SimpleNamespace(max_epochs=4, num_training_batches=500, accumulate_grad_batches=1, optimizers=[],
+                                    global_step=step, global_rank=0, precision="32-true")  # fmt: skip
+    return task
+
+
+def test_the_cosine_begins_anew_where_the_weight_of_the_penalty_changes_and_ends_with_the_training():
+    """TLL: a new optimizer and a cosine over what is left."""
+    task, plain = built(algorithm={"name": "irm"}), built(algorithm={"name": "erm"})
+    rates = [at_step(task, step).learning_rate() / 1e-3 for step in (0, 499, 500, 1250, 2000)]
+    before = (1 + math.cos(math.pi * 499 / 2000)) / 2
+    assert rates == pytest.approx([1.0, before, 1.0, 0.5, 0.0], abs=1e-9)
+    assert at_step(plain, 1000).learning_rate() == pytest.approx(5e-4)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_the_optimizer_is_as_new_where_the_weight_of_the_penalty_changes(name):
+    """Step 3 is what a new optimizer makes of the same gradients, and the step before it is not."""
+    task = built(algorithm={"name": "vrex", "anneal_steps": 3}, optimizer={"name": name, "schedule": "constant"})
+    at_step(task, 0)
+    optimizer = task.configure_optimizers()
+    for step in range(4):
+        at_step(task, step)
+        task._trainer.optimizers = [optimizer]
+        task.on_train_batch_start(None, step)
+        before = [parameter.detach().clone() for parameter in task.net.parameters()]
+        optimizer.zero_grad()
+        task.step(batch())["loss"].backward()
+        gradients = [parameter.grad for parameter in task.net.parameters()]
+        optimizer.step()
+        fresh = built(optimizer={"name": name, "schedule": "constant"})
+        another = at_step(fresh, 0).configure_optimizers()
+        for parameter, value, gradient in zip(fresh.net.parameters(), before, gradients, strict=True):
+            parameter.data.copy_(value)
+            parameter.grad = gradient
+        another.step()
+        same = all(map(torch.equal, task.net.parameters(), fresh.net.parameters()))
+        assert same == (step in (0, 3))
+
+
+def test_the_gradient_is_reversed_more_and_more():
+    """TLL: at step 1000 the coefficient of MDD is not 0.1 but 0.046; that of DANN approaches 1."""
+    info = DataInfo({**INFO, "domains": ["x"]})
+    for name, most in (("mdd", 0.1), ("dann", 1.0)):
+        task = built(DomainAdaptation, info, adapt={"name": name, "bottleneck_dim": 8})
+        found = []
+        for step in (0, 1000, 10**5):
+            at_step(task, step).on_train_batch_start(None, 0)
+            found.append(float(task.net.coefficient))
+        assert found == pytest.approx([0.0, most * 0.4621, most], rel=1e-3)
+
+
 def test_batch_norm_stays_frozen_in_training_and_its_scale_learns():
     task = built(freeze_batch_norm=True)
     norms = [layer for layer in task.net.modules() if isinstance(layer, nn.BatchNorm2d)]
@@ -149,14 +206,14 @@ def test_adaptation_learns_from_target_rows_without_their_labels(name, method):
     found["loss"].backward()
     assert ("transfer" in found) == (name != "source_only")
     assert len(found["acc"]) == 4
-    # of source only, target rows still take part in BatchNorm and in batch attention, not in the loss of a row
-    assert bool(target["images"].grad.any())
+    assert (target["images"].grad is None) == (name == "source_only")  # that baseline never sees the target
+    assert name == "source_only" or bool(target["images"].grad.any())
     assert set(rates(task)) == {id(p) for p in task.net.parameters()}
 
 
 def test_related_rows_of_the_source_are_the_sources():
     info = DataInfo({**INFO, "domains": ["x"]})
-    task = built(DomainAdaptation, info, adapt={"name": "source_only", "bottleneck_dim": 8})
+    task = built(DomainAdaptation, info, adapt={"name": "dann", "bottleneck_dim": 8})
     source, target = batch(4, 1), batch(3, 1)
     torch.manual_seed(5)
     found = task.step({"source": source, "target": target})
@@ -202,11 +259,43 @@ def test_one_image_of_each_domain_is_too_few_for_a_covariance():
         built(algorithm={"name": "coral"}).check_data(Data())
 
 
+def test_styles_of_what_is_no_feature_map_are_refused_before_the_training():
+    class Data:
+        batch_size, image_size = 6, 16
+
+    vit = {"backbone": "vit_tiny_patch16_224", "backbone_args": {"img_size": 16, "patch_size": 8, "depth": 1}}
+    task = DomainGeneralization(**vit, algorithm={"name": "mixstyle", "layers": ["blocks.0"]})
+    task.construct(INFO)
+    with pytest.raises(UserError, match=r"MixStyle: blocks\.0 gives \(1, 5, 192\), not feature maps"):
+        task.check_data(Data())
+    resnet = built(algorithm={"name": "mixstyle", "layers": ["layer1"]}, freeze_batch_norm=True)
+    modes = [module.training for module in resnet.modules()]
+    before = {name: value.clone() for name, value in resnet.net.state_dict().items()}
+    resnet.check_data(Data())
+    assert modes == [module.training for module in resnet.modules()]
+    assert all(torch.equal(value, before[name]) for name, value in resnet.net.state_dict().items())
+
+
 def test_the_measure_that_decides_is_chosen_and_the_oracle_never_does():
     for judge, key in (("last", "accuracy"), ("source", "accuracy_selected"), ("swad", "accuracy_swad")):
         assert [m.key for m in built(judge_by=judge, swad={}).measures if m.primary] == [key]
     with pytest.raises(UserError, match=r"set model\.swad"):
         built(judge_by="swad")
+
+
+def test_images_are_taken_evenly_over_a_set_whose_length_is_not_known():
+    def loader(count, size=7):
+        whole = torch.arange(count).view(-1, 1, 1, 1)
+        return [{"images": part} for part in whole.split(size)]
+
+    for count in (5, 60, 61, 119, 120, 1000, 4001):
+        found = evenly_spaced_images(loader(count), 60).flatten()
+        assert len(found) == min(count, 60)
+        steps = found.diff()
+        assert steps.min() >= 1
+        assert steps.max() <= 2 * max(1, -(-count // 60))
+        assert found[0] == 0
+        assert found[-1] >= count - 2 * max(1, -(-count // 60)) - 1
 
 
 @pytest.fixture(scope="module")
@@ -231,3 +320,36 @@ def test_the_target_is_reported_at_the_step_best_on_source_and_chooses_nothing(r
     assert {"accuracy_swad", "source/accuracy_swad", "accuracy_classes"} <= metrics.keys()
     assert run["target"] == "75-degrees"
     assert run["swad"]["steps"] == [3, 6, 9, 12, 15, 18]
+
+
+def test_features_of_two_domains_are_on_one_plane_before_and_after_the_module(run):
+    planes = [each for each in run["sections"] if each["title"].startswith("Features of two domains")]
+    assert [each["title"].partition(", ")[2] for each in planes] == ["", "after the module"]
+    for plane in planes:
+        groups = plane["points"]["groups"]
+        assert {name: len(points) for name, points in groups.items()} == {"source": 60, "75-degrees": 60}
+        points = torch.tensor([point for group in groups.values() for point in group])
+        assert points.mean(0).abs().max() < 1e-2  # principal components are centred, and
+        assert (points[:, 0] * points[:, 1]).sum().abs() < 1e-3 * points.square().sum()  # not correlated
+        assert points[:, 0].square().sum() >= points[:, 1].square().sum()
+        assert 0 < float(re.search(r"explains ([0-9.]+) %", plane["text"])[1]) < 100
+    assert planes[0]["points"] != planes[1]["points"]
+
+
+def test_the_plane_is_that_of_the_features_before_the_classifier():
+    """By hand: the share that the domain explains, and both coordinates up to their sign."""
+    torch.manual_seed(0)
+    rows = {"source": 30, "target": 20}
+    features = torch.randn(50, 6) * torch.tensor([5.0, 3, 1, 1, 1, 1])
+    features[30:, 0] += 4
+    plane = _plane("t", features, rows)
+    centred = features - features.mean(0)
+    _, _, basis = torch.linalg.svd(centred)
+    wanted = centred @ basis[:2].T
+    found = torch.tensor([point for group in plane["points"]["groups"].values() for point in group])
+    torch.testing.assert_close(found.abs(), wanted.abs(), atol=2e-3, rtol=1e-3)
+    between = sum(
+        len(part) * (part.mean(0) - features.mean(0)).square().sum() for part in (features[:30], features[30:])
+    )
+    share = 100 * between / centred.square().sum()
+    assert f"explains {share:.1f} % of it" in plane["text"]

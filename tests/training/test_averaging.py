@@ -330,7 +330,8 @@ def test_beside_a_moving_average():
         averaged = accuracy(task.net.eval(), TwoSets().val_dataloader()[0])
     assert trainer.callback_metrics["val/top1_swad"].item() == pytest.approx(averaged)
     assert "val/source/top1_ema" in trainer.callback_metrics
-    assert len(task.analyses) == 2
+    assert len(task.analyses) == 1
+    assert task.result_entries()["swad"]["steps"] == task.swad.steps
 
 
 def test_the_loss_of_a_segment_is_that_of_the_set_that_is_named():
@@ -388,12 +389,12 @@ def test_a_checkpoint_gives_the_average_without_data(tmp_path):
 def test_result_and_page_tell_of_the_valley(tmp_path):
     task = make_task()
     train(task)
-    told = [analysis(task, None, None)["swad"] for analysis in task.analyses if callable(analysis)]
-    assert told == [task.swad.summary()]
+    told = task.result_entries()["swad"]
+    assert told == task.swad.summary()
     (section,) = _sections(json.loads(json.dumps(task.sections())), tmp_path)
-    assert section["series"]["x"] == told[0]["steps"]
+    assert section["series"]["x"] == told["steps"]
     marked = [loss for loss in section["series"]["lines"]["averaged"] if loss is not None]
-    assert len(marked) == sum(told[0]["weights"])
+    assert len(marked) == sum(told["weights"])
 
 
 def test_statistics_of_batch_norm_that_move_are_warned_of(recwarn):

@@ -1,12 +1,17 @@
 """Analyses of a run right after training, by the names that tasks list in `analyses`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from batchformer.data.loading.epoch_loader import as_batch
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 HEALTH_IMAGES = 128
+PLANE_IMAGES = 60  # of each domain
 
 
 def gradient_influence_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
@@ -46,6 +51,79 @@ def stream_health_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     return {"stream_health": found.as_dict()}
 
 
+def mistakes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Pictures of what the task confuses most, in the folder `mistakes` of the run; no entry of result.json."""
+    from batchformer.analysis.mistakes import write_mistakes
+
+    write_mistakes(Path(trainer.default_root_dir) / "mistakes", task.mistakes(data))
+    return {}
+
+
+def domain_planes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Sections of the page: features of the target and of the source domains' held-out images on one plane.
+
+    Those of the plain network, which is what is tested; with a module also what leaves it when all these images are one
+    batch. `task.feature_layer` names the submodule that the features enter.
+    """
+    import torch
+
+    from batchformer.analysis.recorded_forward import record_inference
+
+    device, precision = trainer.strategy.root_device, trainer.strategy.precision_plugin
+    task.net.to(device).eval()
+    parts = [evenly_spaced_images(data.evaluation_loader(name), PLANE_IMAGES) for name in ("source", "target")]
+    rows = {name: len(images) for name, images in zip(("source", str(data.target)), parts, strict=True)}
+    images, entered = precision.convert_input(torch.cat(parts).to(device)), []
+    layer = task.net.get_submodule(task.feature_layer)
+    hook = layer.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+    with torch.no_grad(), precision.forward_context():
+        task.net(images)
+        hook.remove()
+        found = {"Features of two domains": entered[0]}
+        if task.attachment is not None:
+            with _attending_alone(task.attachment):
+                related = record_inference(task.net, images).related
+            found["Features of two domains, after the module"] = related.mean(1)
+    return {"sections": [_plane(title, features.float().cpu(), rows) for title, features in found.items()]}
+
+
+def evenly_spaced_images(loader: Iterable[Any], count: int) -> "Tensor":
+    """`count` images of a set, or all if it has fewer, evenly over its order; files are often sorted by class."""
+    import torch
+
+    kept: list[Tensor] = []
+    seen, stride = 0, 1
+    for batch in loader:
+        images = as_batch(batch)["images"]
+        kept.append(images[-seen % stride :: stride].cpu())
+        seen += len(images)
+        while sum(map(len, kept)) >= 2 * count:  # the length of the set is known at its end only
+            kept, stride = [torch.cat(kept)[::2]], 2 * stride
+    images = torch.cat(kept)
+    return images[torch.arange(min(count, len(images))) * len(images) // min(count, len(images))]
+
+
+def _plane(title: str, features: "Tensor", rows: dict[str, int]) -> dict[str, Any]:
+    """A section with the first two principal components of the features, whose rows are grouped by domain."""
+    from batchformer.analysis.features import principal_components
+
+    centred = features - features.mean(0)
+    whole = float(centred.square().sum())
+    flat = principal_components(features, 2)
+    groups, between, first = {}, 0.0, 0
+    for name, count in rows.items():
+        part = slice(first, first + count)
+        groups[name] = [[round(value, 3) for value in point] for point in flat[part].tolist()]
+        between += count * float(centred[part].mean(0).square().sum())
+        first += count
+    shown, explained = (100 * part / whole if whole else 0.0 for part in (float(flat.square().sum()), between))
+    text = (
+        f"The plane holds {shown:.0f} % of the variance of the features; the domain explains {explained:.1f} % of it."
+    )
+    points = {"groups": groups, "xlabel": "first principal component", "ylabel": "second"}
+    return {"title": title, "text": text, "points": points}
+
+
 @contextmanager
 def _attending_alone(attachment: Any) -> Iterator[None]:
     """Attend over this process alone: only one process measures, and with scope="global" it would deadlock."""
@@ -59,5 +137,18 @@ def _attending_alone(attachment: Any) -> Iterator[None]:
             module.scope = scope
 
 
+def grad_cam_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """The paper's Fig. 5 for this run, as a picture in its folder: Grad-CAM on test images of rare classes."""
+    from batchformer.analysis import rare_images
+
+    return rare_images.grad_cam_of(task, data, trainer)
+
+
 #: name -> analysis(task, data, trainer) that returns entries of result.json
-ANALYSES = {"gradient_influence": gradient_influence_of, "stream_health": stream_health_of}
+ANALYSES = {
+    "gradient_influence": gradient_influence_of,
+    "grad_cam": grad_cam_of,
+    "stream_health": stream_health_of,
+    "domain_planes": domain_planes_of,
+    "mistakes": mistakes_of,
+}

@@ -46,16 +46,22 @@ from batchformer.errors import UserError
 from batchformer.nn import BatchFormer
 from batchformer.nn.batchformer_v2 import BatchFormerV2
 
+_OTHER_WIDTHS = "share=True needs {} of one width and layout at all places: attach them with share=False."
+
 
 def points_before(
     model: nn.Module,
     paths: list[str],
+    share: bool,
     dim: int | None,
     channels: Channels | None,
     keywords: Mapping[str, Any],
     example: Example | None,
 ) -> list[Point]:
-    """Heads that read the same feature are one place, with one module; heads that read different ones are several."""
+    """Heads that read the same feature are one place, with one module; heads that read different ones are several.
+
+    `share`: several places with one module.
+    """
     if not paths:
         raise UserError("before=[] names no place: leave it out to find the classifier, or name a submodule.")
     for path in paths:
@@ -63,8 +69,11 @@ def points_before(
             raise UserError(f"{path!r} is a list of layers, which is never called itself: name one of its layers.")
     if len({id(model.get_submodule(path)) for path in paths}) < len(paths):
         raise UserError("before= names one submodule twice: name each place once.")
-    groups = _heads_by_feature(model, paths, example)
-    return [_make_point(model, group, dim, channels, keywords, seen) for group, seen in groups]
+    points: list[Point] = []
+    for group, seen in _heads_by_feature(model, paths, example):
+        shared = points[0].module if share and points else None
+        points.append(_make_point(model, group, dim, channels, keywords, seen, shared))
+    return points
 
 
 def _heads_by_feature(
@@ -90,6 +99,7 @@ def _make_point(
     channels: Channels | None,
     keywords: Mapping[str, Any],
     seen: Tensor | None,
+    module: BatchFormer | None,
 ) -> Point:
     layers = [model.get_submodule(path) for path in paths]
     known = feature_from_layer(layers[0])
@@ -98,9 +108,12 @@ def _make_point(
     dim = dim if dim is not None else known.dim if known else None
     channels = channels or (known.channels if known else "last")
     if dim is None:
-        raise UserError(f"the width of what enters {paths[0]!r} is not known: say dim=.")
-    module = BatchFormer(dim, **keywords)
-    _move_beside(module, [*layers, model])
+        raise UserError(f"the width of what enters {paths[0]!r} is not known: pass dim=.")
+    if module is None:
+        module = BatchFormer(dim, **keywords)
+        _move_beside(module, [*layers, model])
+    elif module.dim != dim:
+        raise UserError(_OTHER_WIDTHS.format("features"))
     feature, final = SharedFeature(module, channels), len(layers) - 1
     insertions = [Before(layer, feature, i == 0, i == final) for i, layer in enumerate(layers)]
     return Point(tuple(paths), module, insertions, feature)
@@ -169,7 +182,7 @@ def plan_after(
     probes = [probe for probe in probes if all(submodule.name in probe.two for submodule in submodules)]
     submodules.sort(key=lambda submodule: seen[submodule.name].begins[0])
     if share and len(set(features.values())) > 1:
-        raise UserError("share=True needs outputs of one width and layout at all places: attach them with share=False.")
+        raise UserError(_OTHER_WIDTHS.format("outputs"))
     insertions: list[After] = []
     for submodule in submodules:
         feature = features[submodule]
@@ -234,7 +247,9 @@ def _feature(
     feature = feature_of_output(path, calls, dim, channels or known_layout(model, submodule.layer))
     assert calls is not None  # refused before
     if len(calls.begins) > 1:
-        raise UserError(f"{path!r} is called {len(calls.begins)} times in a forward: name one called once.")
+        raise UserError(
+            f"{path!r} is called {len(calls.begins)} times in a forward: name a submodule that is called once."
+        )
     check_batch_first(path, calls, probe.three[submodule.name])
     return feature
 

@@ -18,30 +18,66 @@ if TYPE_CHECKING:
     from batchformer.data.sets.classification import ClassificationData, LongTailedData
     from batchformer.data.sets.coco import CocoDetection
     from batchformer.data.sets.coco_panoptic import CocoPanoptic
+    from batchformer.data.sets.compositional import CompositionalData, PairFolders
     from batchformer.data.sets.detection import DetectionData
-    from batchformer.data.sets.digits import DigitsDomains, DigitsLT
-    from batchformer.data.sets.domains import (
-        PACS,
-        VLCS,
-        DigitDomains,
-        DomainData,
-        DomainFolders,
-        OfficeHome,
-        TerraIncognita,
-        VisDA,
-    )
+    from batchformer.data.sets.digit_domains import DigitDomains
+    from batchformer.data.sets.digits import DigitNumbers, DigitsDomains, DigitsLT, DigitsStates
+    from batchformer.data.sets.domain_folders import PACS, VLCS, DomainFolders, OfficeHome, TerraIncognita, VisDA
+    from batchformer.data.sets.domains import DomainData
     from batchformer.data.sets.files import FileData
     from batchformer.data.sets.folder import ImageFolders
+    from batchformer.data.sets.generalized import AttributeData, AttributeFiles
+    from batchformer.data.sets.hands import FreiHand, HandData, RenderedHands
     from batchformer.data.sets.imagenet import ImageNet
     from batchformer.data.sets.list_files import ListFiles
     from batchformer.data.sets.tiny_imagenet import TinyImageNet
     from batchformer.data.sets.voc import VocDetection
 
-__all__ = ["CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT", "PACS", "VLCS", "ArrayData", "ClassificationData",
-           "CocoDetection", "CocoPanoptic", "DataInfo", "DataModule", "DetectionData", "DeviceLoader", "DigitDomains",
-           "DigitsDomains", "DigitsLT", "DomainData", "DomainFolders", "EpochLoader", "FeatureData", "FileData",
-           "HostLoader", "ImageFolders", "ImageNet", "JoinedLoader", "ListFiles", "LongTailedData", "OfficeHome",
-           "Split", "TerraIncognita", "TinyImageNet", "VisDA", "VocDetection"]  # fmt: skip
+__all__ = [
+    "CIFAR10",
+    "CIFAR10LT",
+    "CIFAR100",
+    "CIFAR100LT",
+    "PACS",
+    "VLCS",
+    "ArrayData",
+    "AttributeData",
+    "AttributeFiles",
+    "ClassificationData",
+    "CocoDetection",
+    "CocoPanoptic",
+    "CompositionalData",
+    "DataInfo",
+    "DataModule",
+    "DetectionData",
+    "DeviceLoader",
+    "DigitDomains",
+    "DigitNumbers",
+    "DigitsDomains",
+    "DigitsLT",
+    "DigitsStates",
+    "DomainData",
+    "DomainFolders",
+    "EpochLoader",
+    "FeatureData",
+    "FileData",
+    "FreiHand",
+    "HandData",
+    "HostLoader",
+    "ImageFolders",
+    "ImageNet",
+    "JoinedLoader",
+    "ListFiles",
+    "LongTailedData",
+    "OfficeHome",
+    "PairFolders",
+    "RenderedHands",
+    "Split",
+    "TerraIncognita",
+    "TinyImageNet",
+    "VisDA",
+    "VocDetection",
+]  # fmt: skip
 __getattr__ = lazy_names(
     __name__,
     {
@@ -55,20 +91,16 @@ __getattr__ = lazy_names(
         "sets.classification": ("ClassificationData", "LongTailedData"),
         "sets.coco": ("CocoDetection",),
         "sets.coco_panoptic": ("CocoPanoptic",),
+        "sets.compositional": ("CompositionalData", "PairFolders"),
         "sets.detection": ("DetectionData",),
-        "sets.digits": ("DigitsDomains", "DigitsLT"),
-        "sets.domains": (
-            "PACS",
-            "VLCS",
-            "DigitDomains",
-            "DomainData",
-            "DomainFolders",
-            "OfficeHome",
-            "TerraIncognita",
-            "VisDA",
-        ),
+        "sets.digit_domains": ("DigitDomains",),
+        "sets.digits": ("DigitNumbers", "DigitsDomains", "DigitsLT", "DigitsStates"),
+        "sets.domain_folders": ("PACS", "VLCS", "DomainFolders", "OfficeHome", "TerraIncognita", "VisDA"),
+        "sets.domains": ("DomainData",),
         "sets.files": ("FileData",),
         "sets.folder": ("ImageFolders",),
+        "sets.generalized": ("AttributeData", "AttributeFiles"),
+        "sets.hands": ("FreiHand", "HandData", "RenderedHands"),
         "sets.imagenet": ("ImageNet",),
         "sets.list_files": ("ListFiles",),
         "sets.tiny_imagenet": ("TinyImageNet",),

@@ -29,13 +29,14 @@ class BalancedSoftmaxLoss(nn.Module):
 
     log_counts: Float[Tensor, " classes"]
 
-    def __init__(self, class_counts: Sequence[int] | Tensor) -> None:
+    def __init__(self, class_counts: Sequence[int] | Tensor, reduction: str = "mean") -> None:
         super().__init__()
+        self.reduction = reduction
         log_counts = checked_counts(class_counts, "Balanced Softmax").log().float()
         self.register_buffer("log_counts", log_counts, persistent=False)
 
-    def forward(self, logits: Logits, targets: Targets) -> Float[Tensor, ""]:
-        return F.cross_entropy(logits + self.log_counts, targets)
+    def forward(self, logits: Logits, targets: Targets) -> Float[Tensor, "*rows"]:
+        return F.cross_entropy(logits + self.log_counts, targets, reduction=self.reduction)
 
 
 class LogitAdjustedLoss(nn.Module):
@@ -53,14 +54,14 @@ class LogitAdjustedLoss(nn.Module):
 
     adjustment: Float[Tensor, " classes"]
 
-    def __init__(self, class_counts: Sequence[int] | Tensor, tau: float = 1.0) -> None:
+    def __init__(self, class_counts: Sequence[int] | Tensor, tau: float = 1.0, reduction: str = "mean") -> None:
         super().__init__()
         counts = checked_counts(class_counts, "logit adjustment")
-        self.tau = tau
+        self.tau, self.reduction = tau, reduction
         self.register_buffer("adjustment", (tau * (counts / counts.sum()).log()).float(), persistent=False)
 
-    def forward(self, logits: Logits, targets: Targets) -> Float[Tensor, ""]:
-        return F.cross_entropy(logits + self.adjustment, targets)
+    def forward(self, logits: Logits, targets: Targets) -> Float[Tensor, "*rows"]:
+        return F.cross_entropy(logits + self.adjustment, targets, reduction=self.reduction)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau}"
@@ -173,8 +174,13 @@ class DistillationLoss(nn.Module):
     def _from_teacher(self, logits: Tensor, teacher: Tensor) -> Tensor:
         if self.kind == "hard":
             return F.cross_entropy(logits, teacher.argmax(1))
-        student, target = (F.log_softmax(z.float() / self.tau, 1) for z in (logits, teacher))
-        return self.tau**2 * F.kl_div(student, target, reduction="batchmean", log_target=True)
+        return soft_distillation(logits, teacher, self.tau)
 
     def extra_repr(self) -> str:
         return f"kind={self.kind!r}, alpha={self.alpha}, tau={self.tau}"
+
+
+def soft_distillation(logits: Logits, teacher: Logits, tau: float) -> Float[Tensor, ""]:
+    """tau^2 KL(softmax(teacher / tau) || softmax(logits / tau)), the mean over the rows of its sum over the classes."""
+    student, target = (F.log_softmax(z.float() / tau, 1) for z in (logits, teacher))
+    return tau**2 * F.kl_div(student, target, reduction="batchmean", log_target=True)

@@ -9,16 +9,20 @@ from batchformer.metrics.shots import count_shots, shot_of
 if TYPE_CHECKING:
     from batchformer.metrics.accuracy import DomainScores, ShotAccuracy, TopAccuracy
     from batchformer.metrics.coco_ap import CocoAP, ThingsAP
+    from batchformer.metrics.compositional import CompositionalScores
     from batchformer.metrics.panoptic_quality import PanopticQuality
+    from batchformer.metrics.voc_ap import VocAP
 
 __all__ = [
     "CocoAP",
+    "CompositionalScores",
     "DomainScores",
     "Measure",
     "PanopticQuality",
     "ShotAccuracy",
     "ThingsAP",
     "TopAccuracy",
+    "VocAP",
     "count_shots",
     "shot_of",
 ]
@@ -27,6 +31,8 @@ __getattr__ = lazy_names(
     {
         "accuracy": ("DomainScores", "ShotAccuracy", "TopAccuracy"),
         "coco_ap": ("CocoAP", "ThingsAP"),
+        "compositional": ("CompositionalScores",),
         "panoptic_quality": ("PanopticQuality",),
+        "voc_ap": ("VocAP",),
     },
 )

@@ -44,7 +44,7 @@ class AveragePrecision(ABC):
     torchmetrics around these two, which counts an image twice when two processes have seen it.
     """
 
-    names = AP_NAMES
+    names: tuple[str, ...] = AP_NAMES
 
     def __init__(self, num_classes: int) -> None:
         if num_classes < 1:

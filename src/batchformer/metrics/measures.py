@@ -29,6 +29,8 @@ class Measure:
         bounds: smallest and largest possible value, None where there is none.
         in_progress: whether the progress line shows it, as it always shows the primary measure.
         detail: only result files have it, tables do not.
+        reading_of: key of the measure that this one is with other weights of the same run (averaged ones, or those of
+            another step); tables show the difference to it.
     """
 
     key: str
@@ -41,6 +43,7 @@ class Measure:
     bounds: tuple[float | None, float | None] = (0.0, 100.0)
     in_progress: bool = False
     detail: bool = False
+    reading_of: str = ""
 
     def __post_init__(self) -> None:
         if self.primary:
@@ -71,6 +74,7 @@ class Measure:
         return replace(
             self,
             key=f"{evaluation_set}/{self.key}",
+            reading_of=self.reading_of and f"{evaluation_set}/{self.reading_of}",
             label=f"{self.label} ({evaluation_set})",
             name=f"{self.words} on {evaluation_set}",
             primary=False,
@@ -100,15 +104,79 @@ LONG_TAILED = (
 CLASSIFICATION = (
     Measure("top1", "Top-1", primary=True, name="top-1 accuracy"),
     Measure("top5", "Top-5", name="top-5 accuracy"),
-    Measure("top1_ema", "Top-1, EMA", name="top-1 accuracy of the averaged weights", in_progress=True),
-    Measure("top5_ema", "Top-5, EMA", name="top-5 accuracy of the averaged weights"),
+    Measure(
+        "top1_ema", "Top-1, EMA", name="top-1 accuracy of the averaged weights", in_progress=True, reading_of="top1"
+    ),
+    Measure("top5_ema", "Top-5, EMA", name="top-5 accuracy of the averaged weights", reading_of="top5"),
     *LONG_TAILED[1:],
 )
 DOMAINS = (
     Measure("accuracy", "Accuracy", primary=True),
     Measure("accuracy_classes", "Mean of classes", name="mean accuracy of the classes"),
-    Measure("accuracy_selected", "Best on source", name="accuracy at the step best on source validation"),
-    Measure("accuracy_oracle", "Oracle", note="chosen on the target", name="accuracy at the step best on the target"),
+    Measure(
+        "accuracy_selected",
+        "Best on source",
+        name="accuracy at the step best on source validation",
+        reading_of="accuracy",
+    ),
+    Measure(
+        "accuracy_oracle",
+        "Oracle",
+        note="chosen on the target",
+        name="accuracy at the step best on the target",
+        reading_of="accuracy",
+    ),
+)
+SELF_SUPERVISED = (
+    Measure("linear", "Linear", primary=True, name="accuracy of a linear classifier", note="on frozen features"),
+    Measure("knn", "k-NN", name="accuracy of nearest neighbours", in_progress=True),
+)
+_SEEN_AND_UNSEEN = (
+    Measure("auc", "AUC", primary=True, name="area under seen against unseen accuracy"),
+    Measure("hm", "HM", name="best harmonic mean of seen and unseen accuracy", in_progress=True),
+    Measure("seen", "Seen", name="best accuracy on seen pairs"),
+    Measure("unseen", "Unseen", name="best accuracy on unseen pairs"),
+    Measure("attribute", "Attribute", name="accuracy of attributes"),
+    Measure("object", "Object", name="accuracy of objects"),
+)
+COMPOSITIONAL = (
+    *_SEEN_AND_UNSEEN,
+    *(
+        replace(
+            measure,
+            key=f"{measure.key}_selected",
+            label=f"{measure.label}, best on val",
+            name=f"{measure.words} at the epoch best on validation",
+            primary=False,
+            in_progress=False,
+            detail=measure.key != "auc",
+        )
+        for measure in _SEEN_AND_UNSEEN
+    ),
+    Measure("auc_released", "AUC, 20 biases", note="as the released code measures it", detail=True),
+    Measure("hm_released", "HM, 20 biases", note="as the released code measures it", detail=True),
+    Measure("attribute_released", "Attribute, biased", note="unseen pairs only", detail=True),
+    Measure("object_released", "Object, biased", note="unseen pairs only", detail=True),
+    *(Measure(f"auc_top{k}", f"AUC, top {k}", detail=True) for k in (2, 3)),
+)
+GENERALIZED = (  # in the order of BatchFormer's appendix, Table 1
+    Measure("unseen", "Unseen", name="accuracy over unseen classes", in_progress=True),
+    Measure("seen", "Seen", name="accuracy over seen classes", in_progress=True),
+    Measure("harmonic", "Harmonic mean", primary=True),
+    Measure("zero_shot", "Unseen alone", name="accuracy over unseen classes where no seen one can be chosen"),
+    *(
+        Measure(
+            f"{key}_oracle",
+            f"{label}, oracle",
+            note="at the epoch best on the test set",
+            name=f"{words} at the epoch best on the test set",
+        )
+        for key, label, words in (
+            ("unseen", "Unseen", "accuracy over unseen classes"),
+            ("seen", "Seen", "accuracy over seen classes"),
+            ("harmonic", "Harmonic mean", "harmonic mean"),
+        )
+    ),
 )
 DETECTION = (
     Measure("ap", "AP", primary=True, name="average precision of boxes"),
@@ -121,6 +189,24 @@ DETECTION = (
     *_with_the_module(("ap", "AP"), ("ap50", "AP50")),
     *_with_the_module(*((f"ap{size}", f"AP {size}") for size in ("75", "_small", "_medium", "_large")), detail=True),
     *_with_the_module(*((f"ar{size}", f"AR {size}") for size in _RECALLS), detail=True),
+)
+VOC = (
+    Measure("voc_ap", "AP, VOC 07", primary=True, name="average precision of VOC 2007 over ten overlaps"),
+    Measure("voc_ap50", "AP50, VOC 07", in_progress=True),
+    Measure("voc_ap75", "AP75, VOC 07"),
+    *(
+        replace(measure, primary=False, in_progress=False)
+        for measure in DETECTION
+        if not measure.key.endswith("_batch")
+    ),
+)
+HANDS = (
+    Measure("pa_mpvpe", "PA-MPVPE", "mm", "lower", True, "error of the vertices", "aligned", (0.0, None)),
+    Measure("pa_mpjpe", "PA-MPJPE", "mm", "lower", name="error of the joints", note="aligned", bounds=(0.0, None)),
+    Measure("f5", "F@5 mm"),
+    Measure("f15", "F@15 mm"),
+    Measure("auc_vertices", "AUC vertices", detail=True),
+    Measure("auc_joints", "AUC joints", detail=True),
 )
 PANOPTIC = (
     Measure("pq", "PQ", primary=True, name="panoptic quality"),

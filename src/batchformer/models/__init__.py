@@ -10,6 +10,7 @@ from batchformer.models.resnets import (
     CifarResNet,
     NormedLinear,
     resnet10,
+    resnet18_small_images,
     resnet20,
     resnet32,
     resnet44,
@@ -17,15 +18,36 @@ from batchformer.models.resnets import (
     resnet56,
     use_normed_classifier,
 )
+from batchformer.models.ride import ExpertNetwork, RoutedExperts, expert_network
 
 if TYPE_CHECKING:
     from batchformer.models.smca_detr import SMCADetrConfig, SMCADetrForObjectDetection, SMCADetrModel
     from batchformer.models.two_stage_detr import TwoStageDeformableDetr
 
-__all__ = ["DETECTORS", "CifarResNet", "NormedLinear", "SMCADetrConfig", "SMCADetrForObjectDetection", "SMCADetrModel",
-           "TwoStageDeformableDetr", "create_backbone", "create_detector", "parameter_groups", "resnet10", "resnet20",
-           "resnet32", "resnet44", "resnet50_stride_in_1x1", "resnet56", "use_normed_classifier",
-           "with_mask_head"]  # fmt: skip
+__all__ = [
+    "DETECTORS",
+    "CifarResNet",
+    "ExpertNetwork",
+    "NormedLinear",
+    "RoutedExperts",
+    "SMCADetrConfig",
+    "SMCADetrForObjectDetection",
+    "SMCADetrModel",
+    "TwoStageDeformableDetr",
+    "create_backbone",
+    "create_detector",
+    "expert_network",
+    "parameter_groups",
+    "resnet10",
+    "resnet18_small_images",
+    "resnet20",
+    "resnet32",
+    "resnet44",
+    "resnet50_stride_in_1x1",
+    "resnet56",
+    "use_normed_classifier",
+    "with_mask_head",
+]  # fmt: skip
 # these import transformers, which not everybody has or needs
 __getattr__ = lazy_names(
     __name__,

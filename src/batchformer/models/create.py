@@ -16,11 +16,20 @@ from torch import Tensor, nn
 
 from batchformer.errors import UserError, did_you_mean
 from batchformer.mix import Renormalize
-from batchformer.models.resnets import resnet10, resnet20, resnet32, resnet44, resnet50_stride_in_1x1, resnet56
+from batchformer.models.resnets import (
+    resnet10,
+    resnet18_small_images,
+    resnet20,
+    resnet32,
+    resnet44,
+    resnet50_stride_in_1x1,
+    resnet56,
+)
 
 _PATIENCE = 3.0  # seconds for a connection to the Hugging Face Hub
 OWN: dict[str, Callable[..., nn.Module]] = {
-    make.__name__: make for make in (resnet10, resnet20, resnet32, resnet44, resnet56, resnet50_stride_in_1x1)
+    make.__name__: make
+    for make in (resnet10, resnet18_small_images, resnet20, resnet32, resnet44, resnet56, resnet50_stride_in_1x1)
 }
 #: networks with the same keys as another one, which would load their weights and compute something else
 NOT_STOCK = {
@@ -54,10 +63,18 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
             raise
         reason = (str(problem).strip() or type(problem).__name__).splitlines()[0].split(". ")[0].rstrip(".")
         raise UserError(
-            f"the pretrained weights of {name} cannot be had ({reason}): timm fetches them from the network once; "
-            "without one, name a file of timm's weights with model.backbone_args.pretrained_cfg_overlay.file, or leave "
+            f"the pretrained weights of {name} could not be loaded ({reason}): timm downloads them once; without a "
+            "network, name a file of timm's weights with model.backbone_args.pretrained_cfg_overlay.file, or leave "
             "model.backbone_args.pretrained out."
         ) from problem
+
+
+def creation_code(name: str, num_classes: int, arguments: Mapping[str, Any]) -> tuple[str, str]:
+    """(expression, imports) that make the same network outside of this package's training."""
+    given = "".join(f", {key}={value!r}" for key, value in arguments.items())
+    if name in OWN:
+        return f"{name}(num_classes={num_classes}{given})", f"from batchformer.models import {name}"
+    return f"timm.create_model({name!r}, num_classes={num_classes}{given})", "import timm"
 
 
 @contextmanager

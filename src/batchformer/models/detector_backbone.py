@@ -36,7 +36,7 @@ def load_backbone_weights(backbone: nn.Module, name: str, source: str) -> None:
             )
         weights = read_tensors(file, "give a .pth, .pt or .safetensors file of weights, or train the run again")
         if "features.0.0.weight" in weights and "conv_stem.weight" in backbone.state_dict():
-            weights = _named_as_in_timm(weights)
+            weights = named_as_in_timm(weights)
     wanted = backbone.state_dict()
     missing = [key for key in wanted if key not in weights and not key.endswith("num_batches_tracked")]
     if missing:
@@ -119,17 +119,18 @@ def _of_timm(name: str) -> dict[str, Tensor]:
         ) from problem
 
 
-def _named_as_in_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """torchvision's MobileNetV2 under the names of timm's mobilenetv2_100."""
+def named_as_in_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """torchvision's MobileNetV2 under the names of timm's mobilenetv2_100, without the classifier."""
     place = [(stage, k) for stage, count in enumerate(_STAGES_OF_MOBILENET_V2) for k in range(count)]
     renamed = {}
     for key, tensor in weights.items():
-        if found := re.fullmatch(r"features\.0\.([01])\.(.+)", key):
-            renamed[f"{('conv_stem', 'bn1')[int(found[1])]}.{found[2]}"] = tensor
+        if found := re.fullmatch(r"features\.(0|18)\.([01])\.(.+)", key):
+            parts = ("conv_stem", "bn1") if found[1] == "0" else ("conv_head", "bn2")
+            renamed[f"{parts[int(found[2])]}.{found[3]}"] = tensor
         elif found := re.fullmatch(r"features\.(\d+)\.conv\.(.+)\.(\w+)", key):
             stage, block = place[int(found[1]) - 1]
-            parts = {"0.0": "conv_pw", "0.1": "bn1", "1.0": "conv_dw", "1.1": "bn2", "2": "conv_pwl", "3": "bn3"}
+            named = {"0.0": "conv_pw", "0.1": "bn1", "1.0": "conv_dw", "1.1": "bn2", "2": "conv_pwl", "3": "bn3"}
             if stage == 0:  # no expansion in the first block
-                parts = {"0.0": "conv_dw", "0.1": "bn1", "1": "conv_pw", "2": "bn2"}
-            renamed[f"blocks.{stage}.{block}.{parts[found[2]]}.{found[3]}"] = tensor
+                named = {"0.0": "conv_dw", "0.1": "bn1", "1": "conv_pw", "2": "bn2"}
+            renamed[f"blocks.{stage}.{block}.{named[found[2]]}.{found[3]}"] = tensor
     return renamed

@@ -67,6 +67,32 @@ def insert_mix_style(
     return inserted
 
 
+@torch.no_grad()
+def check_feature_maps(net: nn.Module, layers: Sequence[str], image_size: int) -> None:
+    """Refuse layers whose output is no feature map, such as the blocks of a ViT: an image is shown to the network."""
+    shapes: dict[str, Any] = {}
+    hooks = [
+        net.get_submodule(name).register_forward_hook(
+            lambda _, args, out, name=name: shapes.__setitem__(name, tuple(getattr(out, "shape", ())))
+        )
+        for name in layers
+    ]
+    training = [module for module in net.modules() if module.training]
+    try:
+        net.eval()(torch.zeros(1, 3, image_size, image_size, device=next(net.parameters()).device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module in training:
+            module.training = True
+    for name in layers:
+        if len(shapes.get(name, ())) != 4:
+            raise UserError(
+                f"MixStyle: {name} gives {shapes.get(name, 'nothing')}, not feature maps (batch, channels, height, "
+                f"width): name stages that do in model.algorithm.layers, such as layer1 of a ResNet."
+            )
+
+
 class FeatureRecorder(InstanceForward):
     """Instance `forward` that records a layer's input in training: the features of a classifier, of both streams.
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ class CifarResNet(nn.Module):
         self, blocks: int, num_classes: int = 10, in_chans: int = 3, widths: tuple[int, ...] = (16, 32, 64)
     ) -> None:
         super().__init__()
-        self.num_classes, self.num_features = num_classes, widths[-1]
+        self.num_classes, self.num_features, self.widths = num_classes, widths[-1], tuple(widths)
         self.conv1 = nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         channels = widths[0]
@@ -113,7 +114,21 @@ def resnet10(num_classes: int = 1000, **arguments: Any) -> nn.Module:
     return ResNet(block=BasicBlock, layers=(1, 1, 1, 1), num_classes=num_classes, **arguments)  # type: ignore[arg-type]
 
 
-def resnet50_stride_in_1x1(num_classes: int = 1000, **arguments: Any) -> nn.Module:
+def resnet18_small_images(num_classes: int = 10, **arguments: Any) -> nn.Module:
+    """timm's ResNet-18 with the stem of contrastive learning on CIFAR: a 3x3 convolution of stride 1, no max pooling.
+
+    Its keys are those of resnet18; the first convolution has another shape.
+    """
+    import timm
+
+    net: Any = timm.create_model("resnet18", pretrained=False, num_classes=num_classes, **arguments)
+    net.conv1 = nn.Conv2d(net.conv1.in_channels, 64, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    net.maxpool = nn.Identity()
+    return net
+
+
+def resnet50_stride_in_1x1(num_classes: int = 1000, pretrained: bool = False, **arguments: Any) -> nn.Module:
     """ResNet-50 as first published (He et al., 2016; Keras): a stage halves its maps in the first 1 x 1 convolution.
 
     torchvision and timm do it in the 3 x 3 convolution. The keys are the same and weights of one load silently into the
@@ -121,6 +136,11 @@ def resnet50_stride_in_1x1(num_classes: int = 1000, **arguments: Any) -> nn.Modu
     """
     import timm
 
+    if pretrained:
+        raise UserError(
+            "resnet50_stride_in_1x1 has no weights to fetch, since timm's are for the other stride: set "
+            "model.backbone_args.pretrained to false and give a file of weights of this kind with --init-from."
+        )
     net: Any = timm.create_model("resnet50", pretrained=False, num_classes=num_classes, **arguments)
     for stage in (net.layer2, net.layer3, net.layer4):
         first = stage[0]
@@ -129,17 +149,21 @@ def resnet50_stride_in_1x1(num_classes: int = 1000, **arguments: Any) -> nn.Modu
 
 
 class NormedLinear(nn.Linear):
-    """Cosine classifier: the cosine between a feature and the weight of each class, without bias, in [-1, 1].
+    """Cosine classifier: `scale` times the cosine between a feature and the weight of each class, without bias.
 
-    Used by LDAM before its margins; the released LDAM and RIDE code do the same (their weight is transposed).
-    The scale of the softmax belongs to the loss.
+    Used by LDAM before its margins, with a scale of 1: that of the softmax belongs to its loss; and by RIDE with 30, as
+    in its released code (whose weight is transposed). Under autocast it is computed in float32: with the eight bits of
+    bfloat16 the cosines of many classes would be equal.
     """
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    def __init__(self, in_features: int, out_features: int, scale: float = 1.0) -> None:
         super().__init__(in_features, out_features, bias=False)
+        self.scale = scale
 
     def forward(self, input: Float[Tensor, "... features"]) -> Float[Tensor, "... classes"]:
-        return F.linear(F.normalize(input, dim=-1), F.normalize(self.weight, dim=-1))
+        with torch.autocast(input.device.type, enabled=False):
+            cosines = F.linear(F.normalize(input.to(self.weight.dtype), dim=-1), F.normalize(self.weight, dim=-1))
+        return cosines if self.scale == 1 else self.scale * cosines
 
 
 def use_normed_classifier(model: nn.Module) -> nn.Module:

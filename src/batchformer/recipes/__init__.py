@@ -32,9 +32,12 @@ GROUPS = (  # in the order they are listed; a group that is not named here comes
     "Start here, nothing to download",
     "Long-tailed recognition, BatchFormer",
     "Unseen domains, BatchFormer",
+    "Unseen classes, BatchFormer",
+    "Learning without labels",
     "Image classification, BatchFormerV2 (ResNet-50: BatchFormer)",
     "Detection, BatchFormerV2",
     "Panoptic segmentation, BatchFormerV2",
+    "Hand meshes, BatchFormerV2",
     "TransMix and the other ways of mixing, CIFAR-100",
     "TransMix and the other ways of mixing, ImageNet",
 )

@@ -81,6 +81,19 @@ class Comparison:
         before, after = (self.by_seed(measure, each, target) for each in (self.reference, variant))
         return paired_difference([before[seed] for seed in seeds], [after[seed] for seed in seeds])
 
+    @property
+    def readings(self) -> tuple[Measure, ...]:
+        """The primary measure with other weights of the same runs."""
+        primary = self.primary
+        whole = primary.reading_of or primary.key
+        return tuple(m for m in self.measures if m is not primary and whole in (m.key, m.reading_of))
+
+    def reading_difference(self, measure: Measure, variant: str) -> PairedDifference | None:
+        """A reading minus the primary measure of the same runs, with the interval over the seeds."""
+        before, after = (self.by_seed(each, variant) for each in (self.primary, measure))
+        seeds = [seed for seed in before if seed in after]
+        return paired_difference([before[s] for s in seeds], [after[s] for s in seeds]) if seeds else None
+
     def digits(self, measure: Measure) -> int:
         """Decimals that numbers of this measure are written with: two, and more where all of them are small."""
         low, high = measure.bounds

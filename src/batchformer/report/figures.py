@@ -169,6 +169,21 @@ def lines_chart(
     return chart.svg(title, "; ".join(f"{line} ends at {p[-1][1]:.4g}" for line, p in points.items() if p))
 
 
+def points_chart(
+    name: str, title: str, groups: Mapping[str, Sequence[Sequence[float | None]]], xlabel: str, ylabel: str
+) -> str | None:
+    """Groups of points on one plane, as a task's own section gives them; None where there is no point."""
+    found = {group: [(x, y) for x, y in points if x is not None and y is not None] for group, points in groups.items()}
+    drawn = [point for points in found.values() for point in points]
+    if not drawn:
+        return None
+    across, down = zip(*drawn, strict=True)
+    chart = Chart(name, linear_axis(across, xlabel), linear_axis(down, ylabel), left=60)
+    for (group, points), style in zip(found.items(), variant_styles(list(found)).values(), strict=True):
+        chart.dots(points, style, [group] * len(points))
+    return chart.svg(title, "; ".join(f"{group}: {len(points)} points" for group, points in found.items()))
+
+
 def epoch_curve(found: Iterable[tuple[int, float | None, float | None]]) -> Curve:
     """From (seed or run, epoch counted from 0, value): epochs from 1 and the mean of each seed, thinned for drawing."""
     seen: dict[float, dict[int, list[float]]] = {}

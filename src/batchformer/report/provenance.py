@@ -6,6 +6,7 @@ from typing import Any
 from batchformer.report.comparison import DEFAULT_PAIR, compare_runs
 from batchformer.report.runs import Run
 
+_MOST_FINGERPRINTS = 3
 _SETTINGS = {
     "model.detector": "detector",
     "model.backbone": "backbone",
@@ -79,7 +80,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
             if isinstance(run.raw.get(key), int)
         ),
         "Data": ", ".join(images),
-        "Data fingerprint": _joined(runs, lambda r: _part(r, "data").get("fingerprint")),
+        "Data fingerprint": _fingerprints(runs),
         "Device": _joined(runs, lambda r: r.text("device")),
         "Wall time per run": _range(runs, "wall_s", " s"),
         "Throughput": _range(runs, "images_per_s", " images/s"),
@@ -127,8 +128,12 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     for key, word in (("device", "device"), ("versions", "versions"), ("epochs", "number of epochs")):
         if len({str(run.raw.get(key)) for run in runs}) > 1:
             found.append(f"The {word} is not the same in all runs.".replace("versions is", "versions are"))
-    data = {(run.target, str(_part(run, "data").get("fingerprint")), *run.class_counts) for run in runs}
-    if len(data) > len({run.target for run in runs}):
+    # what is held out of the domains that are not the target depends on the seed
+    trained_on = {
+        ((run.target, run.seed if run.target else None), str(_part(run, "data").get("fingerprint")), *run.class_counts)
+        for run in runs
+    }
+    if len(trained_on) > len({place for place, *_ in trained_on}):
         found.append("The training data are not the same in all runs (their fingerprints or class counts differ).")
     with_it, without = ({loss_scale(run) for run in runs if has_module(run) == module} for module in (True, False))
     if with_it and without and with_it != without:
@@ -222,6 +227,12 @@ def _protocols(runs: Sequence[Run]) -> list[str]:
 
 def _joined(runs: Sequence[Run], part: Any) -> str:
     return ", ".join(dict.fromkeys(str(part(run)) for run in runs if part(run) is not None))
+
+
+def _fingerprints(runs: Sequence[Run]) -> str:
+    """Of every training set; how many there are where every target and seed has its own."""
+    found = dict.fromkeys(str(f) for run in runs if (f := _part(run, "data").get("fingerprint")) is not None)
+    return ", ".join(found) if len(found) <= _MOST_FINGERPRINTS else f"{len(found)}, of the targets and seeds"
 
 
 def _range(runs: Sequence[Run], key: str, unit: str) -> str:

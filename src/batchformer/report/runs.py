@@ -183,7 +183,7 @@ def _measures(data: Mapping[str, Any], file: Path) -> tuple[Measure, ...]:
 
 
 def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
-    """A task's own sections of the page: a title, and any of a text, a table and lines over a common axis."""
+    """A task's own sections of the page: a title, and any of a text, a table, lines over a common axis, and points."""
     sections = _list(value, "sections", file)
     for section in sections:
         if not isinstance(section, dict) or not isinstance(section.get("title"), str):
@@ -198,7 +198,29 @@ def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
         for name, values in lines.items():
             if len(_numbers(values, f"{where}: {name}", file)) != len(across):
                 raise UserError(f"{file} has a {where} with a line {name!r} that is not as long as its 'x'")
+        _check_grid(_mapping(section.get("grid"), f"{where}: grid", file), where, file)
+        pictures = section.get("pictures", "")
+        if not isinstance(pictures, str) or Path(pictures).name != pictures:
+            raise UserError(f"{file} has a {where} whose 'pictures' are no folder of the run")
+        points = _mapping(section.get("points"), f"{where}: points", file)
+        for name, group in _mapping(points.get("groups"), f"{where}: groups", file).items():
+            if any(len(_numbers(point, f"{where}: {name}", file)) != 2 for point in _list(group, where, file)):
+                raise UserError(f"{file} has a {where} with a point of {name!r} that is not two numbers")
     return sections
+
+
+def _check_grid(grid: Mapping[str, Any], where: str, file: Path) -> None:
+    """Values by row and column, as many as are named; `marked` cells by their numbers."""
+    names = [_list(grid.get(key), f"{where}: {key}", file) for key in ("rows", "columns")]
+    values = _list(grid.get("values"), f"{where}: values", file)
+    if [len(values), *(len(_numbers(row, f"{where}: values", file)) for row in values)] != [
+        len(names[0]),
+        *[len(names[1])] * len(values),
+    ]:
+        raise UserError(f"{file} has a {where} with other values than rows times columns")
+    for cell in _list(grid.get("marked"), f"{where}: marked", file):
+        if not isinstance(cell, list) or len(cell) != 2 or not all(isinstance(k, int) for k in cell):
+            raise UserError(f"{file} has a {where} with a marked cell that is no row and column")
 
 
 def _check_lengths(run: Run) -> None:

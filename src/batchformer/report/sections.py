@@ -1,10 +1,11 @@
 """The parts of the page about one recipe, as HTML. Everything that comes from a file goes through `escape`."""
 
 import json
+import operator
 import re
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 from batchformer.report.charts import variant_styles
 from batchformer.report.classes import (
@@ -24,13 +25,14 @@ from batchformer.report.comparison import (
     signed,
     with_unit,
 )
-from batchformer.report.figures import curve_chart, difference_chart, lines_chart, seeds_chart
-from batchformer.report.html_parts import figure, legend_of, marked, missing, pictures_of, plain_table
+from batchformer.report.figures import curve_chart, difference_chart, seeds_chart
+from batchformer.report.html_parts import figure, marked, missing, pictures_of, plain_table
+from batchformer.report.own_sections import own_section, series_together
 from batchformer.report.provenance import caveats, command, facts, knows_its_command, shown_run
 from batchformer.report.runs import Run
 from batchformer.report.statistics import PairedDifference
 from batchformer.report.streams import streams_section
-from batchformer.report.tables import Cell, comparison_table, verdicts
+from batchformer.report.tables import Cell, Table, comparison_table, readings_table, verdicts
 
 _MOST_RUNS_OPEN = 4  # runs shown of a task's section per run; the others are collapsed
 _SPLITS = ("many", "medium", "few")
@@ -42,6 +44,10 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
     table = compare_runs([run.raw for run in runs])
     title = f"<h2>{escape(table.recipe)}</h2>" if heading else ""
     mixing, found = pictures_of(runs, "mixing"), pictures_of(runs, "detection", whole_width=True)
+    looks = [
+        (variant, pictures_of([run for run in runs if run.variant == variant], "grad_cam", whole_width=True))
+        for variant in table.variants
+    ]
     parts = [
         _verdicts(table),
         _caveats(runs),
@@ -51,6 +57,7 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
         streams_section(name, runs),
         f"<h3>Mixing</h3>{mixing}" if mixing else "",
         f"<h3>What is found in the images</h3>{found}" if found else "",
+        *(f"<h3>Where it looks, {escape(shown_name(v))}</h3>{drawn}" for v, drawn in looks if drawn),
         _classes(name, runs, table),
         *(
             influence_section(
@@ -91,13 +98,6 @@ def _caveats(runs: Sequence[Run]) -> str:
 
 def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
     made = comparison_table(table)
-    heads = [shown_name(head.split(" [95 %")[0]) for head in made.header]  # the caption explains the interval
-    header = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
-    body = "".join(
-        f'<tr><th scope="row">{escape(shown_name(row.head))}</th>'
-        f"{''.join(html_cell(cell, row.digits) for cell in row.cells)}</tr>"
-        for row in made.rows
-    )
     measure = table.primary
     judged = f"{measure.words[0].upper()}{measure.words[1:]}"
     caption = with_unit(judged, measure.unit)
@@ -111,15 +111,15 @@ def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
         caption += " The mean is that over the targets, seed by seed, and so is its interval."
     if len(table.others) > 1:
         caption += " The intervals are not widened for the number of variants."
-    content = f"<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+    content = _content(made)
     if len(made.header) > 4:  # scrolls on a phone, and its caption does not
         numbers = (
             f'<p class="caption">{escape(caption)}</p><div class="scroll"><table class="comparison">{content}</div>'
         )
-        whole = f'<div class="card wide">{numbers}{_per_run(runs, table)}</div>'
+        whole = f'<div class="card wide">{numbers}{_readings(table)}{_per_run(runs, table)}</div>'
     else:
         numbers = f'<table class="comparison"><caption>{escape(caption)}</caption>{content}'
-        whole = f'<div class="card">{numbers}{_per_run(runs, table)}</div>'
+        whole = f'<div class="card">{numbers}{_readings(table)}{_per_run(runs, table)}</div>'
     drawn = difference_chart(f"{name}-difference", table)
     if drawn is None:
         return whole
@@ -137,6 +137,27 @@ def _table(name: str, runs: Sequence[Run], table: Comparison) -> str:
     )
     seeds = _every_seed(name, table) if len(made.header) > 4 else ""
     return f'<div class="grid">{whole}{picture}{seeds}</div>'
+
+
+def _content(made: Table) -> str:
+    heads = [shown_name(head.split(" [95 %")[0]) for head in made.header]  # the caption explains the interval
+    header = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+    body = "".join(
+        f'<tr><th scope="row">{escape(shown_name(row.head))}</th>'
+        f"{''.join(html_cell(cell, row.digits) for cell in row.cells)}</tr>"
+        for row in made.rows
+    )
+    return f"<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _readings(table: Comparison) -> str:
+    made = readings_table(table)
+    if made is None:
+        return ""
+    told = f"The same runs with other weights than those of {table.primary.words}, and the difference to these."
+    told += "".join(f" {each.label}: {each.words}." for each in table.readings)
+    told += "".join(f" {each.label}: {each.note}." for each in table.readings if each.note)
+    return f'<p class="caption">{escape(told)}</p><div class="scroll"><table class="comparison">{_content(made)}</div>'
 
 
 def _every_seed(name: str, table: Comparison) -> str:
@@ -206,37 +227,46 @@ def _curves(name: str, runs: Sequence[Run], table: Comparison) -> str:
         told = "As it was minimised. With BatchFormer it covers both streams, and some recipes scale it"
         told += ", so compare the shapes rather than the levels." if legend else "."
         figures += figure("Training loss", loss.svg, told, legend)
-    return f'{title}<div class="grid">{figures}</div>'
+    return f'{title}<div class="grid">{figures}</div>{_target_curves(name, runs, table)}'
+
+
+def _target_curves(name: str, runs: Sequence[Run], table: Comparison) -> str:
+    """The primary measure over the epochs, a figure for each target."""
+    measure, figures = table.primary, ""
+    label = with_unit(measure_word(measure), measure.unit)
+    for k, target in enumerate(table.targets if len(table.targets) > 1 else ()):
+        mine = [run for run in runs if run.target == target]
+        if drawn := curve_chart(f"{name}-target{k}", mine, table.variants, measure.key, label, measure):
+            figures += figure(target, drawn.svg, "", _legend(table))
+    word = measure_word(measure)
+    heading = f"<h3>{escape(word[0].upper() + word[1:])} on each target</h3>"
+    return f'{heading}<div class="grid">{figures}</div>' if figures else ""
 
 
 def _own_sections(name: str, runs: Sequence[Run]) -> str:
-    """The task's own sections: each title once, and below it a part for each run."""
+    """The task's own sections: each title once, and below it a part for each run, of every variant one first."""
+    places = Counter[str]()
+    ordered = []
+    for run in runs:
+        ordered.append((places[run.variant], run))
+        places[run.variant] += 1
+    runs = [run for _, run in sorted(ordered, key=operator.itemgetter(0))]  # stable: variants keep their order
     titles = dict.fromkeys(section["title"] for run in runs for section in run.sections)
     shown = []
     for k, title in enumerate(titles):
+        if together := series_together(f"{name}-own{k}", title, runs):
+            shown.append(f'<h3>{escape(title)}</h3><div class="grid">{together}</div>')
+            continue
         parts: list[str] = []
         for run in runs:
             for section in (section for section in run.sections if section["title"] == title):
-                parts.append(_own_section(f"{name}-own{k}-{len(parts)}", run, section))
+                parts.append(own_section(f"{name}-own{k}-{len(parts)}", run, section))
         first, rest = "".join(parts[:_MOST_RUNS_OPEN]), "".join(parts[_MOST_RUNS_OPEN:])
         shown.append(f'<h3>{escape(title)}</h3><div class="grid">{first}</div>')
         if rest:
             more = f"{len(parts) - _MOST_RUNS_OPEN} more runs"
             shown.append(f'<details><summary>{more}</summary><div class="grid">{rest}</div></details>')
     return "".join(shown)
-
-
-def _own_section(name: str, run: Run, section: dict[str, Any]) -> str:
-    text = "".join(f"<p>{marked(part)}</p>" for part in str(section.get("text") or "").split("\n\n") if part.strip())
-    table, series = section.get("table") or {}, section.get("series") or {}
-    rows = [["–" if cell is None else str(cell) for cell in row] for row in table.get("rows") or []]
-    text += plain_table([str(head) for head in table.get("header") or []], rows) if rows else ""
-    lines = {str(line): values for line, values in (series.get("lines") or {}).items()}
-    labels = [str(series.get(axis) or "") for axis in ("xlabel", "ylabel")]
-    drawn = lines_chart(name, section["title"], series.get("x") or [], lines, *labels) if lines else None
-    styles = variant_styles(list(lines)) if drawn and len(lines) > 1 else {}
-    legend = legend_of({style: line for line, style in styles.items()}, drawn or "")
-    return f'<figure class="own"><h4>{escape(run.name)}</h4>{text}{legend}{drawn or ""}</figure>'
 
 
 def _classes(name: str, runs: Sequence[Run], table: Comparison) -> str:

@@ -68,14 +68,38 @@ def _by_measure(table: Comparison) -> Table:
     return Table(header, rows)
 
 
+def readings_table(table: Comparison) -> Table | None:
+    """Variants x readings of the primary measure over all targets, each with its difference to that; None without any.
+
+    Without targets the readings are rows of the comparison itself.
+    """
+    if not table.targets or not table.readings:
+        return None
+    primary, digits = table.primary, table.digits(table.primary)
+    header = ["mean over the targets", primary.label]
+    for reading in table.readings:
+        header += [reading.label, f"− {primary.label} [95 %]"]
+    rows = []
+    for variant in table.shown:
+        cells: list[Cell] = [table.cell(primary, variant)]
+        for reading in table.readings:
+            cells += [table.cell(reading, variant), table.reading_difference(reading, variant)]
+        rows.append(Row(variant, cells, digits))
+    return Table(header, rows)
+
+
 def _hint(measure: Measure) -> str:
     """The direction of a measure, where lower is better."""
     return "" if measure.better == "higher" else " (lower is better)"
 
 
 def format_table(table: Comparison) -> str:
-    """The table as plain text for a terminal."""
-    made = comparison_table(table)
+    """The table as plain text for a terminal, and below it that of the readings, where there are any."""
+    made = [comparison_table(table), readings_table(table)]
+    return "\n\n".join(_as_text(each) for each in made if each is not None)
+
+
+def _as_text(made: Table) -> str:
     lines = [made.header, *([row.head, *(format_cell(cell, row.digits) for cell in row.cells)] for row in made.rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(made.header))]
 

@@ -66,6 +66,7 @@ def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: d
         "metrics": recorder.metrics,
         "history": recorder.history,
         **{name: value for name, value in optional.items() if value},
+        **task.result_entries(),
         "epochs": epochs_done(trainer),
         "steps": trainer.global_step,
         "images_per_s": round(recorder.images_per_s, 1),
@@ -77,15 +78,21 @@ def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: d
     }
 
 
-def analyse(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Run the task's analyses; one that cannot be measured is left out with a warning."""
+def add_analyses(result: dict[str, Any], task: Any, data: Any, trainer: Any) -> None:
+    """Run the task's analyses and add what they find; one that cannot be measured is left out with a warning.
+
+    `sections` of an analysis come after those that the task has itself.
+    """
     from batchformer.analysis.after_training import ANALYSES
 
-    found: dict[str, Any] = {}
     for analysis in task.analyses:
         measure = ANALYSES[analysis] if isinstance(analysis, str) else analysis
         try:
-            found.update(measure(task, data, trainer))
+            found = measure(task, data, trainer)
         except UserError as obstacle:
             warnings.warn(f"an analysis after this run is left out: {obstacle}", UserWarning, stacklevel=1)
-    return found
+            continue
+        sections = found.pop("sections", [])
+        result.update(found)
+        if sections:
+            result["sections"] = [*result.get("sections", []), *sections]

@@ -18,7 +18,7 @@ from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.errors import UserError
 from batchformer.files import csv_text, refuse_to_replace, refuse_unwritable, write_text
 from batchformer.metrics import ShotAccuracy
-from batchformer.models.create import NOT_STOCK, OWN
+from batchformer.models.create import NOT_STOCK, creation_code
 from batchformer.training.network_task import NetworkTask
 from batchformer.training.task import Batch
 
@@ -112,15 +112,12 @@ class ClassifierTask(NetworkTask):
         if self.backbone in NOT_STOCK:
             raise UserError(f"{self.backbone} is not exported: {NOT_STOCK[self.backbone]}.")
         classes = len(self.class_counts)
-        arguments = "".join(f", {name}={value!r}" for name, value in self.backbone_args.items())
         metadata = {"backbone": self.backbone, "backbone_args": json.dumps(self.backbone_args)}
         if self.normed_classifier:
+            arguments = "".join(f", {name}={value!r}" for name, value in self.backbone_args.items())
             call = f"use_normed_classifier(create_backbone({self.backbone!r}, {classes}{arguments}))"
             return metadata, call, "from batchformer.models import create_backbone, use_normed_classifier"
-        if self.backbone in OWN:
-            call = f"{self.backbone}(num_classes={classes}{arguments})"
-            return metadata, call, f"from batchformer.models import {self.backbone}"
-        return metadata, f"timm.create_model({self.backbone!r}, num_classes={classes}{arguments})", "import timm"
+        return metadata, *creation_code(self.backbone, classes, self.backbone_args)
 
     def predict(self, images: list[Path], data: Any, out: Path | None, line: Any, **options: str) -> str:
         """A CSV file with one line per image: path, class_1, score_1, class_2, ..., error (why it was not read).

@@ -87,9 +87,9 @@ class NetworkTask(Task):
             name=f"{primary.words} of the averaged weights",
             primary=False,
             in_progress=False,
+            reading_of=primary.key,
         )
         self.measures = [*self.measures, averaged]
-        self.analyses = [*self.analyses, _valley_of]
         return SWAD(options)
 
     # ---- what a subclass gives
@@ -139,7 +139,7 @@ class NetworkTask(Task):
     def check_data(self, data: Any) -> None:
         """Refuse images of another size than the network's: timm's ViTs raise only at the first batch."""
         size = getattr(data, "image_size", None)
-        embedding: Any = getattr(self.net, "patch_embed", None)
+        embedding: Any = getattr(getattr(self.net, "backbone", self.net), "patch_embed", None)
         built: Any = getattr(embedding, "img_size", None)
         if size is None or not getattr(embedding, "strict_img_size", False) or built in (None, (size, size)):
             return
@@ -235,6 +235,9 @@ class NetworkTask(Task):
                 self.log(f"val/{self._prefix(name)}{key}_swad", value, sync_dist=trainer.world_size > 1)
         self.per_class = per_class
 
+    def result_entries(self) -> dict[str, Any]:
+        return super().result_entries() if self.swad is None else {"swad": self.swad.summary()}
+
     def sections(self) -> list[dict[str, Any]]:
         if self.swad is None or not self.swad.losses:
             return super().sections()
@@ -268,8 +271,3 @@ class NetworkTask(Task):
         net = copy.deepcopy(self.net)
         self.swad.put_into(net)
         return net
-
-
-def _valley_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Analysis: the entry `swad` of result.json."""
-    return {"swad": task.swad.summary()}

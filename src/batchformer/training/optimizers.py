@@ -41,7 +41,7 @@ class AdamWOptions:
     Biases, norms and what the backbone names (position embedding, class token) have no weight decay.
 
     Args:
-        name: "adamw" or "sgd" (with momentum 0.9, Nesterov).
+        name: "adamw", "sgd" (with momentum 0.9, Nesterov) or "lars" (with momentum 0.9; biases and norms as in SGD).
         lr: learning rate at its highest, for a batch of lr_per.
         lr_per: lr is multiplied by the images of a step, over all devices, and divided by this (DeiT: 512); null: lr is
             taken as it is.
@@ -52,7 +52,7 @@ class AdamWOptions:
         module_weight_decay: of the module's weights; null: as the network's (the paper has 0.5 for DeiT-B on ImageNet).
     """
 
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: Literal["adamw", "sgd", "lars"] = "adamw"
     lr: float = 5e-4
     lr_per: int | None = 512
     weight_decay: float = 0.05
@@ -134,7 +134,24 @@ def build_optimizer(
     ]
     if options.name == "sgd":
         return torch.optim.SGD(made, lr=lr, momentum=0.9, nesterov=True, fused=fused or None)
+    if options.name == "lars":
+        from timm.optim import Lars
+
+        return Lars(made, lr=lr, momentum=0.9)
     return torch.optim.AdamW(made, lr=lr, betas=tuple(options.betas), fused=fused or None)  # type: ignore[arg-type]
+
+
+def scaled_lr(options: Any, trainer: Any) -> float:
+    """The highest learning rate of options with `lr` and `lr_per`, scaled by the number of images per update."""
+    if options.lr_per is None:
+        return options.lr
+    batch = getattr(getattr(trainer, "datamodule", None), "batch_size", None)
+    if batch is None:
+        raise UserError(
+            "optimizer.lr_per scales the learning rate by the batch, which is not known here: give the trainer a "
+            "data module with batch_size, or set lr_per null."
+        )
+    return options.lr * batch * trainer.world_size * trainer.accumulate_grad_batches / options.lr_per
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float, fused: bool, tensor_on: torch.device | None = None) -> None:

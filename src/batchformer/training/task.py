@@ -40,7 +40,7 @@ class Task(L.LightningModule):
     - `configure_optimizers()`, and `learning_rate()` where it follows a schedule.
 
     Optional: `prepare(batch, batch_idx)` (outside a captured step), `after_step()`, `plain_network()` (for
-    export), `predict(...)`, `analyses`, `sections()`, `sampler(data)`.
+    export), `predict(...)`, `analyses`, `sections()`, `sampler(data)`, `training_loader(data)`.
 
     Several optimizers that step in turn: set `automatic_optimization = False`, override `training_step` with
     Lightning's manual optimisation, and pass the losses to `record`. Momentum encoders, queues and averages are
@@ -156,8 +156,12 @@ class Task(L.LightningModule):
             self.unreadable[path] = str(problem)
             return None
 
+    def result_entries(self) -> dict[str, Any]:
+        """Entries of result.json of the task's own, known without another pass over the data (else: `analyses`)."""
+        return {}
+
     def sections(self) -> list[dict[str, Any]]:
-        """The task's own parts of the page: dicts with title, text, table, series (see docs/your-own-task.md)."""
+        """Own parts of the page: dicts with title, text, table, series, points (see docs/your-own-task.md)."""
         return []
 
     # ---- building

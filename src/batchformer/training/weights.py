@@ -75,9 +75,14 @@ def load_weights(
     weights = read_weights(source) if weights is None else weights
     if any(key.startswith(f"{part}.") for key in weights):  # a file of the whole network
         weights = {key.removeprefix(f"{part}."): v for key, v in weights.items() if key.startswith(f"{part}.")}
+    weights = without_outer_name(weights, target.state_dict())
     if not attached or not any(key.startswith(_MODULE) for key in weights):
         weights = {key: value for key, value in weights.items() if not key.startswith(_MODULE)}
     own = target.state_dict()
+    if "features.0.0.weight" in weights and "conv_stem.weight" in own:
+        from batchformer.models.detector_backbone import named_as_in_timm
+
+        weights = named_as_in_timm(weights)
     expected = [key for key in own if not key.startswith(_MODULE) or any(k.startswith(_MODULE) for k in weights)]
     left_out = _other_classifier(target, own, weights)
     needed = [key for key in expected if key not in left_out]
@@ -94,6 +99,21 @@ def load_weights(
         warnings.warn(f"{source}: the classifier is of other classes and begins anew ({left_out[0]}).", stacklevel=2)
     fitting = {key: weights[key] for key in needed if key in weights}
     target.load_state_dict(fitting, strict=False)
+
+
+def without_outer_name(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Weights of a network that holds this one under a name: `encoder.` of a masked autoencoder, `backbone.` ...
+
+    Nothing is changed where some of the keys are the network's own.
+    """
+    if any(key in own for key in weights):
+        return weights
+    names = {key[: -len(inner) - 1] for key in weights for inner in own if key.endswith(f".{inner}")}
+    inside = {name: sum(f"{name}.{inner}" in weights for inner in own) for name in names}
+    if not inside:
+        return weights
+    prefix = max(sorted(inside), key=lambda name: inside[name]) + "."
+    return {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
 
 
 def _other_classifier(target: nn.Module, own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:

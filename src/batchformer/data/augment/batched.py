@@ -9,7 +9,8 @@ from torch import Tensor
 
 from batchformer.data.augment.crop_erase import crop_flip, cutout, erase, plan_erasing
 from batchformer.data.augment.draws import AugmentDraw, uniform_integers
-from batchformer.data.augment.options import REGION_VIEWS, SMALLEST_AREA, RegionView, evaluation_size
+from batchformer.data.augment.operations import affine, inverse_matrices
+from batchformer.data.augment.options import REGION_VIEWS, ROTATION, SMALLEST_AREA, RegionView, evaluation_size
 from batchformer.data.augment.policies import (
     apply_view,
     autoaugment,
@@ -28,14 +29,16 @@ class BatchedAugmentation:
     """An augmentation pipeline for batches of images: these steps, each optional, in this order.
 
     A crop from a zero border of `pad` pixels, or a random region of at least `area` of the image, resized to `size`;
-    flip; AutoAugment; one black square of `hole` pixels; the whole image resized to `size`, of which the `centre` is
-    kept; RandAugment, with the colour `fill` where nothing is left of the image; noise in one rectangle (`erase_prob`).
+    flip; a rotation by at most `rotate` degrees, black where nothing is left of the image; AutoAugment; one black
+    square of `hole` pixels; the whole image resized to `size`, of which the `centre` is kept; RandAugment, with the
+    colour `fill` where nothing is left; noise in one rectangle (`erase_prob`).
     Or, after the flip, the colours of a `view`.
     Evaluation resizes to `evaluate_at`, where it is set, and takes the centre of `size`.
     """
 
     pad: int = 0
     flip: bool = False
+    rotate: float = 0.0
     autoaugment: bool = False
     hole: int = 0
     size: int | None = None
@@ -56,6 +59,7 @@ class BatchedAugmentation:
             "crop": self.area is not None,
             "randaugment": self.randaugment,
             "erase": self.erase_prob,
+            "rotate": self.rotate,
         }
         named = tuple(name for name, needed in wanted.items() if needed)
         return named if self.view is None else (*named, *view_purposes(self.view))
@@ -83,6 +87,9 @@ class BatchedAugmentation:
             plan["column"] = uniform_integers(basic[:, AugmentDraw.COLUMN], 2 * self.pad + 1)
         if self.area is not None:
             plan["region"] = np.stack(crop_rectangles(draws["crop"], height, width, (self.area, 1.0)), axis=1)
+        if self.rotate:
+            degrees = self.rotate * (2 * draws["rotate"][:, 0] - 1)
+            plan["rotation"] = inverse_matrices("Rotate", degrees, height, width)
         if self.autoaugment:
             plan |= plan_autoaugment(draws["augment"], height, width)
         if self.hole:
@@ -105,6 +112,8 @@ class BatchedAugmentation:
     ) -> UInt8[Tensor, "n 3 out_height out_width"]:
         """The augmented images of the samples `index`, in that order."""
         images = self._taken(store, index, plan)
+        if self.rotate:
+            images = affine(images, plan["rotation"], fill=0)
         if self.autoaugment:
             images = autoaugment(images, plan)
         if self.hole:
@@ -139,6 +148,7 @@ BATCHED_AUGMENTATIONS: dict[str, BatchedAugmentation] = {
     "none": BatchedAugmentation(),
     "shift": BatchedAugmentation(pad=1),
     "crop-flip": BatchedAugmentation(pad=4, flip=True),
+    "crop-flip-rotate": BatchedAugmentation(pad=4, flip=True, rotate=ROTATION),  # RIDE's, for CIFAR
     "autoaugment-cutout": BatchedAugmentation(pad=4, flip=True, autoaugment=True, hole=16),
     "resized-crop": BatchedAugmentation(flip=True, area=SMALLEST_AREA["resized-crop"]),
     # at another size than the native one a random region takes the place of the padded crop

@@ -86,6 +86,7 @@ COLUMNS = {
     "crop": RegionDraw.END,
     "erase": RegionDraw.END,
     "jitter": len(JitterDraw),
+    "rotate": 1,
     "view": len(ViewDraw),
 }
 

@@ -10,6 +10,7 @@ Evaluation resizes the short side to 256 / 224 of the image size and takes the c
 flip, ColorJitter(.3, .3, .3, .3), one image in ten grey; evaluation sees the whole image, squeezed into a square. It is
 one of the `REGION_VIEWS`; the others are the views of contrastive learning. "paco-query" is what PaCo shows its queries
 of ImageNet-LT: "imagenet-lt" and then RandAugment `rand-n2-m10-mstd0.5`.
+"centre" is TLL's for VisDA: the image squeezed into a square, its centre (224 / 256 of a side), and flip.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from batchformer.data.augment.options import (
     ERASE,
     RANDAUGMENT,
     REGION_VIEWS,
+    ROTATION,
     SMALLEST_AREA,
     SOLARIZE_THRESHOLD,
     Statistics,
@@ -34,7 +36,16 @@ from batchformer.data.augment.options import (
 )
 from batchformer.errors import UserError
 
-FILE_AUGMENTATIONS = ("none", "imagenet", "imagenet-lt", "inaturalist", "paco-query", *REGION_VIEWS, *SMALLEST_AREA)
+FILE_AUGMENTATIONS = (
+    "none",
+    "imagenet",
+    "imagenet-lt",
+    "inaturalist",
+    "paco-query",
+    "centre",
+    *REGION_VIEWS,
+    *SMALLEST_AREA,
+)
 
 
 class Cutout(torch.nn.Module):
@@ -128,6 +139,7 @@ def array_transform(
         "none": [],
         "shift": [v2.RandomCrop(native, padding=1)],
         "crop-flip": crop_flip,
+        "crop-flip-rotate": [*crop_flip, v2.RandomRotation(ROTATION)],
         "autoaugment-cutout": [*crop_flip, v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10, fill=128), Cutout(16)],
     }
     resize = [] if size == native else [v2.Resize((size, size), InterpolationMode.BICUBIC)]
@@ -166,6 +178,8 @@ def file_transform(
         steps: list[Callable] = _centre(size, InterpolationMode.BILINEAR)
     elif name in REGION_VIEWS:
         steps = _view(name, size)
+    elif name == "centre":
+        steps = [*_centre(size, InterpolationMode.BILINEAR, square=True), v2.RandomHorizontalFlip()]
     else:
         jitter = [v2.ColorJitter(0.4, 0.4, 0.4, 0)] if name in ("imagenet-lt", "paco-query") else []
         steps = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), *jitter]
@@ -174,12 +188,17 @@ def file_transform(
 
 
 def evaluation_transform(name: str, size: int, mean: Statistics, std: Statistics) -> Callable[[Image.Image], Tensor]:
-    """The centre of the image: short side to 256 / 224 of `size`, then a crop of `size`; for "domains" all of it."""
+    """The centre of the image: short side to 256 / 224 of `size`, then a crop of `size`; for "domains" all of it.
+
+    For "centre" both sides are resized to that.
+    """
     if name == "domains":
         return v2.Compose([_to_rgb, v2.Resize((size, size)), v2.PILToTensor(), *_finish(mean, std)])
     interpolation = InterpolationMode.BICUBIC if name in SMALLEST_AREA else InterpolationMode.BILINEAR
-    return v2.Compose([_to_rgb, *_centre(size, interpolation), v2.PILToTensor(), *_finish(mean, std)])
+    centre = _centre(size, interpolation, square=name == "centre")
+    return v2.Compose([_to_rgb, *centre, v2.PILToTensor(), *_finish(mean, std)])
 
 
-def _centre(size: int, interpolation: InterpolationMode) -> list[Callable]:
-    return [v2.Resize(round(size * 256 / 224), interpolation), v2.CenterCrop(size)]
+def _centre(size: int, interpolation: InterpolationMode, square: bool = False) -> list[Callable]:
+    side = round(size * 256 / 224)
+    return [v2.Resize((side, side) if square else side, interpolation), v2.CenterCrop(size)]

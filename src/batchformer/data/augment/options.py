@@ -8,14 +8,16 @@ from typing import Literal, NamedTuple
 from batchformer.errors import UserError
 
 View = Literal["simclr", "moco-v3-1", "moco-v3-2", "paco-key"]
-ArrayAugmentation = Literal["none", "crop-flip", "autoaugment-cutout", "resized-crop", "randaugment", View]
+ArrayAugmentation = Literal["none", "crop-flip", "crop-flip-rotate", "autoaugment-cutout", "resized-crop",
+                            "randaugment", View]  # fmt: skip
 FileAugmentation = Literal["none", "imagenet", "imagenet-lt", "inaturalist", "resized-crop", "randaugment", "domains",
-                           "paco-query", View]  # fmt: skip
+                           "centre", "paco-query", View]  # fmt: skip
 Statistics = tuple[float, float, float]
 
 IMAGENET_MEAN: Statistics = (0.485, 0.456, 0.406)
 IMAGENET_STD: Statistics = (0.229, 0.224, 0.225)
 
+ROTATION = 15.0  # degrees at most, of "crop-flip-rotate"
 RANDAUGMENT = "rand-m9-mstd0.5-inc1"
 ERASE = "pixel"
 # augmentations that train on resized regions of an image, and the smallest part of its area they take

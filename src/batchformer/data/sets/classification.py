@@ -16,14 +16,15 @@ class ClassificationData(DataModule):
     """A training set, balanced or with a long tail, and a test set.
 
     After `setup`: `class_names`, `class_counts` (training images per class, in label order), `num_classes`,
-    `train_images`, `test_images`, `fingerprint` (sha256 of what is trained on). Known from the start: `mean`, `std`,
-    `image_size`, `predict_transform`. Options, order and augmentation of an epoch: see `DataModule`.
+    `train_images`, `train_labels`, `test_images`, `fingerprint` (sha256 of what is trained on). Known from the start:
+    `mean`, `std`, `image_size`, `predict_transform`. Options, order and augmentation of an epoch: see `DataModule`.
 
     `on_device`: whether the data are stored and augmented on the training device ("auto": where possible).
     """
 
     augment: str
     erase_prob: float
+    train_labels: np.ndarray
     #: whether classes may be without a training image, as in zero-shot recognition
     allow_empty_classes = False
 
@@ -64,6 +65,15 @@ class ClassificationData(DataModule):
             **self._loader_options(name, training),
         )
 
+    def feature_loader(self, features: torch.Tensor, name: str = "train", **order: Any) -> DeviceLoader:
+        """Training batches of `features` and `labels`: those computed for a set in place of its images, in its order.
+
+        `order`: as for `loader_in_order`.
+        """
+        options = {**self._loader_options(name, training=True), **order}
+        labels = torch.from_numpy(self.set_labels[name])
+        return DeviceLoader(None, labels, fields={"features": features}, device=self._device(), **options)
+
     def _count(self, sets: Mapping[str, Any], digest: Any) -> None:
         """Check the labels of the sets and set the attributes that are available after `setup`.
 
@@ -74,6 +84,7 @@ class ClassificationData(DataModule):
         self.class_counts = count_classes(train.labels, self.class_names, sources["train"], empty)
         for name in self.evaluation_sets:
             check_labels(sets[name].labels, self.num_classes, sources[name])
+        self.set_labels = {name: each.labels for name, each in sets.items()}
         self.train_labels, self.train_images = train.labels, len(train.labels)
         self.test_images = sum(len(sets[name].labels) for name in self.evaluation_sets)
         for name, values in sorted(train.fields.items()):

@@ -1,39 +1,18 @@
-"""Images of several domains; one is held out of training for testing, or adapted to without its labels."""
+"""Base class of data of several domains; one is held out of training for testing, or adapted to without its labels."""
 
-import os
-import struct
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import torch
 
-from batchformer.data.augment.options import FileAugmentation, check_at_least
-from batchformer.data.images import decode_images
+from batchformer.data.augment.options import check_at_least
 from batchformer.data.loading.epoch_loader import EpochLoader, JoinedLoader
 from batchformer.data.loading.order import balanced_order, generator
-from batchformer.data.sets.arrays import ArrayData, Split
 from batchformer.data.sets.classification import ClassificationData
-from batchformer.data.sets.files import FileData, Listing, existing_root, list_images, visible_folders
-from batchformer.data.sets.list_files import read_list
-from batchformer.data.sets.miniature import picture, save_picture
 from batchformer.errors import UserError, did_you_mean
 
-LAYOUT = {
-    "folder-domains": "DIR/<domain>/<class>/*.jpg",
-    "pacs": "DIR/{art_painting,cartoon,photo,sketch}/<class>/*.jpg\n"
-    "official lists, if wanted: DIR/splits/<domain>_{train,crossval,test}_kfold.txt",
-    "vlcs": "DIR/{Caltech101,LabelMe,SUN09,VOC2007}/<class>/*.jpg",
-    "office-home": "DIR/{Art,Clipart,Product,Real World}/<class>/*.jpg",
-    "terra-incognita": "DIR/{location_38,location_43,location_46,location_100}/<class>/*.jpg",
-    "visda": "DIR/{train,validation}/<class>/*, DIR/{train,validation}/image_list.txt",
-    "mnist-usps-svhn": "DIR/MNIST/raw/*-ubyte; DIR/usps.npz or DIR/{usps,usps.t}.bz2; DIR/{train,test}_32x32.mat\n"
-    "(two of the three are enough)",
-}
 Draw = Literal["replacement", "shortest"]
 
 
@@ -208,15 +187,20 @@ class DomainData(ClassificationData):
         return {**super().declare(), "domains": list(self.source_domains)}
 
     def describe(self) -> dict[str, Any]:
+        domains = self._find_domains()
+        chosen = self.target
+        if chosen is None and len(domains) > 1:
+            self.target = domains[0]  # nothing is trained: any of them shows what is there
         numbers = super().describe()
         pairs = zip(self.source_domains, self._counts["train"], strict=True)
         trained = ", ".join(f"{name} ({count:,})" for name, count in pairs)
-        return numbers | {
-            "details": [
-                f"trained on {trained}; {sum(self._counts['source']):,} images of these are held out",
-                f"tested on {self.target} ({self._counts['target'][0]:,})",
-            ]
-        }
+        details = [
+            f"trained on {trained}; {sum(self._counts['source']):,} images of these are held out",
+            f"tested on {self.target} ({self._counts['target'][0]:,})",
+        ]
+        if chosen is None:
+            details.append(f"data.target is not set, {self.target} is an example; compare --targets all takes each")
+        return numbers | {"details": details}
 
 
 def _check_domain(name: str, labels: np.ndarray, classes: list[str], source: str, allow_missing: bool) -> None:
@@ -236,315 +220,3 @@ def _check_domain(name: str, labels: np.ndarray, classes: list[str], source: str
 
 def _listed(sources: list[str]) -> str:
     return sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
-
-
-class DomainFolders(DomainData, FileData):
-    """root/<domain>/<class>/<image>: domains, classes and images in alphabetical order.
-
-    `on_device: true` reads all images once, resized to a square of `image_size` whatever their aspect ratio, and stores
-    them as bytes on the device, where they are augmented (PACS at 128 pixels takes 491 MB). Random regions are then
-    cropped from the squares and not from the files.
-    """
-
-    upright = True
-    may_be_held = True
-    #: the domains of a published data set, and DomainBed's folder of them, which is `root` or inside it
-    domains: ClassVar[tuple[str, ...]] = ()
-    folder: ClassVar[str] = ""
-
-    def __init__(self, root: str | None = None, *, augment: FileAugmentation = "domains", **options: Any) -> None:
-        super().__init__(root, augment=augment, **options)
-        if self.on_device is True and augment != "domains":
-            raise UserError(f"data.on_device true needs data.augment domains, got {augment}: leave one of them out.")
-        self._held: dict[str, torch.Tensor] = {}
-        self._others: Counter[str] = Counter()
-
-    def _find_domains(self) -> tuple[str, ...]:
-        if self.domains:
-            return self.domains
-        root = Path(self.root or "").expanduser()
-        return tuple(visible_folders(root)) if self.root and root.is_dir() else ()
-
-    def _read_listings(self, root: str) -> tuple[dict[str, Listing], list[str]]:
-        names = self._choose_domains()
-        above = not any((Path(root) / name).is_dir() for name in names) and (Path(root) / self.folder).is_dir()
-        found, classes = self._read_domains(root, self.folder if above else "", names)
-        sets = self._arrange(found, classes)
-        arranged = {
-            name: Listing(part.samples.tolist(), part.labels, part.source, fields)
-            for name, (part, fields) in sets.items()
-        }
-        arranged["train"].others.update(self._others)  # files passed over, of all domains
-        return arranged, classes
-
-    def _read_domains(self, root: str, inside: str, names: list[str]) -> tuple[dict[str, tuple[Part, ...]], list[str]]:
-        """The domains in this folder inside of `root`, and the classes."""
-        folders = {name: os.path.join(inside, name) for name in names}
-        for folder in folders.values():
-            if not (Path(root) / folder).is_dir():
-                raise UserError(
-                    f"there is no folder {Path(root) / folder}: data.root holds a folder for each domain "
-                    f"({', '.join(self.targets)}), with a folder for each class in it."
-                )
-        classes = sorted({each for folder in folders.values() for each in visible_folders(Path(root) / folder)})
-        listings = {name: list_images(root, folder, classes, allow_empty=True) for name, folder in folders.items()}
-        self._others = sum((listing.others for listing in listings.values()), Counter[str]())
-        return {name: (_part(listing),) for name, listing in listings.items()}, classes
-
-    def make_loader(self, name: str, training: bool) -> EpochLoader:
-        if self.on_device is not True:
-            return super().make_loader(name, training)
-        return self._device_loader(self._held_images(name), self._listings[name], name, training)
-
-    def _held_images(self, name: str) -> torch.Tensor:
-        """The images of a set on the device, shared by all its loaders, and by the target's training and test sets."""
-        paths, rank = self._listings[name].paths, self._rank_and_world()[0]
-        key = "target" if paths == self._listings["target"].paths else name
-        if key not in self._held:
-            files = [self._folder + path for path in paths]
-            images = decode_images(files, self.image_size, f"images of {key}", rank == 0, True, self.upright)
-            self._held[key] = torch.from_numpy(images).to(self._device())
-        return self._held[key]
-
-
-def _part(listing: Listing) -> Part:
-    return Part(np.array(listing.paths), listing.labels, listing.source)
-
-
-def _from_lists(
-    root: str, inside: str, found: Mapping[str, Sequence[Listing]], first: int = 0
-) -> tuple[dict[str, tuple[Part, ...]], list[str]]:
-    """Listings of domain/class/image with labels from `first` on, in the alphabetical order of the classes."""
-    listings = [listing for parts in found.values() for listing in parts]
-    classes = sorted({Path(path).parent.name for listing in listings for path in listing.paths})
-    numbers = {name: number for number, name in enumerate(classes, first)}
-    there: dict[Path, set[str]] = {}
-    for listing in listings:
-        for path, label in zip(listing.paths, listing.labels.tolist(), strict=True):
-            folder = Path(root) / inside / os.path.dirname(path)
-            if folder not in there:
-                there[folder] = {*os.listdir(folder)} if folder.is_dir() else set()
-            if os.path.basename(path) not in there[folder]:
-                raise UserError(
-                    f"image {folder / os.path.basename(path)} is named in {listing.source} and does not exist: put it "
-                    f"back, or check data.root and the list."
-                )
-            if label != numbers[folder.name]:
-                raise UserError(
-                    f"{listing.source} gives {path} the label {label}, but {folder.name} is number "
-                    f"{numbers[folder.name]} of the classes {', '.join(classes)}: correct the list, or move the image."
-                )
-    return {
-        name: tuple(
-            Part(np.array([os.path.join(inside, path) for path in each.paths]), each.labels - first, each.source)
-            for each in parts
-        )
-        for name, parts in found.items()
-    }, classes
-
-
-class PACS(DomainFolders):
-    """Li et al. (2017): 9,991 images of 7 classes.
-
-    `lists` names the folder of the official lists (`<domain>_train_kfold.txt` and so on): then the train lists are
-    trained on, the crossval lists are held out, and the target's test list is tested on.
-    """
-
-    domains, folder, upright = ("art_painting", "cartoon", "photo", "sketch"), "PACS", False
-
-    def __init__(self, root: str | None = None, *, lists: str | None = None, **options: Any) -> None:
-        super().__init__(root, **options)
-        self.lists = lists
-
-    def _read_domains(self, root: str, inside: str, names: list[str]) -> tuple[dict[str, tuple[Part, ...]], list[str]]:
-        if self.lists is None:
-            return super()._read_domains(root, inside, names)
-        looked = [Path(root) / self.lists, Path(root) / inside / self.lists, Path(self.lists).expanduser()]
-        place = next((folder for folder in looked if folder.is_dir()), None)
-        if place is None:
-            raise UserError(
-                f"data.lists: there is no folder {' or '.join(str(each) for each in dict.fromkeys(looked))}."
-            )
-        found = {}
-        for name in names:
-            parts = ("test", "test") if name == self.target else ("train", "crossval")
-            found[name] = [read_list(place / f"{name}_{part}_kfold.txt", os.path.join(root, inside)) for part in parts]
-        return _from_lists(root, inside, found, first=1)
-
-
-class VLCS(DomainFolders):
-    """Fang et al. (2013): 10,729 images of 5 classes."""
-
-    domains, folder, upright = ("Caltech101", "LabelMe", "SUN09", "VOC2007"), "VLCS", False
-
-
-class OfficeHome(DomainFolders):
-    """Venkateswara et al. (2017): 15,588 images of 65 classes."""
-
-    domains, folder, upright = ("Art", "Clipart", "Product", "Real World"), "office_home", False
-
-
-class TerraIncognita(DomainFolders):
-    """Beery et al. (2018): camera traps at four places, 10 classes, as DomainBed chooses them."""
-
-    domains = ("location_38", "location_43", "location_46", "location_100")
-    folder, upright = "terra_incognita", False
-
-
-class VisDA(DomainFolders):
-    """VisDA-2017 (Peng et al., 2017): 152,397 synthetic images ("train"), 55,388 real ones ("validation"), 12 classes.
-
-    Each domain has a list, image_list.txt, of "class/image label" lines.
-    """
-
-    domains, upright = ("train", "validation"), False
-
-    def __init__(
-        self, root: str | None = None, *, target: str | None = "validation", batch_size: int = 36, **options: Any
-    ) -> None:
-        super().__init__(root, target=target, batch_size=batch_size, **options)
-
-    def _read_domains(self, root: str, inside: str, names: list[str]) -> tuple[dict[str, tuple[Part, ...]], list[str]]:
-        found = {}
-        for name in names:
-            listing = read_list(Path(root) / name / "image_list.txt", os.path.join(root, name))
-            paths = [os.path.join(name, path) for path in listing.paths]
-            found[name] = [Listing(paths, listing.labels, listing.source)]
-        return _from_lists(root, inside, found)
-
-
-class DigitDomains(DomainData, ArrayData):
-    """MNIST, USPS and SVHN, those found in `root`, in colour at 28 pixels (USPS has 16, SVHN 32).
-
-    As usual with these three, the official training sets are trained on, or adapted to, and the official test sets are
-    held out, or tested on; `holdout` has no effect. `domains` limits which of the three are used.
-    """
-
-    mean = std = (0.5, 0.5, 0.5)
-    native_size = image_size = 28
-    #: the files that identify each; USPS may be an array file or LIBSVM's
-    files: ClassVar[dict[str, tuple[str, ...]]] = {
-        "mnist": ("MNIST/raw/train-images-idx3-ubyte",),
-        "usps": ("usps.npz", "usps.bz2"),
-        "svhn": ("train_32x32.mat",),
-    }
-
-    def __init__(
-        self,
-        root: str | None = None,
-        *,
-        augment: Literal["none", "shift", "domains"] = "none",
-        image_size: int = 28,
-        domains: list[str] | None = None,
-        **options: Any,
-    ) -> None:
-        self.domains = list(self.files) if domains is None else domains
-        super().__init__(root, augment=augment, image_size=image_size, **options)
-
-    def _find_domains(self) -> tuple[str, ...]:
-        root = Path(self.root or "").expanduser()
-        there = {name for name, files in self.files.items() if any((root / file).is_file() for file in files)}
-        return tuple(name for name in self.domains if name in there)
-
-    def read_splits(self) -> tuple[dict[str, Split], list[str]]:
-        root = Path(existing_root(self.root))
-        names = self._choose_domains()
-        found = {name: [self._read_part(root, name, part) for part in ("train", "test")] for name in names}
-        sets = self._arrange(found, classes := [str(digit) for digit in range(10)])
-        return {name: Split(part.samples, part.labels, fields) for name, (part, fields) in sets.items()}, classes
-
-    def _read_part(self, root: Path, name: str, part: str) -> Part:
-        from torchvision.transforms.v2 import functional as F
-
-        try:
-            images, labels = _READERS[name](root, part)
-        except ImportError as error:
-            raise UserError(f"{name} is read with {error.name}, which is missing: install it.") from error
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
-            raise UserError(
-                f"the {part} images of {name} cannot be read from {root} ({error}): unpack them again."
-            ) from error
-        colour = torch.from_numpy(np.ascontiguousarray(images)).reshape(len(labels), -1, *images.shape[-2:])
-        sized = F.resize(colour, [self.native_size] * 2).expand(-1, 3, -1, -1)
-        return Part(sized.contiguous().numpy(), np.asarray(labels, np.int64), str(root))
-
-
-def _read_mnist(root: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    from torchvision.datasets import MNIST
-
-    digits = MNIST(str(root), train=part == "train")
-    return digits.data.numpy(), digits.targets.numpy()
-
-
-def _read_usps(root: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """An array file, or the files torchvision reads, in LIBSVM's format: values from -1 to 1, labels from 1."""
-    if (root / "usps.npz").is_file():
-        with np.load(root / "usps.npz") as arrays:
-            return arrays[f"{part}_images"], arrays[f"{part}_labels"]
-    from sklearn.datasets import load_svmlight_file
-
-    values, labels = load_svmlight_file(root / ("usps.bz2" if part == "train" else "usps.t.bz2"), n_features=256)
-    return ((values.toarray().reshape(-1, 16, 16) + 1) / 2 * 255).astype(np.uint8), labels - 1
-
-
-def _read_svhn(root: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read an SVHN file, in which the digit zero has the label 10."""
-    from scipy.io import loadmat
-
-    file = loadmat(root / f"{part}_32x32.mat")
-    return file["X"].transpose(3, 2, 0, 1), file["y"].ravel() % 10
-
-
-_READERS = {"mnist": _read_mnist, "usps": _read_usps, "svhn": _read_svhn}
-_MINIATURES: dict[str, tuple[str, ...]] = {
-    "folder-domains": ("evening", "morning", "noon"),
-    "pacs": PACS.domains,
-    "vlcs": VLCS.domains,
-    "office-home": OfficeHome.domains,
-    "terra-incognita": TerraIncognita.domains,
-    "visda": VisDA.domains,
-}
-_CLASSES, _PER_CLASS = ("dog", "elephant", "giraffe"), 5
-
-
-def miniature(folder: Path, name: str) -> None:
-    """Three classes of five images in every domain; of the digits 40 in each training set and 20 in each test set."""
-    if name not in _MINIATURES:
-        _digit_miniature(folder)
-        return
-    for number, domain in enumerate(_MINIATURES[name]):
-        lines = []
-        for label, each in enumerate(_CLASSES):
-            for i in range(_PER_CLASS):
-                save_picture(folder / domain / each / f"{i:03d}.jpg", label, 100 * number + i, grey=domain == "sketch")
-                lines.append((f"{each}/{i:03d}.jpg", label, i))
-        if name == "visda":
-            (folder / domain / "image_list.txt").write_text("".join(f"{path} {label}\n" for path, label, _ in lines))
-        if name == "pacs":
-            (folder / "splits").mkdir(exist_ok=True)
-            lists = {"train": range(1, _PER_CLASS), "crossval": range(1), "test": range(_PER_CLASS)}
-            for part, kept in lists.items():
-                text = "".join(f"{domain}/{path} {label + 1}\n" for path, label, i in lines if i in kept)
-                (folder / "splits" / f"{domain}_{part}_kfold.txt").write_text(text)
-
-
-def _digit_miniature(folder: Path) -> None:
-    from scipy.io import savemat
-
-    raw = folder / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    usps: dict[str, np.ndarray] = {}
-    for part, prefix, count in (("train", "train", 40), ("test", "t10k", 20)):
-        labels = np.arange(count, dtype=np.uint8) % 10
-        coloured = np.stack([picture(label, i, 32, 32) for i, label in enumerate(labels.tolist())])
-        grey = coloured.mean(3).astype(np.uint8)
-        (raw / f"{prefix}-images-idx3-ubyte").write_bytes(
-            struct.pack(">4i", 2051, count, 28, 28) + grey[:, :28, :28].tobytes()
-        )
-        (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, count) + labels.tobytes())
-        usps |= {f"{part}_images": grey[:, 8:24, 8:24], f"{part}_labels": labels}
-        mat = folder / f"{part}_32x32.mat"
-        savemat(mat, {"X": coloured.transpose(1, 2, 3, 0), "y": np.where(labels, labels, 10)[:, None]})
-        written = mat.read_bytes()  # its first 116 bytes are a text with the time
-        mat.write_bytes(b"MATLAB 5.0 MAT-file".ljust(116) + written[116:])
-    np.savez(folder / "usps.npz", **usps)  # type: ignore[arg-type]  # numpy's stub has an option among the names

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
 from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics, check_images
-from batchformer.data.images import EXTENSIONS, images_in, passed_over
+from batchformer.data.images import EXTENSIONS, decode_images, images_in, passed_over
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.sets.classification import ClassificationData
 from batchformer.errors import UserError
@@ -64,6 +65,7 @@ class FileData(ClassificationData):
         self._check_views(get_args(FileAugmentation))
         self.augment, self.image_size, self.erase_prob = augment, image_size, erase_prob
         self.mean, self.std = mean, std
+        self._held: dict[str, torch.Tensor] = {}
 
     @abstractmethod
     def _read_listings(self, root: str) -> tuple[dict[str, Listing], list[str]]:
@@ -91,6 +93,8 @@ class FileData(ClassificationData):
         from batchformer.data.loading.samples import FileSamples
 
         listing = self._listings[name]
+        if self.on_device is True:
+            return self._device_loader(self._held_images(name), listing, name, training)
         transforms = [self.predict_transform]
         if training:
             common = (self.image_size, self.mean, self.std, self.erase_prob)
@@ -104,6 +108,16 @@ class FileData(ClassificationData):
             **self._labelled(listing),
         )
         return self._host_loader(samples, name, training)
+
+    def _held_images(self, name: str) -> torch.Tensor:
+        """The images of a set on the device, shared by all its loaders, and by sets of the same images."""
+        paths, rank = self._listings[name].paths, self._rank_and_world()[0]
+        key = next((other for other in self._held if self._listings[other].paths == paths), name)
+        if key not in self._held:
+            files = [self._folder + path for path in paths]
+            images = decode_images(files, self.image_size, f"images of {key}", rank == 0, True, self.upright)
+            self._held[key] = torch.from_numpy(images).to(self._device())
+        return self._held[key]
 
     @property
     def predict_transform(self) -> Callable[[Image.Image], Tensor]:

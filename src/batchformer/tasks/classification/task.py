@@ -19,7 +19,7 @@ from batchformer.models.create import load_teacher
 from batchformer.tasks.classification.mixing import LateTargets, Mixing, build_mixing
 from batchformer.tasks.classification.options import DistillationOptions, InsertionOptions, MixOptions, heads_at
 from batchformer.training.classifier_task import ClassifierTask
-from batchformer.training.optimizers import AdamWOptions, Rule, build_optimizer, layer_rules
+from batchformer.training.optimizers import AdamWOptions, Rule, build_optimizer, layer_rules, scaled_lr
 from batchformer.training.options import as_options, plain_values
 from batchformer.training.schedules import CosineOptions, check_has_end, place_in_run, warm_cosine
 from batchformer.training.task import Batch
@@ -176,7 +176,12 @@ class Classification(ClassifierTask):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimizer(
-            self.optimizer_options, self.net, self._rules, self.attachment, self._peak_lr(), self.fused
+            self.optimizer_options,
+            self.net,
+            self._rules,
+            self.attachment,
+            scaled_lr(self.optimizer_options, self.trainer),
+            self.fused,
         )
 
     # ---- training
@@ -257,22 +262,11 @@ class Classification(ClassifierTask):
         if self.ema_decay is not None:
             self.ema.update(self.net)
 
-    def _peak_lr(self) -> float:
-        """The highest learning rate, scaled by the number of images per update."""
-        options, trainer = self.optimizer_options, self.trainer
-        if options.lr_per is None:
-            return options.lr
-        batch = getattr(getattr(trainer, "datamodule", None), "batch_size", None)
-        if batch is None:
-            raise UserError(
-                "optimizer.lr_per scales the learning rate by the batch, which is not known here: give the trainer a "
-                "data module with batch_size, or set lr_per null."
-            )
-        return options.lr * batch * trainer.world_size * trainer.accumulate_grad_batches / options.lr_per
-
     def learning_rate(self) -> float:
         schedule = self.schedule_options
-        return warm_cosine(schedule, self._peak_lr(), *place_in_run(self.trainer, schedule.per))
+        return warm_cosine(
+            schedule, scaled_lr(self.optimizer_options, self.trainer), *place_in_run(self.trainer, schedule.per)
+        )
 
     # ---- evaluation
 

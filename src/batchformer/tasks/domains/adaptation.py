@@ -24,7 +24,7 @@ class DomainAdaptation(DomainTask):
     """Trains with unlabelled target images; logs `train/loss risk transfer acc lr` and `val/accuracy`.
 
     BatchFormer's appendix, Table 8 (MDD, VisDA-2017): source and target rows attend to each other in one batch, before
-    the bottleneck; related rows of a domain count as that domain's.
+    the bottleneck; related rows of a domain count as that domain's. "source_only" never sees the target, as in TLL.
 
     Args:
         backbone: any name timm knows.
@@ -71,7 +71,12 @@ class DomainAdaptation(DomainTask):
         options = {**asdict(self.module_options), "before": self.module_options.before or "bottleneck"}
         return bf.attach(net, dim=int(net.backbone.num_features), **options)  # type: ignore[union-attr, arg-type]
 
+    @property
+    def feature_layer(self) -> str:
+        return "bottleneck"
+
     def check_data(self, data: Any) -> None:
+        super().check_data(data)
         if not getattr(data, "adapt", True):
             raise UserError("domain adaptation needs the target's images in training: set data.adapt to true.")
 
@@ -96,18 +101,19 @@ class DomainAdaptation(DomainTask):
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         source, target = batch["source"], batch["target"]
-        images = torch.cat([source["images"], target["images"]])
+        seen = [source["images"]] if self.adapt.name == "source_only" else [source["images"], target["images"]]
+        images = torch.cat(seen)
         logits, adversary = self.net(images)
-        rows = [len(source["images"]), len(target["images"])] * (len(logits) // len(images))
+        rows = [len(each) for each in seen] * (len(logits) // len(images))
         parts = logits.split(rows)
-        of_source, of_target = torch.cat(parts[::2]), torch.cat(parts[1::2])
+        of_source = torch.cat(parts[:: len(seen)])
         labels = bf.repeat_targets(source["labels"], of_source)
         risk = F.cross_entropy(of_source.float(), labels)
         found = {"loss": risk, "risk": risk}
         if adversary is not None:
             against = adversary.split(rows)
             disputed = torch.cat(against[::2]), torch.cat(against[1::2])
-            found["transfer"] = self._transfer(of_source, of_target, *disputed)
+            found["transfer"] = self._transfer(of_source, torch.cat(parts[1::2]), *disputed)
             found["loss"] = risk + self.adapt.weight * found["transfer"]
         with torch.no_grad():
             found["acc"] = 100.0 * (parts[0].argmax(1) == source["labels"])

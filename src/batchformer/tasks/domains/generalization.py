@@ -11,7 +11,7 @@ from batchformer.data.info import DataInfo
 from batchformer.errors import UserError
 from batchformer.losses import coral_penalty, irm_penalty, rows_by_domain, vrex_penalty
 from batchformer.models import create_backbone
-from batchformer.models.domains import FeatureRecorder, insert_mix_style
+from batchformer.models.domains import FeatureRecorder, check_feature_maps, insert_mix_style
 from batchformer.tasks.domains.options import AlgorithmOptions, DomainOptimizerOptions
 from batchformer.tasks.domains.task import DomainTask, JudgeBy
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
@@ -40,7 +40,7 @@ class DomainGeneralization(DomainTask):
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
-    analyses = ("gradient_influence",)
+    analyses = ("gradient_influence", "domain_planes")
     penalty_weight: Tensor
 
     def __init__(
@@ -81,6 +81,8 @@ class DomainGeneralization(DomainTask):
                 f"data.batch_size {data.batch_size} holds one image of each source domain, and {self.algorithm.name} "
                 f"needs two or more: raise it."
             )
+        if self.algorithm.name == "mixstyle":
+            check_feature_maps(self.net, self.algorithm.layers, data.image_size)
 
     def plain_net(self, data: DataInfo) -> nn.Module:
         return create_backbone(self.backbone, len(data.classes), **self.backbone_args)

@@ -33,6 +33,7 @@ class DomainTask(ClassifierTask):
     """
 
     measures: Sequence[Measure] = DOMAINS
+    analyses: Sequence[Any] = ("domain_planes",)
     valley_set = SOURCE
 
     def __init__(
@@ -95,6 +96,11 @@ class DomainTask(ClassifierTask):
     def _is_backbone(self, layer: nn.Module) -> bool:
         return True
 
+    @property
+    def feature_layer(self) -> str:
+        """The submodule that the features enter, for the analysis of domains."""
+        return bf.find_classifiers(self.net)[0]
+
     # ---- optimizer
 
     def new_parameters(self) -> list[nn.Parameter]:
@@ -133,7 +139,8 @@ class DomainTask(ClassifierTask):
         options, trainer = self.optimizer_options, self.trainer
         epochs, total = place_in_run(trainer, "step")
         step, steps = epochs * steps_per_epoch(trainer), total * steps_per_epoch(trainer)
-        step -= self.schedule_began_at(round(step))
+        began = self.schedule_began_at(round(step))
+        step, steps = step - began, steps - began  # the cosine ends with the training
         if options.schedule == "cosine":
             return options.lr * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
         if options.schedule == "inverse":

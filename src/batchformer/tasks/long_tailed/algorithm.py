@@ -1,25 +1,33 @@
 """The methods of long-tailed recognition behind one interface; this one is a single network with one loss."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.data.info import DataInfo
-from batchformer.data.loading.order import Sampler
+from batchformer.data.loading.epoch_loader import EpochLoader
+from batchformer.data.loading.order import Sampler, class_order
 from batchformer.losses import LDAMLoss
 from batchformer.metrics.measures import LONG_TAILED, Measure
 from batchformer.models import create_backbone, use_normed_classifier
 from batchformer.tasks.long_tailed.losses import build_criterion
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
+from batchformer.training.weights import load_weights
 
 if TYPE_CHECKING:
     from batchformer.tasks.long_tailed.task import LongTailed
+
+Sampling = Literal["instance", "class_balanced", "square_root"]
+#: a class of n training images is drawn in proportion to n to this power
+POWERS: dict[str, float] = {"instance": 1.0, "square_root": 0.5, "class_balanced": 0.0}
 
 
 class Algorithm(nn.Module):
@@ -32,6 +40,8 @@ class Algorithm(nn.Module):
 
     #: the measures of a run, in the order of the table
     measures: Sequence[Measure] = LONG_TAILED
+    #: how training images are drawn where the recipe does not say (`model.sampling`)
+    sampling: Sampling = "instance"
 
     def views(self, task: "LongTailed") -> int:
         """How many views of each image a training batch holds."""
@@ -61,11 +71,30 @@ class Algorithm(nn.Module):
         return build_criterion(task.loss_options, data.class_counts)
 
     def sampler(self, task: "LongTailed", data: Any) -> Sampler | None:
-        """The order of the training samples; None: that of the data."""
+        """The order of the training samples; None: that of the data, each image once an epoch."""
+        power = POWERS[task.sampling or self.sampling]
+        if power == 1:
+            return None
+        weights = np.asarray(data.class_counts, np.float64) ** power
+        return partial(class_order, labels=data.train_labels, weights=weights, seed=data.seed)
+
+    def training_loader(self, task: "LongTailed", data: Any) -> EpochLoader | Mapping[str, EpochLoader] | None:
+        """A training loader of the method's own, or several that are read together; None: that of the data."""
         return None
+
+    def chooses_samples(self, task: "LongTailed") -> bool:
+        """Whether `sampler` or `training_loader` give anything: then the data must be a data module of this package."""
+        return (task.sampling or self.sampling) != "instance"
 
     def check_data(self, task: "LongTailed", data: Any) -> None:
         """Refuse data that the method cannot be trained on."""
+
+    def load_part(self, task: "LongTailed", part: str, source: str) -> None:
+        """Load weights from elsewhere into a part of the network (`--init-from`)."""
+        load_weights(task.net, part, source, attached=task.attachment is not None)
+
+    def before_training(self, task: "LongTailed") -> None:
+        """Load what only training needs, such as a teacher; called before anything is written, perhaps twice."""
 
     def optimizer(self, task: "LongTailed") -> torch.optim.Optimizer:
         return build_sgd(task.optimizer_options, task.net.parameters(), task.module_parameters, task.fused)
@@ -81,14 +110,24 @@ class Algorithm(nn.Module):
         loss = task.loss_weight * task.stream_criterion(logits, batch["labels"])
         return {"loss": loss, "acc": accuracy_of_plain_rows(task, logits, batch["labels"])}
 
+    def after_step(self, task: "LongTailed") -> None:
+        """Called right after each update of the weights."""
+
     def test_logits(self, task: "LongTailed", logits: Any) -> Float[Tensor, "batch classes"]:
         """From the output of the network in eval mode to the logits that are evaluated."""
         scale = task.criterion.scale if isinstance(task.criterion, LDAMLoss) else 1.0
         return logits.float() * scale
 
+    def observe(self, task: "LongTailed", batch: Batch, name: str) -> None:
+        """Update metrics of the method's own with a batch of an evaluation set."""
+
     def results(self, task: "LongTailed", name: str) -> dict[str, Tensor]:
         """Further measures of an evaluation set, besides the accuracies."""
         return {}
+
+    def export_notes(self, task: "LongTailed") -> tuple[dict[str, str], str, str] | None:
+        """See `Task.export_notes`; None: those of the backbone."""
+        return None
 
     def sections(self, task: "LongTailed") -> list[dict[str, Any]]:
         """The method's own parts of the page."""

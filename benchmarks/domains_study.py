@@ -1,0 +1,190 @@
+"""Unseen domains: every method with and without BatchFormer, every target, several seeds.
+
+    python -m benchmarks.domains_study pacs-128 --data-root DIR --weights resnet50.pth [--jobs 4 --in-turn]
+        [--missing] [--minutes 8] [--seeds 0 1 2] [--only erm irm+batchformer] [--targets sketch] [-- more overrides]
+    python -m benchmarks.domains_study pacs-128-adapt --data-root DIR --weights resnet50.pth
+    python -m benchmarks.domains_study mnist-usps --data-root DIR
+    python -m benchmarks.domains_study digits-domains
+
+The study is a recipe and its variants; of `pacs-128` also what the released code does: the module frozen at its random
+start (`erm+batchformer-frozen`), and the domains of IRM mixed (`irm+batchformer-mixed`). SWAD is measured in every run.
+
+`--jobs` processes train one run after the other; with `--in-turn` they train one at a time on the card, and read data
+and capture steps meanwhile. A result file is copied to `results/<study>/` as soon as its run has ended: with
+`--missing` what is there is not trained again, on another machine either. After `--minutes` no further run is begun,
+and a run that was stopped goes on from its last checkpoint, so the study may be cut into slices of any length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+from batchformer.recipes import find_recipe, read_recipe
+from benchmarks._study import environment
+
+
+@dataclass(frozen=True)
+class DomainStudy:
+    """The variants of a recipe, and `extra` ones: the keys that make them, beside the recipe's variant they begin with.
+
+    `more_seeds` are trained of `most` alone. Data without targets have the target "" alone.
+    """
+
+    recipe: str
+    targets: Sequence[str] = ("",)
+    extra: Mapping[str, str] = field(default_factory=dict)
+    seeds: Sequence[int] = (0, 1, 2)
+    more_seeds: Sequence[int] = ()
+    most: Sequence[str] = ()
+
+    @property
+    def variants(self) -> dict[str, str]:
+        """Name -> what `fit --variant` is given."""
+        own = read_recipe(find_recipe(self.recipe)[1])["variants"]
+        return {name: name for name in own} | {name: f"{name}:{keys}" for name, keys in self.extra.items()}
+
+    def runs(self, seeds: Sequence[int] | None, only: Sequence[str], targets: Sequence[str]) -> list[Run]:
+        """Seed by seed, so that a study cut short is balanced."""
+        everything = [
+            *product(self.seeds if seeds is None else seeds, targets, only),
+            *product(self.more_seeds if seeds is None else (), targets, [name for name in only if name in self.most]),
+        ]
+        return [Run(variant, target, seed) for seed, target, variant in everything]
+
+
+@dataclass(frozen=True)
+class Run:
+    variant: str
+    target: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return "-".join(part for part in (self.variant, self.target, f"seed{self.seed}") if part)
+
+
+_PACS = ("art_painting", "cartoon", "photo", "sketch")
+STUDIES = {
+    "pacs-128": DomainStudy(
+        "pacs-128",
+        _PACS,
+        {
+            "erm+batchformer-frozen": "model.method=batchformer,model.optimizer.module_lr_factor=0.0",
+            "irm+batchformer-mixed": "model.method=batchformer,model.algorithm.name=irm,"
+            "model.algorithm.mixed_domains=true",
+        },
+        more_seeds=(3, 4),
+        most=("erm", "erm+batchformer"),
+    ),
+    "pacs-128-adapt": DomainStudy("pacs-128-adapt", ("sketch",)),
+    "mnist-usps": DomainStudy("mnist-usps", ("usps", "mnist")),
+    "digits-domains": DomainStudy("digits-domains", tuple(f"{angle}-degrees" for angle in range(0, 90, 15))),
+}
+
+
+def fit(study: DomainStudy, run: Run, args: argparse.Namespace) -> int:
+    """Train a run in this process, or finish it, and keep its result."""
+    from batchformer.cli import main as batchformer
+
+    out, kept = args.runs / run.name, kept_at(study, run, args)
+    if not (out / "result.json").is_file():
+        words = ["fit", study.recipe, "--variant", study.variants[run.variant]]
+        words += ["--data.target", run.target] if run.target else []
+        words += ["--seed", str(run.seed), "--out", str(out), "--resume", "--no-analysis"]
+        words += ["--data-root", args.data_root] if args.data_root else []
+        words += ["--init-from", args.weights] if args.weights else []
+        if args.in_turn:
+            turn = {"class_path": "benchmarks._turn.InTurn", "init_args": {"lock": str(args.runs / "turn")}}
+            words += ["--trainer.callbacks", json.dumps([turn])]
+        if code := batchformer([*words, *args.extra]):
+            return code
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(out / "result.json", kept)
+    return 0
+
+
+def kept_at(study: DomainStudy, run: Run, args: argparse.Namespace) -> Path:
+    return args.results / study.recipe / f"{run.name}.json"
+
+
+def work(study: DomainStudy, runs: Sequence[Run], args: argparse.Namespace) -> int:
+    """Train these runs one after the other; the number that failed."""
+    import torch
+
+    failed = 0
+    for run in runs:
+        if args.minutes is not None and time.time() > args.began + 60 * args.minutes:
+            break
+        began = time.perf_counter()
+        code = fit(study, run, args)
+        failed += code != 0
+        said = "done" if code == 0 else "failed"
+        print(f"{run.name}: {said} after {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+        gc.collect()  # a captured step holds its network in a cycle
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return failed
+
+
+def parser(studies: Mapping[str, DomainStudy], about: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("study", choices=list(studies))
+    made.add_argument("--data-root")
+    made.add_argument("--weights", help="a file of weights that the backbone begins with")
+    made.add_argument("--runs", type=Path, help="default: runs/<study>-study")
+    made.add_argument("--results", type=Path, default=Path("results"))
+    made.add_argument("--jobs", type=int, default=1)
+    made.add_argument("--in-turn", action="store_true", help="start side by side, train one at a time")
+    made.add_argument("--missing", action="store_true", help="train only what --results does not hold yet")
+    made.add_argument("--minutes", type=float, help="begin no run after that time")
+    made.add_argument("--seeds", type=int, nargs="+", help="default: those of the study")
+    made.add_argument("--only", nargs="+", help="variants; default: all")
+    made.add_argument("--targets", nargs="+", help="default: all")
+    made.add_argument("--worker", type=int, help=argparse.SUPPRESS)  # one of --jobs processes
+    made.add_argument("--began", type=float, default=time.time(), help=argparse.SUPPRESS)
+    made.epilog = "after --: more overrides for every run"
+    return made
+
+
+def main(
+    studies: Mapping[str, DomainStudy] = STUDIES, module: str = "benchmarks.domains_study", about: str | None = __doc__
+) -> int:
+    """Train a study; `module` is the script that processes of `--jobs` run, `about` its help text."""
+    made = parser(studies, about)
+    words, extra = sys.argv[1:], []
+    if "--" in words:  # argparse takes no second list of words here
+        words, extra = words[: words.index("--")], words[words.index("--") + 1 :]
+    args = made.parse_args(words, argparse.Namespace(extra=extra))
+    study = studies[args.study]
+    args.runs = args.runs or Path("runs") / f"{args.study}-study"
+    for name, known in (("only", list(study.variants)), ("targets", list(study.targets))):
+        given = getattr(args, name) or known
+        if unknown := [each for each in given if each not in known]:
+            made.error(f"--{name} {unknown[0]}: choose from {', '.join(known)}")
+        setattr(args, name, given)
+    args.runs.mkdir(parents=True, exist_ok=True)
+    if args.worker is not None or args.jobs == 1:
+        runs = study.runs(args.seeds, args.only, args.targets)[args.worker or 0 :: args.jobs]
+        if args.missing:  # of its own share: another process may have ended a run before this one looks
+            runs = [run for run in runs if not kept_at(study, run, args).is_file()]
+        return min(1, work(study, runs, args))
+    itself, workers = [sys.executable, "-m", module, "--began", str(args.began)], []
+    for number in range(args.jobs):
+        with open(args.runs / f"worker{number}.log", "w") as log:  # what the runs print; a line a run goes to stderr
+            command = [*itself, "--worker", str(number), *sys.argv[1:]]
+            workers.append(subprocess.Popen(command, stdout=log, env=environment(args.jobs)))
+    return min(1, sum(worker.wait() for worker in workers))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

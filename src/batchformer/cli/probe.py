@@ -1,0 +1,110 @@
+"""``batchformer probe RUN``: train a linear classifier on the frozen backbone of a run, or fine-tune it."""
+
+from pathlib import Path
+from typing import Any
+
+from batchformer.cli.arguments import Option, read_arguments
+from batchformer.cli.training import COMMON
+from batchformer.errors import UserError, did_you_mean
+from batchformer.files import refuse_to_replace, write_text
+from batchformer.runs.folder import RunFolder
+
+HELP = """
+batchformer probe RUN [--protocol moco-v2|moco-v3|mae|finetune] [--labels 0.01] [options] [--key value ...]
+
+What the backbone of a pre-training run is worth: train a linear classifier on its frozen features, or all of it.
+
+  --protocol NAME   moco-v2: SGD, learning rate 30, 100 epochs; moco-v3 (default): SGD, 0.1 per 256 images, 90 epochs;
+                    mae: LARS, BatchNorm in front of the classifier, 90 epochs; finetune: all weights, AdamW, 100 epochs
+  --labels PART     use the labels of this part of the training images only (0.01 or 0.1), drawn by class and seed
+  --seed N          of the probe (0)
+  --out DIR         run folder (RUN-probe); DIR.yaml beside it is the recipe that was trained
+  --data-root, --resume, --overwrite and any field (--trainer.max_epochs 10, --model.optimizer.lr 10) as in fit
+
+A network of timm or a file needs no run: batchformer fit linear-probe --model.backbone resnet50 --init-from FILE
+"""
+
+_STEPS = {"name": "step", "milestones": [60, 80]}
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "moco-v2": {"epochs": 100, "model": {"optimizer": {"lr": 30.0}, "schedule": _STEPS}},
+    "moco-v3": {"epochs": 90, "model": {"optimizer": {"lr": 0.1}, "schedule": {"name": "cosine"}}},
+    "mae": {
+        "epochs": 90,
+        "model": {
+            "batch_norm": True,
+            "optimizer": {"name": "lars", "lr": 0.1},
+            "schedule": {"name": "cosine", "warmup_epochs": 10, "warmup_start": 0.1},
+        },
+    },
+    "finetune": {
+        "epochs": 100,
+        "task": "classification",
+        "model": {
+            "method": "baseline",
+            "optimizer": {"lr": 5.0e-4, "lr_per": 256, "weight_decay": 0.05},
+            "schedule": {"warmup_epochs": 5},
+        },
+    },
+}
+_FIRST_LINE = "# Written by batchformer probe.\n"
+#: options of pre-training that a probe does not have; its images are seen once
+_LEFT_OUT = ("views", "augment", "augment_repeats")
+
+
+def run(args: list[str]) -> int:
+    options = [*COMMON, Option("protocol"), Option("labels"), Option("seed")]
+    given = read_arguments(args, options, recipe_keys=True)
+    if len(given.positional) != 1:
+        raise UserError("probe needs one run folder: batchformer probe runs/mae-digits/batchformer-seed0")
+    protocol = given.value("protocol") or "moco-v3"
+    if protocol not in PROTOCOLS:
+        raise UserError(
+            f"--protocol {protocol}: expected one of {', '.join(PROTOCOLS)}.{did_you_mean(protocol, PROTOCOLS)}"
+        )
+    folder = RunFolder(Path(given.positional[0]))
+    folder.require()
+    recipe = recipe_of_probe(folder, protocol, given.value("labels"))
+
+    import yaml
+
+    from batchformer.cli import fit
+
+    out = given.value("out") or f"{folder.path}-{'finetune' if protocol == 'finetune' else 'probe'}"
+    name = f"{recipe['run'].pop('recipe')}-{protocol}"
+    words = [word for key, value in given.recipe_keys for word in (f"--{key}", value)]
+    for option in ("seed", "data-root"):
+        words += [f"--{option}", str(given.value(option))] if given.flag(option) else []
+    words += [f"--{flag}" for flag in ("resume", "overwrite", "no-analysis") if given.flag(flag)]
+    file = Path(f"{out}.yaml")
+    refuse_to_replace(file, lambda content: content.startswith(_FIRST_LINE.encode()))
+    write_text(file, _FIRST_LINE + yaml.safe_dump(recipe, sort_keys=False))
+    return fit.run([str(file), "--name", name, "--out", out, *words])
+
+
+def recipe_of_probe(folder: RunFolder, protocol: str, labels: str | None) -> dict[str, Any]:
+    """The recipe that probes a run: its backbone and its data, trained by the protocol."""
+    import yaml
+
+    config: dict[str, Any] = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+    model, data, chosen = config["model"], config["data"], PROTOCOLS[protocol]
+    if "backbone" not in model:
+        raise UserError(f"{folder.path} is of a task without a backbone: probe a run of mae, moco or a classifier.")
+    arguments = {k: v for k, v in (data.get("init_args") or {}).items() if k not in _LEFT_OUT and v is not None}
+    task = chosen.get("task", "linear_probe")
+    probed: dict[str, Any] = {"backbone": model["backbone"], "backbone_args": model.get("backbone_args") or {}}
+    if labels is not None:
+        if task != "linear_probe":
+            raise UserError("--labels goes with a linear probe: leave out --protocol finetune.")
+        probed["labels"] = float(labels)
+    trainer = {key: config["trainer"][key] for key in ("precision", "accelerator") if config["trainer"].get(key)}
+    return {
+        "task": task,
+        "trainer": {**trainer, "max_epochs": chosen["epochs"], "check_val_every_n_epoch": 10},
+        "model": {**probed, **chosen["model"]},
+        "data": {"class_path": data["class_path"], "init_args": arguments},
+        "run": {
+            "recipe": config["run"].get("recipe", "run"),
+            "init_from": {"network": str(folder.path)},
+            "threads": config["run"].get("threads"),
+        },
+    }

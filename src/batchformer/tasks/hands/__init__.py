@@ -1,0 +1,1 @@
+"""Hand meshes from pictures: Mesh Graphormer, with or without BatchFormerV2."""

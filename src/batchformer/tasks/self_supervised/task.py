@@ -1,0 +1,201 @@
+"""Base class of pre-training: no labels in training, features evaluated by neighbours and a linear classifier."""
+
+import json
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from batchformer.data import ClassificationData
+from batchformer.data.info import DataInfo
+from batchformer.data.loading.epoch_loader import as_batch
+from batchformer.errors import UserError
+from batchformer.metrics.features import knn_scores, linear_scores
+from batchformer.metrics.gather import gathered
+from batchformer.metrics.measures import SELF_SUPERVISED, Measure
+from batchformer.models import create_backbone
+from batchformer.models.create import NOT_STOCK, creation_code
+from batchformer.training.network_task import NetworkTask
+from batchformer.training.options import as_options
+from batchformer.training.task import Batch
+
+_COLLAPSED = 0.1  # of the deviation that directions drawn at random have
+_FIRST_STEPS = 500  # embeddings of random weights are nearly the same, too
+
+
+@dataclass
+class JudgeOptions:
+    """How the features are evaluated whenever the run is validated; labels are read here and nowhere else.
+
+    Args:
+        neighbours: k of the weighted k-NN classifier; 0 leaves it out.
+        temperature: of its weights.
+        linear: also fit a linear classifier to the features of unaugmented training images.
+        images: use so many training images; null: all.
+    """
+
+    neighbours: int = 200
+    temperature: float = 0.1
+    linear: bool = True
+    images: int | None = None
+
+    def check(self) -> None:
+        if self.neighbours < 0 or not self.temperature > 0 or (self.images is not None and self.images < 1):
+            raise UserError(
+                f"model.judge: neighbours={self.neighbours} must be 0 or more, temperature={self.temperature} above 0, "
+                f"and images={self.images} 1 or more, or null."
+            )
+        if not (self.neighbours or self.linear):
+            raise UserError("model.judge evaluates nothing: set neighbours above 0, or linear to true.")
+
+
+class Pretraining(NetworkTask):
+    """Base class: training batches have no labels, and validation judges the features of the plain backbone.
+
+    A subclass gives, besides what `NetworkTask` requires, `features(images)`, `encoder(net)` and `step`.
+    """
+
+    measures: Sequence[Measure] = SELF_SUPERVISED
+    data_class: ClassVar[type] = ClassificationData
+
+    def __init__(
+        self,
+        backbone: str,
+        backbone_args: dict[str, Any] | None,
+        method: Any,
+        judge: JudgeOptions,
+        **options: Any,
+    ) -> None:
+        super().__init__(backbone, backbone_args, method, "mean", **options)
+        self.judge = as_options(JudgeOptions, judge)
+        self._held: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self._known: tuple[Tensor, Tensor] | None = None
+        self._warned = False
+
+    # ---- what a subclass gives
+
+    @abstractmethod
+    def features(self, images: Tensor) -> Float[Tensor, "batch dim"]:
+        """Features of the plain backbone."""
+
+    @abstractmethod
+    def encoder(self, net: nn.Module) -> nn.Module:
+        """The part of the network that is exported: the backbone."""
+
+    def plain_backbone(self, data: DataInfo) -> nn.Module:
+        return create_backbone(self.backbone, 0, **self.backbone_args)
+
+    # ---- training
+
+    def prepare(self, batch: Batch, batch_idx: int) -> Batch:
+        """The batch without its labels: nothing learns from them by accident."""
+        return {name: value for name, value in batch.items() if name != "labels"}
+
+    @torch.no_grad()
+    def spread_of(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, ""]:
+        """Mean deviation of the normalised embeddings over the batch, as a part of that of random directions.
+
+        About 1 where embeddings point everywhere, 0 where all of them are the same: a collapse.
+        """
+        unit = F.normalize(embeddings.float(), dim=1)
+        return unit.std(0).mean() * unit.shape[1] ** 0.5
+
+    def on_train_epoch_end(self) -> None:
+        super().on_train_epoch_end()
+        spread = self.trainer.callback_metrics.get("train/spread")
+        late = self.trainer.global_step >= _FIRST_STEPS
+        if spread is not None and spread < _COLLAPSED and late and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the embeddings of a batch are nearly the same (deviation {float(spread):.3f} of that of random "
+                "directions): the representation has collapsed; lower the learning rate, or check the augmentation.",
+                UserWarning,
+                stacklevel=1,
+            )
+
+    # ---- evaluation
+
+    def on_validation_epoch_start(self) -> None:
+        self._remember_training_set()
+
+    def on_test_epoch_start(self) -> None:
+        self._remember_training_set()
+
+    def _remember_training_set(self) -> None:
+        """Features and labels of the training images, unaugmented, of all processes."""
+        if self.trainer.sanity_checking:
+            return
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        self._known = self._gather(self._features_of(data.evaluation_loader("train")))
+
+    def _features_of(self, loader: Iterable[Any]) -> list[tuple[Tensor, Tensor]]:
+        trainer, precision = self.trainer, self.trainer.precision_plugin
+        most = None if self.judge.images is None else -(-self.judge.images // trainer.world_size)
+        found: list[tuple[Tensor, Tensor]] = []
+        for batch in loader:
+            if most is not None and sum(len(labels) for _, labels in found) >= most:
+                break
+            batch = as_batch(trainer.strategy.batch_to_device(precision.convert_input(batch)))
+            with precision.val_step_context(), torch.no_grad():
+                found.append((self.features(batch["images"]).float(), batch["labels"]))
+        if most is not None and found:
+            features, labels = (torch.cat(part)[:most] for part in zip(*found, strict=True))
+            found = [(features, labels)]
+        return found
+
+    def _gather(self, held: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        features, labels = (torch.cat(part) for part in zip(*held, strict=True))
+        if self.trainer.world_size == 1:
+            return features, labels
+        parts = gathered((features.cpu(), labels.cpu()))
+        return tuple(torch.cat(part).to(self.device) for part in zip(*parts, strict=True))  # type: ignore[return-value]
+
+    def evaluate(self, batch: Batch, name: str) -> Mapping[str, Tensor] | None:
+        self._held.setdefault(name, []).append((self.features(batch["images"]).float(), batch["labels"]))
+        return None
+
+    def results(self, name: str) -> dict[str, Tensor]:
+        held = self._held.pop(name, [])
+        if self._known is None or not held:
+            return {}
+        features, labels = self._gather(held)
+        classes, (known, known_labels) = len(self.data_info.classes), self._known
+        if name == self.evaluation_sets[0]:
+            self._known = None
+        found = {}
+        if self.judge.neighbours:
+            options = self.judge.neighbours, self.judge.temperature
+            votes = knn_scores(features, known, known_labels, classes, *options)
+            found["knn"] = self._accuracy(votes, labels)
+        if self.judge.linear:
+            found["linear"] = self._accuracy(linear_scores(features, known, known_labels, classes), labels)
+        return found
+
+    def _accuracy(self, scores: Tensor, labels: Tensor) -> Tensor:
+        right = (scores.argmax(1) == labels).float()
+        count = torch.zeros(scores.shape[1], device=labels.device).index_add(0, labels, torch.ones_like(right))
+        found = torch.zeros_like(count).index_add(0, labels, right)
+        self.per_class = (100 * found / count).tolist()
+        return 100 * right.mean()
+
+    # ---- export
+
+    def plain_network(self) -> nn.Module:
+        return self.plain_backbone(self.data_info)
+
+    def trained_network(self, averaged: bool = False) -> nn.Module:
+        if averaged:
+            return super().trained_network(averaged)
+        return self.encoder(self.net)
+
+    def export_notes(self) -> tuple[dict[str, str], str, str]:
+        if self.backbone in NOT_STOCK:
+            raise UserError(f"{self.backbone} is not exported: {NOT_STOCK[self.backbone]}.")
+        metadata = {"backbone": self.backbone, "backbone_args": json.dumps(self.backbone_args)}
+        return metadata, *creation_code(self.backbone, 0, self.backbone_args)

@@ -1,0 +1,1 @@
+"""Unseen classes: compositional zero-shot recognition (unseen pairs) and generalized zero-shot recognition."""

@@ -1,0 +1,175 @@
+"""Studies of unseen domains: what is trained, and their tables in the docs."""
+
+import json
+import random
+import re
+
+import pytest
+from made_up import comparison, write
+
+from batchformer.cli.recipe_cli import RecipeCLI
+from batchformer.cli.training import variants_on_the_line
+from batchformer.recipes import find_recipe
+from batchformer.report.comparison import format_difference
+from batchformer.report.statistics import paired_difference
+from benchmarks import domains_study
+from benchmarks.domains_section import BEGIN, END, main
+from benchmarks.domains_study import STUDIES, DomainStudy, Run
+from benchmarks.results_page import results_page
+from tests.selection import others_slow
+
+LEVELS = {
+    "erm": 70.0, "erm+batchformer": 71.0, "irm": 66.0, "irm+batchformer": 65.0, "irm+batchformer-mixed": 60.0,
+}  # fmt: skip
+
+
+def made(variants=LEVELS, seeds=3, recipe="pacs-128"):
+    """Runs of every variant, target and seed; SWAD is two points above the last step, with the module three."""
+    measures = [
+        {"key": "accuracy", "label": "Accuracy", "unit": "%", "primary": True, "bounds": [0, 100]},
+        {"key": "accuracy_swad", "label": "Accuracy, SWAD", "unit": "%", "bounds": [0, 100], "reading_of": "accuracy"},
+    ]
+    found = []
+    for variant in variants:
+        for target in STUDIES["pacs-128"].targets:
+            for seed in range(seeds):
+                noise = random.Random(f"{target}{seed}").gauss(0, 1) + random.Random(f"{variant}{target}{seed}").gauss(
+                    0, 0.1
+                )
+                value = LEVELS[variant] + noise
+                swad = value + (3 if "batchformer" in variant else 2)
+                found.append({"recipe": recipe, "variant": variant, "target": target, "reference": "erm", "seed": seed,
+                              "protocol": "last", "measures": measures, "steps": 2500, "epochs": 25, "device": "card",
+                              "versions": {}, "data": {"fingerprint": f"{target}{seed}"},
+                              "metrics": {"accuracy": value, "accuracy_swad": swad}})  # fmt: skip
+    return found
+
+
+def means(results, variant, key="accuracy"):
+    """Of each seed, over the targets."""
+    found = {}
+    for each in results:
+        if each["variant"] == variant:
+            found.setdefault(each["seed"], []).append(each["metrics"][key])
+    return [sum(values) / len(values) for _, values in sorted(found.items())]
+
+
+def rows(page, heading):
+    """The rows of the table whose header begins so, by their first cell."""
+    lines = page.split(f"\n| {heading}")[1].splitlines()[2:]
+    table = [line.strip("| ").split(" | ") for line in lines[: next(k for k, line in enumerate(lines) if not line)]]
+    return {cells[0].strip("`"): cells[1:] for cells in table}
+
+
+def test_every_method_is_held_to_itself_without_the_module_and_to_the_reference(tmp_path):
+    results = made()
+    page = results_page(write(tmp_path, results))
+    assert page.count("## Unseen domains") == 1
+    whole = rows(page, "Accuracy, %")
+    assert list(whole) == [*LEVELS, "swad", "swad+batchformer"]
+    sketch = [each["metrics"]["accuracy"] for each in results if (each["variant"], each["target"]) == ("irm", "sketch")]
+    assert whole["irm"][3].startswith(f"{sum(sketch) / 3:.2f} ±")
+    assert whole["erm"][-1] == "the reference"
+    wanted = paired_difference(means(results, "erm"), means(results, "erm", "accuracy_swad"))
+    assert whole["swad"][-1] == format_difference(wanted)
+    gains = rows(page, "method")
+    assert list(gains) == ["erm", "irm", "irm, mixed", "swad"]
+    for name, before, after, key in (
+        ("erm", "erm", "erm+batchformer", "accuracy"),
+        ("irm, mixed", "irm", "irm+batchformer-mixed", "accuracy"),
+        ("swad", "erm", "erm+batchformer", "accuracy_swad"),
+    ):
+        wanted = paired_difference(means(results, before, key), means(results, after, key))
+        assert gains[name][2] == format_difference(wanted)
+    assert [cells[4] for cells in gains.values()] == ["higher", "lower", "lower", "higher"]
+    assert gains["erm"][5] == "+0.4 (`pacs-r18-erm`)"
+    assert gains["swad"][5] == "+1.0 (`pacs-r18-swad`)"
+
+
+def test_a_study_that_is_not_finished_gives_what_there_is(tmp_path):
+    results = [each for each in made(seeds=2) if (each["variant"], each["target"], each["seed"]) != ("irm", "photo", 1)]
+    gains = rows(results_page(write(tmp_path, results)), "method")
+    assert gains["irm"][3:5] == ["1", "one seed: may be chance"]
+    assert gains["erm"][3] == "2"
+
+
+def test_a_page_without_such_results_has_no_such_section(tmp_path):
+    assert "Unseen domains" not in results_page(write(tmp_path, comparison(seeds=2)))
+
+
+def test_the_page_about_domains_gets_the_gains(tmp_path, capsys):
+    page, results = tmp_path / "domains.md", write(tmp_path / "results", made())
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    assert main([str(results), str(page)]) == 0
+    text = page.read_text()
+    assert "old" not in text
+    assert text.startswith("before\n")
+    assert "| erm | " in text
+    assert main([str(write(tmp_path / "none", comparison(seeds=1))), str(page)]) == 2
+    assert "no study of domains" in capsys.readouterr().err
+    assert page.read_text() == text
+
+
+# ---- the script
+
+
+@pytest.mark.parametrize("name", others_slow(STUDIES, ["pacs-128"]))
+def test_every_variant_is_a_training_of_its_own(name):
+    study, cli, found = STUDIES[name], RecipeCLI(), {}
+    file = find_recipe(study.recipe)[1]
+    for variant, words in study.variants.items():
+        cli.load(file)
+        ((given, keys),) = variants_on_the_line([words]).items()
+        assert given == variant
+        keys = [*cli.variants.get(variant, []), *keys]
+        loaded = cli.load(file, [*keys, ("data.init_args.target", study.targets[0])])
+        found[variant] = json.dumps({part: loaded[part] for part in ("model", "data", "trainer")}, default=str)
+    assert len(set(found.values())) == len(found)
+    for variant, content in found.items():
+        assert json.loads(content)["model"]["method"] == ("batchformer" if "+batchformer" in variant else "baseline")
+
+
+def test_what_the_issue_wants_of_pacs_is_planned():
+    study = STUDIES["pacs-128"]
+    runs = study.runs(None, list(study.variants), study.targets)
+    assert len(runs) == len(set(runs)) == 4 * (12 * 3 + 2 * 2)
+    assert {run.seed for run in runs if run.variant == "erm"} == {0, 1, 2, 3, 4}
+    assert [run.seed for run in runs[: 4 * 12]] == [0] * 48  # a study that is cut short is balanced
+
+
+def test_what_the_results_hold_is_not_trained_again_and_no_run_is_begun_too_late(tmp_path, monkeypatch, capsys):
+    started = []
+
+    def fit(words):
+        out = words[words.index("--out") + 1]
+        started.append((words[words.index("--variant") + 1], words[words.index("--data.target") + 1]))
+        domains_study.Path(out).mkdir(parents=True)
+        (domains_study.Path(out) / "result.json").write_text("{}")
+        return 0
+
+    monkeypatch.setattr("batchformer.cli.main", fit)
+    results = tmp_path / "results"
+    kept = results / "mnist-usps" / "dann-usps-seed1.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+
+    def study(*words):
+        given = ["domains_study", "mnist-usps", "--runs", str(tmp_path / "runs"), "--results", str(results)]
+        monkeypatch.setattr("sys.argv", [*given, "--only", "dann", "mdd", "--seeds", "1", *words])
+        return domains_study.main()
+
+    assert study("--missing", "--minutes", "-1") == 0
+    assert started == []
+    assert study("--missing", "--targets", "usps") == 0
+    assert started == [("mdd", "usps")]
+    assert study() == 0
+    assert started == [("mdd", "usps"), ("dann", "usps"), ("dann", "mnist"), ("mdd", "mnist")]
+    assert len(list(kept.parent.iterdir())) == 4
+    with pytest.raises(SystemExit):
+        study("--targets", "svhn")
+    assert re.search("--targets svhn: choose from usps, mnist", capsys.readouterr().err)
+
+
+def test_runs_are_named_by_variant_target_and_seed():
+    assert Run("erm+batchformer", "sketch", 2).name == "erm+batchformer-sketch-seed2"
+    assert DomainStudy("digits-domains", ("a",)).runs([5], ["erm"], ["a"]) == [Run("erm", "a", 5)]

@@ -1,0 +1,67 @@
+"""Faster R-CNN with a C4 backbone: inputs and outputs, losses, and settings that differ from torchvision's."""
+
+import pytest
+import torch
+
+from batchformer.errors import UserError
+from batchformer.models.faster_rcnn import FasterRCNN, _region_losses, _target
+
+
+def small() -> FasterRCNN:
+    torch.manual_seed(0)
+    net = FasterRCNN("resnet10t", 3)
+    net.proposals._post_nms_top_n = {"training": 20, "testing": 10}  # fast
+    net.regions.fg_bg_sampler.batch_size_per_image = 8
+    return net
+
+
+def batch():
+    torch.manual_seed(1)
+    mask = torch.ones(2, 96, 128, dtype=torch.int64)
+    mask[1, 64:] = 0
+    labels = [{"boxes": torch.tensor([[0.5, 0.5, 0.4, 0.6]]), "class_labels": torch.tensor([k])} for k in (0, 2)]
+    return {"pixel_values": torch.randn(2, 3, 96, 128), "pixel_mask": mask, "labels": labels}
+
+
+def test_every_layer_gets_a_gradient_and_detections_are_inside_their_image():
+    net = small()
+    found = net(**batch())
+    assert set(found.losses) == {"loss_objectness", "loss_rpn_box_reg", "loss_classifier", "loss_box_reg"}
+    torch.testing.assert_close(found.loss, sum(found.losses.values()))
+    found.loss.backward()
+    assert [name for name, p in net.named_parameters() if p.grad is None] == []
+    with torch.no_grad():
+        outputs = net.eval()(**batch())
+    assert outputs.sizes == [(96, 128), (64, 128)]
+    for one, (height, width) in zip(outputs.detections, outputs.sizes, strict=True):
+        assert len(one["boxes"]) <= 100
+        assert ((one["labels"] >= 0) & (one["labels"] < 3)).all()
+        limits = torch.tensor([width, height, width, height])
+        assert ((one["boxes"] >= 0) & (one["boxes"] <= limits)).all()
+
+
+def test_box_losses_are_absolute_distances_over_all_regions():
+    logits, classes = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    boxes, shifts = torch.randn(4, 12), torch.randn(4, 4)
+    found = _region_losses(logits, boxes, classes, shifts)
+    expected = ((boxes[1, 4:8] - shifts[1]).abs().sum() + (boxes[2, 8:12] - shifts[2]).abs().sum()) / 4
+    torch.testing.assert_close(found["loss_box_reg"], expected)
+    torch.testing.assert_close(found["loss_classifier"], torch.nn.functional.cross_entropy(logits, classes))
+
+
+def test_targets_are_corners_in_pixels_and_classes_from_one():
+    label = {"boxes": torch.tensor([[0.5, 0.25, 0.5, 0.5]]), "class_labels": torch.tensor([4])}
+    made = _target(label, (100, 200))
+    assert made["boxes"].tolist() == [[50.0, 0.0, 150.0, 50.0]]
+    assert made["labels"].tolist() == [5]
+
+
+def test_settings_are_detectron2s():
+    net = small()
+    assert net.cut.aligned
+    assert net.proposals.pre_nms_top_n() == 12000
+    net.eval()
+    assert net.proposals.pre_nms_top_n() == 6000
+    assert all(p.requires_grad for p in net.parameters())
+    with pytest.raises(UserError, match="needs a ResNet"):
+        FasterRCNN("vit_tiny_patch16_224", 3)

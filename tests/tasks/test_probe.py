@@ -1,0 +1,90 @@
+"""Linear probes: what is frozen, what is loaded, which labels are used; and the command."""
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from batchformer.cli import main
+from batchformer.data import DigitsLT
+from batchformer.errors import UserError
+from batchformer.tasks import MAE, LinearProbe
+from batchformer.tasks.self_supervised.probe import labelled_part
+
+from .conftest import COUNTS, TinyData, info, make_trainer
+from .test_mae import DECODER, SMALL
+
+
+def probe(**options) -> LinearProbe:
+    return LinearProbe("resnet20", {"widths": [4, 8, 8]}, **options)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lars"])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_only_the_classifier_moves(optimizer, batch_norm):
+    task = probe(optimizer={"name": optimizer}, batch_norm=batch_norm)
+    task.construct(info(COUNTS))
+    before = {name: value.clone() for name, value in task.net.state_dict().items()}
+    make_trainer(max_epochs=1, limit_val_batches=0).fit(task, datamodule=TinyData())
+    moved = {name for name, value in task.net.state_dict().items() if not torch.equal(value, before[name])}
+    number = "1." if batch_norm else ""
+    norm = {"fc.0.running_mean", "fc.0.running_var", "fc.0.num_batches_tracked"} if batch_norm else set()
+    assert moved == {f"fc.{number}weight", f"fc.{number}bias"} | norm
+
+
+def test_lars_adapts_the_weight_and_not_the_bias():
+    task = probe(optimizer={"name": "lars", "lr": 1.0, "lr_per": None, "momentum": 0.0})
+    task.construct(info(COUNTS))
+    make_trainer(max_epochs=1, limit_train_batches=0).fit(task, datamodule=TinyData())
+    optimizer = task.configure_optimizers()
+    weight, bias = task.net.fc.weight, task.net.fc.bias
+    weight.grad, bias.grad = torch.randn_like(weight), torch.randn_like(bias)
+    expected_weight = weight - 0.001 * weight.norm() / weight.grad.norm() * weight.grad
+    expected_bias = bias - bias.grad
+    optimizer.step()
+    torch.testing.assert_close(weight, expected_weight)
+    torch.testing.assert_close(bias, expected_bias)
+
+
+def test_labels_of_each_class_are_used_in_part_and_by_the_seed():
+    labels = np.repeat([0, 1, 2], [100, 50, 3])
+    chosen = labelled_part(labels, 0.1, seed=0)
+    assert np.bincount(labels[chosen]).tolist() == [10, 5, 1]
+    assert np.array_equal(chosen, labelled_part(labels, 0.1, seed=0))
+    assert not np.array_equal(chosen, labelled_part(labels, 0.1, seed=1))
+    data = DigitsLT(imbalance=1.0)
+    data.setup()
+    task = probe(labels=0.1)
+    order = task.sampler(data)
+    assert sorted(order(0)) == sorted(order(1)) == sorted(labelled_part(data.train_labels, 0.1, 0))
+    assert not np.array_equal(order(0), order(1))
+    with pytest.raises(UserError, match=r"model.labels=0"):
+        probe(labels=0.0)
+
+
+def test_weights_of_an_autoencoder_are_those_of_its_encoder(tmp_path):
+    pretrained = MAE("vit_tiny_patch16_224", SMALL, decoder=DECODER, batchformer={"heads": 2})
+    pretrained.construct(info(COUNTS))
+    file = tmp_path / "mae.pth"
+    torch.save({"state_dict": {f"net.{k}": v for k, v in pretrained.net.state_dict().items()}}, file)
+    for batch_norm in (False, True):
+        task = LinearProbe("vit_tiny_patch16_224", SMALL, batch_norm=batch_norm)
+        task.init_from = {"network": str(file)}
+        task.construct(info(COUNTS))
+        for name, value in pretrained.net.encoder.state_dict().items():
+            assert torch.equal(task.net.state_dict()[name], value), name
+
+
+def test_the_command_writes_a_recipe_and_trains_it(tmp_path, capsys):
+    run = tmp_path / "mae"
+    small = ["--trainer.max_epochs", "1", "--model.backbone_args", str(SMALL).replace("'", '"'), "--no-analysis"]
+    assert main(["fit", "mae-digits", "--out", str(run), *small[:4], "--trainer.limit_train_batches", "1"]) == 0
+    assert main(["probe", str(run), "--protocol", "mae", "--labels", "0.2", *small[:2], "--data.batch_size", "32"]) == 0
+    recipe = yaml.safe_load((tmp_path / "mae-probe.yaml").read_text())
+    assert recipe["model"]["batch_norm"] is True
+    assert recipe["model"]["labels"] == 0.2
+    assert (tmp_path / "mae-probe" / "result.json").is_file()
+    capsys.readouterr()
+    assert main(["probe", str(run), "--protocol", "moco-v4"]) == 2
+    assert "expected one of moco-v2, moco-v3, mae, finetune" in capsys.readouterr().err
+    assert main(["probe", str(tmp_path / "nothing")]) == 2
