@@ -114,7 +114,7 @@ def test_installed_command_prints_version_and_recipes(run_there, installed):
     recipes = run_there(command, "recipes")
     assert recipes.returncode == 0, recipes.stderr
     listed = [line.split()[0] for line in recipes.stdout.splitlines() if line.startswith("  ")]
-    assert listed[:3] == ["digits-domains", "digits-lt", "vit-digits"]
+    assert listed[:3] == ["digits-domains", "digits-gzsl", "digits-lt"]
 
 
 @pytest.mark.slow

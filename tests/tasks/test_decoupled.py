@@ -261,7 +261,7 @@ class TestRefused:
             ({"decoupled": {"features": "cached", "backbone_mode": "train"}}, "leave backbone_mode out"),
             ({"decoupled": {"tau": -1.0}}, "tau=-1"),
             ({"sampling": "cubic"}, "sampling='cubic'"),
-            ({"algorithm": "mystery"}, "one of plain, decoupled, crt, lws, tau_norm, balms"),
+            ({"algorithm": "mystery"}, "one of plain, ride, paco, decoupled, crt, lws, tau_norm, balms"),
         ],
     )
     def test_options_that_nobody_knows(self, options, named):

@@ -268,7 +268,7 @@ def test_the_page_shows_real_beside_generated_features_and_the_run_is_tested_and
     assert curve["series"]["x"] == [1, 2]
     for key, line in (("harmonic", "harmonic mean"), ("unseen", "unseen"), ("seen", "seen")):
         assert curve["series"]["lines"][line][-1] == pytest.approx(result["metrics"][key], abs=1e-4)
-    kinds = [name.rpartition(", ")[2] for name in plane["series"]["lines"]]
+    kinds = [name.rpartition(", ")[2] for name in plane["points"]["groups"]]
     assert kinds == ["real", "generated"] * 3
     assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()

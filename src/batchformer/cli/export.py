@@ -86,7 +86,9 @@ def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
 
 
 def _answers(outputs: Any) -> list[Any]:
-    """The output tensors of a network: logits; of a detector boxes and masks too."""
+    """The output tensors of a network: logits; of a detector boxes and masks too; all of a dict."""
+    if isinstance(outputs, dict) and "logits" not in outputs:
+        return list(outputs.values())
     named = [getattr(outputs, name, None) for name in ("logits", "pred_boxes", "pred_masks")]
     return [answer for answer in named if answer is not None] or [outputs]
 

@@ -167,9 +167,6 @@ class Ride(Algorithm):
         weights = np.ones(len(data.class_counts))  # every class equally often
         return partial(class_order, labels=data.train_labels, weights=weights, seed=data.seed)
 
-    def chooses_samples(self, task: "LongTailed") -> bool:
-        return _routes(task) or super().chooses_samples(task)
-
     def optimizer(self, task: "LongTailed") -> torch.optim.Optimizer:
         learning = [parameter for parameter in task.net.parameters() if parameter.requires_grad]
         return build_sgd(task.optimizer_options, learning, task.module_parameters, task.fused)
