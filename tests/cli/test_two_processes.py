@@ -30,6 +30,15 @@ def test_two_cpu_processes_share_an_epoch_and_write_one_result(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_queue_of_paco_is_filled_by_both_processes(tmp_path):
+    words = ["--trainer.devices", "2", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "1", "--out", "run"]
+    _done(["fit", "digits-lt", "--model.algorithm", "paco", "--data.batch_size", "32", *words], tmp_path)
+    state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert state["algorithm.queue.position"] == 7 * 64
+    assert json.loads((tmp_path / "run/result.json").read_text())["steps"] == 7
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["crt", "tau_norm", "balms"])
 def test_two_processes_train_a_classifier_on_cached_features_as_one_does(tmp_path, algorithm):
     """The same order, the same mean gradient; what BALMS draws for its gradient is another in each process."""
