@@ -21,7 +21,7 @@ from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.statistics import PairedDifference, paired_difference
 from benchmarks._markdown import between_markers, markdown
 from benchmarks.domains_study import STUDIES
-from benchmarks.paper import CITED, DOMAIN_ROWS, MAIN
+from benchmarks.paper import CITED_OF_DOMAINS, DOMAIN_ROWS, MAIN
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 MODULE = "+batchformer"
@@ -134,7 +134,12 @@ def domains_sections(recipes: Mapping[str, Sequence[Run]]) -> str:
         parts += [f"- {question}: {answer}" for question, answer in facts(runs) if question in shown]
         parts += [f"- Read with care: {text}" for text in caveats(runs)]
         parts.append("")
-    parts += ["### Cited, not trained here", "", markdown(("where", "what", "reported"), CITED, right=False), ""]
+    parts += [
+        "### Cited, not trained here",
+        "",
+        markdown(("where", "what", "reported"), CITED_OF_DOMAINS, right=False),
+        "",
+    ]
     return "\n".join(parts)
 
 

@@ -36,8 +36,20 @@ RIDE = Study(
     itself=tuple(PAIR),
     after={"routed": "baseline", "routed-batchformer": "batchformer"},
 )
-#: a further method is a line here: "name": Study("recipe", "recipe", SEEDS, PAIR, itself=tuple(PAIR))
-STUDIES = {"ride": RIDE}
+
+
+def _pair(recipe: str, seeds: tuple[int, ...] = SEEDS) -> Study:
+    return Study(recipe, recipe, seeds, PAIR, itself=tuple(PAIR))
+
+
+#: by the value of --study; a further method is a line here
+STUDIES = {
+    "ride": RIDE,
+    "paco": _pair("cifar100-lt-100-paco"),
+    "paco-balanced": _pair("cifar100-lt-100-paco-balanced"),
+    "paco-200": _pair("cifar100-lt-200-paco", (0,)),
+    **{name: _pair(f"cifar100-lt-200-{name}") for name in ("decoupled", "balms", "crt", "lws", "tau-norm")},
+}
 
 
 def main() -> int:

@@ -48,8 +48,11 @@ def recipes_tables() -> str:
 
 def _settings_row(name: str) -> list[str]:
     described, recipe = about(name), read_recipe(find_recipe(name)[1])
-    settings = [_written(_look_up(recipe, path)) for path in SETTINGS.values()]
-    return [_link(name), described.title, described.needs or "embedded", *settings, _paper_cell(described)]
+    *settings, augmentation = (_written(_look_up(recipe, path)) for path in SETTINGS.values())
+    if isinstance(views := _look_up(recipe, ("data", "init_args", "views")), list):
+        augmentation = ", ".join(dict.fromkeys(views))
+    row = [_link(name), described.title, described.needs or "embedded", *settings, augmentation]
+    return [*row, _paper_cell(described)]
 
 
 def _look_up(recipe: Any, path: Sequence[str]) -> Any:

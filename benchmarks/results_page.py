@@ -17,7 +17,7 @@ from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.tables import verdict
 from benchmarks._markdown import cell, markdown, one_digit
 from benchmarks.domains_section import domains_sections, is_domain_study
-from benchmarks.paper import ABLATIONS, MAIN, Ablation, PaperResult, Row
+from benchmarks.paper import ABLATIONS, CITED, MAIN, Ablation, PaperResult, Row
 from benchmarks.studies import ablation_of, differs_from, find_studies, natural
 from benchmarks.study_section import picture_name, study_picture, study_section
 from benchmarks.zero_shot_section import is_zero_shot_study, zero_shot_sections
@@ -116,6 +116,7 @@ def results_page(results: Path, benchmarks: Path | None = None) -> str:
     if of_domains:
         parts.append(domains_sections(of_domains))
         used.update(of_domains)
+    parts.append(_cited_section())
     zero_shot = {name: runs for name, runs in recipes.items() if is_zero_shot_study(name)}
     if zero_shot:
         parts.append(zero_shot_sections(zero_shot))
@@ -187,14 +188,35 @@ def _ablation_section(ablation: Ablation, mine: Mapping[str, Sequence[Run]], all
     return "\n".join(lines) + "\n"
 
 
+def _cited_section() -> str:
+    """Rows of the papers' tables that are other people's numbers."""
+    rows = [
+        [table, method, *(one_digit(row[measure.key]) for measure in LONG_TAILED)]
+        for table, methods in CITED.items()
+        for method, row in methods.items()
+    ]
+    header = ["table", "method", *(measure.label for measure in LONG_TAILED)]
+    told = "Rows of BatchFormer's tables that it cites from other papers; none of them was trained here."
+    return "\n".join(["## Cited in the papers' tables", "", told, "", markdown(header, rows)]) + "\n"
+
+
 _MANY_ROWS = 30  # beyond, a page shows the pictures that lie beside a file, where there are any
+_NO_MEASUREMENTS = (
+    "stability",
+    "unchanged",
+    "gpu_tests",
+)  # docs/stability.md is made of the first
+_OF_0_1 = (
+    "Measured with version 0.1, which replayed small layers by a C++ library: that is gone, and eager times of small "
+    "inputs are longer without it."
+)
 
 
 def _benchmark_section(folder: Path) -> str:
     """Every number of the benchmark files: settings in a line, measurements in a table; names are the files' own."""
     parts = []
     for file in sorted(folder.rglob("*.json")):
-        if file.stem.startswith("stability"):  # not of speed: docs/stability.md is made of them
+        if file.stem.startswith(_NO_MEASUREMENTS):
             continue
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
@@ -202,7 +224,8 @@ def _benchmark_section(folder: Path) -> str:
             raise UserError(f"{file} is damaged ({error}): run that benchmark again") from None
         tables = {key: data.pop(key) for key in list(data) if isinstance(data[key], list)}
         settings = ", ".join(f"{key} {value}" for key, value in flatten(data).items())
-        parts.append(f"### {file.stem}\n\n{settings}\n")
+        note = f"\n{_OF_0_1}\n" if "C++" in str(data.get("host")) else ""
+        parts.append(f"### {file.stem}\n\n{settings}\n{note}")
         pictures = sorted(folder.glob(f"{file.stem}-*.svg"))
         for key, rows in tables.items():
             if key == "rows" and pictures and len(rows) > _MANY_ROWS:

@@ -1,10 +1,12 @@
 """Does a change of the code move a single bit of a training? Hashes of weights and measures of ten small trainings.
 
-    python -m benchmarks.unchanged --data FOLDER --out before.json      before the change
-    python -m benchmarks.unchanged --data FOLDER --out after.json --against before.json
+    python -m benchmarks.unchanged                       beside benchmarks/results/unchanged.json
+    python -m benchmarks.unchanged --out before.json     on another machine: before the change,
+    python -m benchmarks.unchanged --against before.json   and after it
 
-FOLDER holds miniatures of the official layouts, made by the first call and read by the next. Bits depend on the
-processor and on torch, so both calls belong on one machine.
+The file in results/ was made by the code before the training layer was opened for any task (commit 59952b6): a change
+that moves its weights by a bit, its losses by a digit or its measures by 1e-6 changes what earlier runs are worth. Bits
+depend on the processor and on torch, which the file names; where they are others, make a file of your own first.
 """
 
 from __future__ import annotations
@@ -19,9 +21,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads both when it is imported
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import torch
+
+from benchmarks._common import RESULTS, machine, write_json
+
+RECORD = RESULTS / "unchanged.json"
 FILES = "--data.image_size 32 --data.batch_size 8 --data.eval_batch_size 32 --data.workers 0"
 ARRAYS = "--data.batch_size 16 --data.eval_batch_size 150"
 NARROW = "--model.backbone_args.img_size 32 --model.backbone_args.patch_size 16 --model.backbone_args.embed_dim 24"
@@ -54,8 +61,6 @@ SHORT = (
 
 
 def measure(name: str, method: str, data: Path) -> dict[str, Any]:
-    import torch
-
     from batchformer.cli import main
 
     recipe, layout, small = CASES[name]
@@ -98,26 +103,31 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def main_() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--against", type=Path)
-    parser.add_argument("--only", nargs="*", default=list(CASES))
+    parser.add_argument("--out", type=Path, help="write the hashes to this file, and compare with none")
+    parser.add_argument("--against", type=Path, default=RECORD)
+    parser.add_argument("--only", nargs="*", default=list(CASES), metavar="CASE", help=", ".join(CASES))
     given = parser.parse_args()
     from batchformer.data.sets import write_miniature
+    from batchformer.runs.result import device_name
 
-    for layout in sorted({CASES[name][1] or "" for name in given.only} - {""}):
-        if not (given.data / layout).exists():
-            write_miniature(layout, given.data / layout)
-    before = json.loads(given.against.read_text()) if given.against else {}
-    measured: dict[str, Any] = {}
+    here = {**machine(), "processor": device_name(torch.device("cpu"))}
+    before = {} if given.out else json.loads(given.against.read_text())
+    for key in here if before else ():
+        if before[key] != here[key]:
+            print(f"made with {key} {before[key]}, here {here[key]}: bits may differ", file=sys.stderr)
+    runs: dict[str, Any] = {}
     failed = 0
-    for name in given.only:
-        for method in ("baseline", "batchformer"):
-            key = f"{name} {method}"
-            measured[key] = measure(name, method, given.data)
-            given.out.write_text(json.dumps(measured, indent=1) + "\n")
-            if key in before:
-                found = differences(before[key], measured[key])
+    with tempfile.TemporaryDirectory() as folder:
+        for layout in sorted({CASES[name][1] or "" for name in given.only} - {""}):
+            write_miniature(layout, Path(folder) / layout)
+        for name in given.only:
+            for method in ("baseline", "batchformer"):
+                key = f"{name} {method}"
+                runs[key] = measure(name, method, Path(folder))
+                if given.out:
+                    write_json(given.out, {**here, "runs": runs})
+                    continue
+                found = differences(before["runs"][key], runs[key])
                 failed += bool(found)
                 print(f"{key}: {'; '.join(found) or 'the same'}", file=sys.stderr)
     return 1 if failed else 0

@@ -121,7 +121,7 @@ def test_levels_of_deformable_detr_and_errors(attached):
         attention_over_scenes(model, images[0][:1])
     for keywords, words in [
         ({"place": 3}, "place=3"),
-        ({"place": "nowhere"}, "no module stands at 'nowhere'"),
+        ({"place": "nowhere"}, "no module is attached at 'nowhere'"),
         ({"layer": 2}, "1 layers"),
         ({"level": "largest"}, "level='largest' must be a whole number"),
     ]:

@@ -18,7 +18,7 @@ class Blocks(nn.Module):
         self.norm = nn.BatchNorm1d(5) if norm else nn.Identity()
         self.fc = nn.Linear(8, 3)
         self.captures = captures
-        self.default_cfg = {"input_size": (5, 6)}  # as timm's models say what they eat
+        self.default_cfg = {"input_size": (5, 6)}  # how timm's models give their input size
 
     def forward(self, x: Tensor) -> Tensor:
         batch = x.shape[0]

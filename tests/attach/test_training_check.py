@@ -1,4 +1,4 @@
-"""A module that is attached and does not train says so once, and names the reason; nothing else makes it speak."""
+"""A module that is attached and does not train causes one warning that names the reason; nothing else does."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def in_eval_mode() -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (made_before, "no optimizer changes its own. Make the optimizer after attach"),
-        (made_before_and_fused, "no optimizer changes its own"),
-        (made_from_names, "no optimizer changes its own"),
+        (made_before, "no optimizer changes its parameters. Make the optimizer after attach"),
+        (made_before_and_fused, "no optimizer changes its parameters"),
+        (made_from_names, "no optimizer changes its parameters"),
         (frozen_afterwards, "frozen"),
         (in_eval_mode, r"in eval mode, where it does nothing. Call model.train\(\)"),
     ],
 )
-def test_a_module_that_does_not_train_says_once_why(case: Callable, reason: str) -> None:
+def test_a_module_that_does_not_train_warns_once_with_the_reason(case: Callable, reason: str) -> None:
     model, optimizer = case()
     with pytest.warns(UserWarning, match=reason):
         train(model, optimizer, EVAL_STEPS)
@@ -117,7 +117,7 @@ def test_gradients_in_validation_are_no_training_in_eval_mode() -> None:
     model, attachment = attached()
     train(model, sgd(model.parameters()))
     for parameter in attachment.parameters():
-        parameter.requires_grad_(False)  # once it is known to train, nobody looks at training steps any more
+        parameter.requires_grad_(False)  # once it is known to train, training steps are not checked any more
     optimizer = sgd(p for p in model.parameters() if p.requires_grad)
 
     def epochs() -> None:
@@ -129,13 +129,13 @@ def test_gradients_in_validation_are_no_training_in_eval_mode() -> None:
     assert not said(epochs)
 
 
-def test_a_module_that_is_left_as_it_is_on_purpose_says_nothing() -> None:
+def test_a_module_that_is_not_trained_on_purpose_causes_no_warning() -> None:
     model, optimizer = made_before()
     bf.attachment_of(model).expect_no_training()
     assert not said(lambda: train(model, optimizer))
 
 
-def test_attacks_in_eval_mode_between_training_steps_hide_nothing_and_raise_nothing() -> None:
+def test_attacks_in_eval_mode_between_training_steps_do_not_affect_the_check() -> None:
     def train_on_attacks(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for _ in range(STEPS):
             images = TOKENS.clone().requires_grad_()
@@ -215,6 +215,15 @@ def files_loaded_between(model: Net, attachment: bf.Attachment) -> None:
     warmed_up_at_zero(model, attachment)
 
 
+def momentum_encoder_inside_while_the_learning_rate_is_zero(model: Net, attachment: bf.Attachment) -> None:
+    model.keys = nn.Linear(6, 8).requires_grad_(False)
+    optimizer = sgd(model.parameters(), lr=0.0)
+    for _ in range(STEPS):
+        train(model, optimizer, steps=1)
+        with torch.no_grad():
+            model.keys.weight.lerp_(model.low.weight, 0.01)
+
+
 def teacher_in_eval_mode(model: Net, attachment: bf.Attachment) -> None:
     teacher, optimizer = AveragedModel(model), sgd(model.parameters())
     teacher.eval()
@@ -279,6 +288,7 @@ class one_process:
         mixed_precision_with_skipped_steps,
         gradients_in_eval_mode,
         files_loaded_between,
+        momentum_encoder_inside_while_the_learning_rate_is_zero,
         teacher_in_eval_mode,
         first_without_the_module,
         detached_and_trained_on,

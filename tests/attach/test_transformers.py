@@ -154,6 +154,33 @@ def test_labels_of_texts_videos_and_pixels_follow_the_streams(name: str) -> None
     torch.testing.assert_close(outputs.loss, sum(F.cross_entropy(one, labels) for one in logits) / 2)
 
 
+@pytest.mark.parametrize("name", ["BertForSequenceClassification-after", "DistilBert", "Wav2Vec2"])
+def test_after_a_layer_sequences_may_be_padded_as_tokenizers_do(name: str) -> None:
+    case = next(case for case in BEYOND_CASES if name in case.name and case.places)
+    model = without_randomness(case.model()).train()
+    mask = torch.ones(3, *case.shape, dtype=torch.long)
+    mask[1, case.shape[0] // 4 :] = 0
+    batch = {model.main_input_name: case.images(), "attention_mask": mask}
+    if name.startswith("Bert"):
+        batch["token_type_ids"] = mask
+    wanted = model(**batch).logits
+    attachment = case.attach(model, dropout=0.0)
+    found = model(**batch).logits
+    torch.testing.assert_close(attachment.plain(found), wanted)
+    assert len(attachment.related(found)) == 3
+    assert len(model(case.images()).logits) == 6  # none is padded
+
+
+def test_padding_of_texts_can_be_left_out_of_the_attention_over_the_batch() -> None:
+    model = without_randomness(beyond("Bert").model()).train()
+    bf.attach(model, after="bert.encoder.layer.0", mask_padding=True, dropout=0.0)
+    mask = torch.ones(3, 12, dtype=torch.long)
+    mask[1, 6:] = 0
+    texts = beyond("Bert").images()
+    others = torch.where(mask == 1, texts, 2)
+    assert torch.equal(*(model(one, attention_mask=mask).logits for one in (texts, others)))
+
+
 def test_a_text_model_that_does_not_take_its_dummy_inputs_is_asked_for_an_example() -> None:
     model = beyond("Bert").model()
     model.bert.embeddings.word_embeddings = nn.Embedding(3, 16)  # their token ids go up to 7
@@ -162,12 +189,12 @@ def test_a_text_model_that_does_not_take_its_dummy_inputs_is_asked_for_an_exampl
     bf.attach(model, after="bert.encoder.layer.0", example_inputs={"input_ids": torch.tensor([[0, 1], [2, 1]])})
 
 
-def test_a_layer_that_is_left_out_by_chance_is_told() -> None:
+def test_a_layer_that_is_skipped_at_random_is_an_error() -> None:
     case = beyond("Wav2Vec2ForSequenceClassification-after")
     model = case.model().train()
     case.attach(model)
     model.config.layerdrop = 1.0
-    with pytest.raises(UserError, match="without calling the layer"):
+    with pytest.raises(UserError, match=r"without calling the layer.*layerdrop"):
         model(case.images())
 
 

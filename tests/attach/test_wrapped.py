@@ -35,7 +35,10 @@ def compiled(model: nn.Module) -> Any:
 
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "DDP": nn.parallel.DistributedDataParallel,
-    "FSDP": lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True),
+    "FSDP": lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu")),
+    "FSDP, original parameters": lambda model: FullyShardedDataParallel(
+        model, device_id=torch.device("cpu"), use_orig_params=True
+    ),
     "FSDP2": lambda model: fully_shard(model, mesh=init_device_mesh("cpu", (1,))),
     "AveragedModel": AveragedModel,
     "ModelEmaV2": ModelEmaV2,
@@ -44,6 +47,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "compiled, then DDP": lambda model: nn.parallel.DistributedDataParallel(compiled(model)),
     "DDP, then compiled": lambda model: compiled(nn.parallel.DistributedDataParallel(model)),
     "DDP, then EMA": lambda model: AveragedModel(nn.parallel.DistributedDataParallel(model)),
+    "EMA, then DDP, then compiled": lambda model: compiled(nn.parallel.DistributedDataParallel(ModelEmaV3(model))),
 }
 
 
@@ -62,9 +66,10 @@ def test_a_wrapped_model_has_its_handle_is_saved_plain_and_detached(wrap: Callab
     assert list(file) == keys
     if wrap is not WRAPPERS["FSDP2"]:  # whose weights are of a kind that stock models do not load
         Net().load_state_dict(file)
+    assert len(wrapped.train()(TOKENS)) == 8
     assert bf.detach(wrapped) is wrapped
     assert bf.attachment_of(wrapped) is None
-    assert len(found.model.train()(TOKENS)) == 4
+    assert len(wrapped(TOKENS)) == 4
     with pytest.raises(UserError, match=r"nothing is attached to this \w*Net"):
         bf.detach(wrapped)
 

@@ -268,7 +268,7 @@ TRANSFORMERS_CASES = [
     _transformers("PvtV2ForImageClassification", {"after": ["pvt_v2.encoder.layers.0"]}, **_PVT),
 ]
 
-# Beyond images, all of transformers. Wav2Vec2 leaves out whole layers by chance, and masks what it hears: both off.
+# Beyond images, all of transformers. Wav2Vec2 skips whole layers and masks its input at random: both are off here.
 _LAYERS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 _TEXT = {"kind": "text classifiers", "shape": (12,), "words": 50, "max_position_embeddings": 32}
 _DISTILBERT = {**_TEXT, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 16}

@@ -124,7 +124,7 @@ def test_the_loss_of_one_sample_reaches_the_others_through_the_module_only(case:
     assert gradient[1:].abs().amax() == 0
 
 
-def test_a_deep_copy_drives_itself(case: Case) -> None:
+def test_a_deep_copy_uses_its_own_modules(case: Case) -> None:
     model, images = without_randomness(case.model()).train(), case.images()
     attachment = case.attach(model, dropout=0.0)
     copied = copy.deepcopy(model)

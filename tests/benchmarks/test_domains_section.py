@@ -16,6 +16,7 @@ from benchmarks import domains_study
 from benchmarks.domains_section import BEGIN, END, main
 from benchmarks.domains_study import STUDIES, DomainStudy, Run
 from benchmarks.results_page import results_page
+from tests.selection import others_slow
 
 LEVELS = {
     "erm": 70.0, "erm+batchformer": 71.0, "irm": 66.0, "irm+batchformer": 65.0, "irm+batchformer-mixed": 60.0,
@@ -112,7 +113,7 @@ def test_the_page_about_domains_gets_the_gains(tmp_path, capsys):
 # ---- the script
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", others_slow(STUDIES, ["pacs-128"]))
 def test_every_variant_is_a_training_of_its_own(name):
     study, cli, found = STUDIES[name], RecipeCLI(), {}
     file = find_recipe(study.recipe)[1]

@@ -128,7 +128,7 @@ def test_splits_of_the_paper_average_to_its_total():
         "cifar100-lt-200": (30, 31, 39),
         "imagenet-lt-r10": (385, 479, 136),
         "imagenet-lt-r50": (385, 479, 136),
-        "places-lt": (131, 163, 71),
+        "places-lt-balms": (131, 163, 71),
     }
     for recipe, sizes in classes.items():
         for row in (MAIN[recipe].baseline, MAIN[recipe].batchformer):

@@ -192,7 +192,7 @@ class TestTrying:
 class TestNoNetwork:
     @pytest.fixture
     def waits(self, monkeypatch, tmp_path):
-        """The Hub is at a port where nobody listens; what is returned are the waits of its client."""
+        """The Hub is at a closed port; returns the waits of its client."""
         import huggingface_hub.utils._http as http
         from huggingface_hub import constants
 

@@ -5,6 +5,9 @@ import os
 import subprocess
 import sys
 
+import pytest
+import torch
+
 
 def test_two_cpu_processes_share_an_epoch_and_write_one_result(tmp_path):
     # 490 training images in batches of 32 for each of two processes are 7 steps.
@@ -24,6 +27,36 @@ def test_two_cpu_processes_share_an_epoch_and_write_one_result(tmp_path):
     assert not list(tmp_path.rglob("*.partial"))
     assert not (tmp_path / "run/run.lock").exists()  # held by one process for both
     assert _done(["test", "run"], tmp_path).stdout.count("result.json has exactly these numbers") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["crt", "tau_norm", "balms"])
+def test_two_processes_train_a_classifier_on_cached_features_as_one_does(tmp_path, algorithm):
+    """The same order, the same mean gradient; what BALMS draws for its gradient is another in each process."""
+    base = [
+        "fit",
+        "digits-lt",
+        "--method",
+        "baseline",
+        "--model.schedule.warmup_epochs",
+        "0",
+        "--trainer.accelerator",
+        "cpu",
+    ]
+    _done([*base, "--trainer.max_epochs", "1", "--no-analysis", "--out", "trained"], tmp_path)
+    stage = [*base, "--model.algorithm", algorithm, "--model.decoupled.features", "cached", "--init-from", "trained",
+             "--model.balms.frozen", "true", "--model.balms.meta_batch", "32", "--trainer.max_epochs", "2"]  # fmt: skip
+    _done([*stage, "--data.batch_size", "64", "--out", "one"], tmp_path)
+    two = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--data.batch_size", "32", "--out", "two"]
+    _done([*stage, *two], tmp_path)
+    one, two = (
+        torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for name in ("one", "two")
+    )
+    close = {"rtol": 1e-3, "atol": 1e-4} if algorithm != "balms" else {"rtol": 0.5, "atol": 0.2}
+    for key in one:
+        if not key.startswith("metrics."):
+            torch.testing.assert_close(two[key].double(), one[key].double(), **close, msg=key)
 
 
 def _done(command, folder):

@@ -184,7 +184,7 @@ def test_a_flat_val_folder_says_what_to_do(imagenet):
         for file in folder.iterdir():
             file.rename(imagenet / "val" / file.name)
         folder.rmdir()
-    with pytest.raises(UserError, match=r"val lie flat.*val/<wnid>/") as caught:
+    with pytest.raises(UserError, match=r"val are not sorted.*val/<wnid>/") as caught:
         ImageNet(str(imagenet), **SMALL).setup()
     assert "\n" not in str(caught.value)
 

@@ -12,7 +12,7 @@ EPOCHS, BATCH = 3, 100
 
 
 class Recorder(L.LightningModule):
-    """Learns a little and remembers every batch it is given."""
+    """Trains a little and records every batch."""
 
     def __init__(self):
         super().__init__()

@@ -26,6 +26,8 @@ EVERY_STUDY = pytest.mark.parametrize(
             ("mix_study", "RESNET"),
             ("cifar_tuning", "STUDY"),
             ("long_tail_study", "RIDE"),
+            ("generalized_zero_shot_study", "ATTRIBUTES"),
+            ("generalized_zero_shot_study", "SENTENCES"),
         ],
         [("v2_study", "TABLE_7"), ("cifar_tuning", "STUDY")],
     ),

@@ -101,14 +101,14 @@ def test_backbone_arguments_reach_the_model():
 def test_pretrained_weights_that_cannot_be_had_are_one_sentence_with_the_way_out(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match=r"weights of resnet18 cannot be had .*pretrained_cfg_overlay\.file"):
+    with pytest.raises(UserError, match=r"weights of resnet18 could not be loaded .*pretrained_cfg_overlay\.file"):
         create_backbone("resnet18", 3, pretrained=True, cache_dir=tmp_path)
 
 
 def test_a_file_of_another_kind_than_timm_expects_is_one_sentence(tmp_path):
     torch.save({"weight": torch.ones(1)}, tmp_path / "weights.npz")
     overlay = {"file": str(tmp_path / "weights.npz")}
-    with pytest.raises(UserError, match="weights of vit_tiny_patch16_224 cannot be had"):  # those of Google, as arrays
+    with pytest.raises(UserError, match="weights of vit_tiny_patch16_224 could not be loaded"):  # as arrays
         create_backbone("vit_tiny_patch16_224", 3, pretrained=True, depth=1, pretrained_cfg_overlay=overlay)
 
 

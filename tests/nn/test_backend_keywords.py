@@ -1,4 +1,4 @@
-"""`backend=` and `memory=` reach the layers from every door, and each door says which path runs."""
+"""`backend=` and `memory=` reach the layers from every entry point, and each of them reports which backend runs."""
 
 from __future__ import annotations
 

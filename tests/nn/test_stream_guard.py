@@ -1,4 +1,4 @@
-"""The guard speaks when the related stream is dead, once, and keeps silent otherwise."""
+"""StreamGuard warns once when the related stream stays at chance, and not otherwise."""
 
 import copy
 import math

@@ -131,6 +131,13 @@ def test_every_row_of_tables_6_and_7_has_a_name():
     assert {"resnet50-imagenet", "vit-cifar100-32", "vit-digits"} <= names
 
 
+def test_the_learning_rate_of_table_9_is_in_proportion_to_the_batch():
+    for size in (16, 32, 64, 256, 512):
+        recipe = read_recipe(find_recipe(f"imagenet-lt-r10-batch{size}")[1])
+        assert recipe["data"]["init_args"]["batch_size"] == size
+        assert recipe["model"]["optimizer"]["lr"] == pytest.approx(0.05 * size / 128)
+
+
 def test_a_file_outside_the_package_inherits_what_the_shipped_recipe_says_about_data_and_size(tmp_path):
     parent = about("deit-s-imagenet")
     (tmp_path / "mine.yaml").write_text("extends: deit-s-imagenet\ntrainer: {max_epochs: 7}\n")
@@ -217,11 +224,14 @@ def test_the_paper_has_no_mistake_of_typing():
         **{f"imagenet-lt-{net}-ride{kind}": (385, 479, 136)
            for net in ("r10", "r50") for kind in ("", "-two-stage", "-distilled")},
         "inaturalist18-ride": (842, 4076, 3224),
-        "places-lt": (131, 163, 71),
         **{f"cifar100-lt-100-{name}": (35, 35, 30) for name in ("paco", "paco-balanced")},
         **{f"cifar100-lt-200-{name}": (30, 31, 39) for name in ("paco", "paco-balanced")},
         "imagenet-lt-r50-paco": (385, 479, 136),
         "places-lt-paco": (131, 163, 71),
+        "imagenet-lt-r50-single": (385, 479, 136),
+        **{f"imagenet-lt-r10-batch{size}": (385, 479, 136) for size in (16, 32, 64, 256, 512)},
+        **{f"imagenet-lt-r10-layers{layers}": (385, 479, 136) for layers in (2, 4, 8, 16)},
+        "places-lt-balms": (131, 163, 71),
     }  # fmt: skip
     for recipe, sizes in classes.items():
         for row in about(recipe).paper.numbers.values():

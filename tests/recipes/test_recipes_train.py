@@ -67,6 +67,8 @@ def words(options):
     """The options that are no numbers, sorted; of lists of numbers whether there are several."""
     found = {}
     for key, value in options.items():
+        if key == "dataset":  # of several in one layout
+            continue
         if isinstance(value, dict):
             found[key] = words(value)
         elif isinstance(value, list) and not (value and isinstance(value[0], str)):

@@ -50,6 +50,9 @@ def pages(tmp_path_factory):
         "single": [
             result(recipe="own", classes=10, class_names=[f"kind of leaf {k}" for k in range(10)], command=COMMAND)
         ],
+        "stuck": [
+            result(recipe="own", epochs=3, history=[{"epoch": e, "train_loss": 18.966 - e / 1000} for e in range(3)])
+        ],
         "pose": pose(seeds=3) + comparison(seeds=2, recipe="digits-lt", classes=10),
     }
     for name, results in contents.items():
@@ -157,10 +160,10 @@ def test_dark_is_dark_and_light_is_light(visit):
     assert grounds[1] < 150
 
 
-@pytest.mark.parametrize("name", ["full", "pose", "single"])
+@pytest.mark.parametrize("name", ["full", "pose", "single", "stuck"])
 @pytest.mark.parametrize("size", SIZES)
 def test_words_in_pictures_stay_inside_and_legible(visit, size, name):
-    """No label leaves its picture, neighbours on an axis do not touch, and letters are at least 9 px on a phone."""
+    """No label leaves its picture or touches numbers or another label; letters are at least 9 px on a phone."""
     page = visit(name, size)
     problems = page.evaluate(
         """() => {
@@ -179,6 +182,10 @@ def test_words_in_pictures_stay_inside_and_legible(visit, size, name):
                     .sort((a, b) => a.left - b.left);
                 for (let k = 1; k < ticks.length; k++)
                     if (ticks[k].left < ticks[k - 1].right) found.push(`${name}: labels of the axis overlap`);
+                const label = svg.querySelector('.label[transform]')?.getBoundingClientRect();
+                for (const tick of svg.querySelectorAll('.tick.y'))
+                    if (label && tick.getBoundingClientRect().left < label.right)
+                        found.push(`${name}: "${tick.textContent}" touches the label of its axis`);
             }
             return found;
         }"""
@@ -191,6 +198,7 @@ def test_the_command_breaks_between_options_and_is_copied_whole(visit):
     assert code.inner_text() == COMMAND
     rows = code.evaluate("e => [...e.children].map(o => [o.getClientRects().length, o.getBoundingClientRect().height])")
     assert len({height for _, height in rows}) == 1  # none of them takes two lines
+    assert all(part.startswith("--") for part in code.locator("> *").all_inner_texts()[1:])  # each has its value
     assert code.evaluate("e => e.getBoundingClientRect().height") > 2 * rows[0][1]  # and all of them take several
 
 

@@ -25,6 +25,12 @@ VALIDATED_INSIDE = ("digits-lt", "--trainer.val_check_interval", "4")
 VIT = ("vit-digits", "--data.imbalance", "20", "--model.mix.mixup", "0.5", "--model.mix.cutmix", "1",
        "--model.ema", "0.9", "--model.backbone_args.depth", "2", "--model.batchformer.blocks", "[0,1]")  # fmt: skip
 PACO = ("digits-lt", "--model.algorithm", "paco")
+# What is drawn in an epoch follows probabilities that are learnt, and are others when a checkpoint inside it is written
+BALMS = ("digits-lt", "--model.algorithm", "balms", "--model.balms.meta_batch", "64")
+# critic and generator in turn, gradients summed over an epoch, a classifier that is trained when it is evaluated
+GAN = ("digits-gzsl", "--trainer.limit_train_batches", "7", "--model.generator.critic_steps", "3",
+       "--model.softmax.epochs", "2", "--model.contrast.accumulate_comparator", "true")  # fmt: skip
+GUIDED_GAN = (*GAN[:-2], "--model.algorithm", "f_clswgan", "--model.method", "baseline")
 EACH_EPOCH = ["--run.checkpoint_every_epochs", "1"]
 INSIDE_EPOCHS = ["--run.checkpoint_every_steps", "3"]
 ENDS_BY_STEPS = ["--trainer.max_steps", "18"]
@@ -38,8 +44,19 @@ KILLS = {
     "in a run that ends by its steps": (DIGITS, [*EACH_EPOCH, *ENDS_BY_STEPS], "step", 10, 7),
     "after a validation inside the epoch, checkpoint behind it": (VALIDATED_INSIDE, INSIDE_EPOCHS, "step", 13, 12),
     "ViT, in the middle of an epoch, checkpoint inside it": (VIT, INSIDE_EPOCHS, "step", 13, 12),
+    "BALMS, in the middle of an epoch, checkpoint inside it": (BALMS, INSIDE_EPOCHS, "step", 13, 12),
+    "BALMS, in the middle of an epoch, checkpoint at the end of the one before": (BALMS, EACH_EPOCH, "step", 10, 7),
     "ViT, in the middle of writing the checkpoint of the last epoch": (VIT, EACH_EPOCH, "write", 3, 14),
     "PaCo with its queue, in the middle of an epoch, checkpoint inside it": (PACO, INSIDE_EPOCHS, "step", 13, 12),
+    "GAN, between steps of critic and generator, checkpoint inside the epoch": (
+        GAN,
+        INSIDE_EPOCHS,
+        "step",
+        13,
+        12,
+    ),
+    "GAN, in the middle of writing the checkpoint of the last epoch": (GAN, EACH_EPOCH, "write", 3, 14),
+    "GAN guided by a classifier, in the middle of an epoch": (GUIDED_GAN, INSIDE_EPOCHS, "step", 10, 9),
 }
 
 # Signals to the process group, as a terminal and job schedulers send them: worker processes get them too.
@@ -56,6 +73,8 @@ FAST = [
     "in the middle of writing the checkpoint of the last epoch",
     "before the first checkpoint",
     "ViT, in the middle of an epoch, checkpoint inside it",
+    "BALMS, in the middle of an epoch, checkpoint inside it",
+    "GAN, between steps of critic and generator, checkpoint inside the epoch",
 ]
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 import batchformer as bf
 from batchformer.cli import main
-from batchformer.data.loading.order import class_balanced_order
 from batchformer.errors import UserError
 from batchformer.losses import LDAMLoss, RideLoss
 from batchformer.models import RoutedExperts, expert_network
@@ -209,19 +207,6 @@ class TestRouter:
         assert accuracies[0] == values["val/accuracy_all_experts"] == pytest.approx(100 * full.double().mean().item())
         assert accuracies[10] == pytest.approx(values["val/accuracy"])  # 0.5, that of the run
         assert len(section["table"]["rows"]) == len(experts) == 21
-
-    def test_its_batches_hold_every_class_alike_and_its_samples_in_turn(self):
-        labels = np.repeat([0, 1, 2], [3000, 600, 4])
-        slots = class_balanced_order(3, labels=labels, seed=1)
-        index, repeat = slots % len(labels), slots // len(labels)
-        assert len(slots) == len(labels)
-        assert np.bincount(labels[index]).min() > 0.9 * len(labels) / 3
-        rare = index[labels[index] == 2]
-        for start in range(0, len(rare) - 4, 4):
-            assert set(rare[start : start + 4]) == {3600, 3601, 3602, 3603}
-        assert len(set(zip(index, repeat, strict=True))) == len(slots)  # each time another augmentation
-        assert np.array_equal(slots, class_balanced_order(3, labels=labels, seed=1))
-        assert not np.array_equal(slots, class_balanced_order(4, labels=labels, seed=1))
 
     def test_without_trained_experts_it_is_refused(self, capsys, tmp_path):
         words = ["fit", "digits-lt", "--model.algorithm", "ride", "--model.ride.train", "router"]

@@ -137,9 +137,17 @@ def _attending_alone(attachment: Any) -> Iterator[None]:
             module.scope = scope
 
 
+def grad_cam_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """The paper's Fig. 5 for this run, as a picture in its folder: Grad-CAM on test images of rare classes."""
+    from batchformer.analysis import rare_images
+
+    return rare_images.grad_cam_of(task, data, trainer)
+
+
 #: name -> analysis(task, data, trainer) that returns entries of result.json
 ANALYSES = {
     "gradient_influence": gradient_influence_of,
+    "grad_cam": grad_cam_of,
     "stream_health": stream_health_of,
     "domain_planes": domain_planes_of,
     "mistakes": mistakes_of,

@@ -69,7 +69,7 @@ def attention_over_batch(
     """
     seen = record_inference(model, images, place, layer)
     if head is not None and not 0 <= whole_number("head", head) < seen.attention.heads:
-        raise UserError(f"head={head}: there are {seen.attention.heads}, 0 the first.")
+        raise UserError(f"head={head}: there are {seen.attention.heads}, counted from 0.")
     with torch.no_grad():
         weights = attention_in_chunks(seen.attention, seen.entered, head=None if head is None else int(head))
     return AttentionOverBatch(seen.path, weights, seen.layout, seen.attention.group_size, seen.side)

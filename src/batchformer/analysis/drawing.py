@@ -88,12 +88,24 @@ def contact_sheet(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Im
     columns = max(len(tiles) for _, tiles in rows)
     headings = max(text_width(heading, 26) for heading, _ in rows)
     width = 2 * MARGIN + max(columns * (TILE + GAP) - GAP, headings)
-    sheet = blank(width, MARGIN + len(rows) * (HEADING + TILE + GAP))
-    for k, (heading, tiles) in enumerate(rows):
-        top = MARGIN // 2 + k * (HEADING + TILE + GAP)
+    heights = [HEADING + max(each.height for each in tiles) + GAP for _, tiles in rows]
+    sheet, top = blank(width, MARGIN + sum(heights)), MARGIN // 2
+    for (heading, tiles), height in zip(rows, heights, strict=True):
         text(sheet, (MARGIN, top + HEADING // 2), heading, 26, INK, "lm")
         for c, each in enumerate(tiles):
             sheet.paste(each, (MARGIN + c * (TILE + GAP), top + HEADING))
+        top += height
+    return sheet
+
+
+def captioned(shown: Image.Image, words: str, fill: tuple[int, int, int] = INK) -> Image.Image:
+    """A tile with a line of text below it, cut where it is too long."""
+    size = 18
+    while text_width(words, size) > shown.width and len(words) > 1:
+        words = f"{words.removesuffix('…')[:-1]}…"
+    sheet = blank(shown.width, shown.height + size + 8)
+    sheet.paste(shown)
+    text(sheet, (shown.width / 2, shown.height + 4 + size / 2), words, size, fill)
     return sheet
 
 

@@ -5,10 +5,16 @@ Eq. 3 splits the gradient of one sample's loss into its own part and a part on t
     dL_i / dX = dL_i / dX_i + sum over j != i of dL_i / dX_j,
 
 and says that the second part exists only through BatchFormer. Fig. 6 shows its norm per class over the test set and
-finds: the rarer the class, the larger. The paper does not say which norm, loss or `X` it drew, and no code for it was
-released. Here: influence of i = sum over j != i of the Euclidean norm of dL_i / dX_j, with L_i the loss of the
-*related* row of i behind the shared classifier (the plain row is independent of the others), averaged over the samples
-of a class. The network and the module are in eval mode, so neither dropout nor batch statistics take part.
+finds: the rarer the class, the larger. Here: influence of i = sum over j != i of the Euclidean norm of dL_i / dX_j,
+with L_i the cross entropy of the *related* row of i behind the shared classifier (the plain row is independent of the
+others), averaged over the samples of a class. The network and the module are in eval mode, so neither dropout nor
+batch statistics take part.
+
+The paper does not say which norm, loss or `X` it drew; its released code does (run_networks.py, debug 1, and
+grads_analysis.py of BalancedSoftmax): X is what enters the module, the norm is the mean absolute entry of dL_i / dX_j
+over all j != i (`norm="absolute"`), and L is the training loss, Balanced Softmax, whose prior by itself gives rare
+classes larger gradients (`criterion=`). What it plots is not the value of each class but the running mean over the
+classes up to it, the most frequent first, which hides how much classes differ: the report draws both.
 
 `gradient_on_others` is the same part as a share of the whole gradient, for modules at any depth.
 """
@@ -31,6 +37,7 @@ from batchformer.nn.streams import plain_count, repeat_targets
 Relate = Callable[[Tensor], Tensor]
 Criterion = Callable[[Tensor, Tensor], Tensor]
 RowLosses = Callable[[Any, Any], Tensor]
+Norm = Literal["euclidean", "absolute"]
 
 _CHUNK_BYTES = 256 * 2**20
 
@@ -47,6 +54,7 @@ def gradient_influence(
     max_batches: int | None = None,
     criterion: Criterion | None = None,
     mix_seed: int | None = 0,
+    norm: Norm = "euclidean",
 ) -> list[float]:
     """Per class: mean influence of its test samples on the other samples of their batch; nan for a class without any.
 
@@ -61,7 +69,10 @@ def gradient_influence(
             the loss, rare classes have larger gradients by construction: say so where you report it.
         mix_seed: test sets are often sorted by class, and a batch of one class is not what the module was trained on:
             samples are shuffled over all batches read, by this seed. None keeps the loader's own batches.
+        norm: "euclidean", summed over the other samples, or "absolute" as released, the mean absolute entry over them.
     """
+    if norm not in ("euclidean", "absolute"):
+        raise UserError(f"norm={norm!r} is not known: say 'euclidean' or 'absolute'.")
     point = attachment.points[0]
     classifier = net.get_submodule(point.paths[0])
     channels_first = getattr(point.site, "channels", "last") == "first"
@@ -84,10 +95,11 @@ def gradient_influence(
             if len(labels) < 2:
                 continue  # a batch of one has no other sample
             if wrt == "features":
-                influence = influence_on_features(samples, labels, relate, classify, criterion)
+                influence = influence_on_features(samples, labels, relate, classify, criterion, norm)
             else:
                 images = samples.to(device).clone().requires_grad_()
-                influence = influence_on_images(images, features_of(images), labels, relate, classify, criterion)
+                features = features_of(images)
+                influence = influence_on_images(images, features, labels, relate, classify, criterion, norm)
             totals.index_add_(0, labels.cpu(), influence.double().cpu())
             counts.index_add_(0, labels.cpu(), torch.ones_like(influence, dtype=torch.float64, device="cpu"))
     return (totals / counts).tolist()  # 0 / 0 is nan: a class without test samples
@@ -99,11 +111,12 @@ def influence_on_features(
     relate: Relate,
     classify: Relate,
     criterion: Criterion | None = None,
+    norm: Norm = "euclidean",
 ) -> Float[Tensor, " batch"]:
-    """For each sample i: sum over j != i of the norm of dL_i / d features_j."""
+    """For each sample i: sum over j != i of the norm of dL_i / d features_j, or their mean absolute entry."""
     influence = torch.empty(len(features), dtype=features.dtype, device=features.device)
     for rows, gradients in _feature_gradients(features, labels, relate, classify, criterion or _cross_entropy):
-        influence[rows] = _norm_on_others(gradients, rows)
+        influence[rows] = _norm_on_others(gradients, rows, norm)
     return influence
 
 
@@ -114,6 +127,7 @@ def influence_on_images(
     relate: Relate,
     classify: Relate,
     criterion: Criterion | None = None,
+    norm: Norm = "euclidean",
 ) -> Float[Tensor, " batch"]:
     """The same at the pixels: the gradients at the features go on through the graph that made `features` of `images`.
 
@@ -124,7 +138,7 @@ def influence_on_images(
     for rows, gradients in _feature_gradients(features.detach(), labels, relate, classify, criterion or _cross_entropy):
         for k, row in enumerate(rows.tolist()):
             (at_pixels,) = torch.autograd.grad(features, images, gradients[:, k], retain_graph=True)
-            influence[row] = _norm_on_others(at_pixels.unsqueeze(1), rows[k : k + 1])[0]
+            influence[row] = _norm_on_others(at_pixels.unsqueeze(1), rows[k : k + 1], norm)[0]
     return influence
 
 
@@ -148,8 +162,9 @@ def _feature_gradients(
         yield rows, gradients
 
 
-def _norm_on_others(gradients: Float[Tensor, "batch rows *rest"], rows: Int[Tensor, " rows"]) -> Tensor:
-    norms = gradients.flatten(2).norm(dim=2)
+def _norm_on_others(gradients: Float[Tensor, "batch rows *rest"], rows: Int[Tensor, " rows"], norm: Norm) -> Tensor:
+    gradients = gradients.flatten(2)
+    norms = gradients.norm(dim=2) if norm == "euclidean" else gradients.abs().mean(2) / (len(gradients) - 1)
     norms[rows, torch.arange(len(rows), device=rows.device)] = 0
     return norms.sum(0)
 

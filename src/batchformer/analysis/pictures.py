@@ -17,6 +17,7 @@ from batchformer.analysis.drawing import (
     MORE,
     MUTED,
     blank,
+    captioned,
     colour_map,
     contact_sheet,
     corner,
@@ -115,13 +116,27 @@ def draw_features(features: FeaturePair, pictures: Sequence[Image.Image]) -> Ima
 
 
 def draw_grad_cam(
-    maps: Mapping[str, Float[Tensor, "batch row column"]], pictures: Sequence[Image.Image]
+    maps: Mapping[str, Float[Tensor, "batch row column"]],
+    pictures: Sequence[Image.Image],
+    classes: Sequence[str] | None = None,
+    said: Mapping[str, Sequence[str]] | None = None,
 ) -> Image.Image:
-    """Fig. 5: the images, and below them a row for each model by its name; bright is where the evidence lies."""
+    """Fig. 5: the images, and below them a row for each model by its name; bright is where the evidence lies.
+
+    With `classes` their names are below the images, and below each map what the model says, orange where it is wrong.
+    """
     shown = shown_of(len(pictures))
-    rows = [("what the models are shown", [tile(pictures[k]) for k in shown])]
+    plain, rows = [tile(pictures[k]) for k in shown], []
+    if classes is not None:
+        plain = [captioned(each, classes[k]) for each, k in zip(plain, shown, strict=True)]
+    rows.append(("what the models are shown", plain))
     for name, evidence in maps.items():
-        rows.append((name, [tile(light_over(fit(pictures[k]), evidence[k])) for k in shown]))
+        tiles = [tile(light_over(fit(pictures[k]), evidence[k])) for k in shown]
+        if classes is not None and said is not None:
+            words = said[name]
+            colours = [MUTED if words[k] == classes[k] else MORE for k in shown]
+            tiles = [captioned(each, words[k], c) for each, k, c in zip(tiles, shown, colours, strict=True)]
+        rows.append((name, tiles))
     return contact_sheet(rows)
 
 

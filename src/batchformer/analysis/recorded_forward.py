@@ -148,7 +148,7 @@ def insertion_number(attachment: Attachment, place: int | str) -> int:
     paths = [point.paths[0] for point in attachment.points]
     if isinstance(place, str):
         if place not in paths:
-            raise UserError(f"no module stands at {place!r}: there are {', '.join(map(repr, paths))}.")
+            raise UserError(f"no module is attached at {place!r}: there are {', '.join(map(repr, paths))}.")
         return paths.index(place)
     if not -len(paths) <= whole_number("place", place) < len(paths):
         raise UserError(f"place={place}: there are {len(paths)} insertions, counted from 0.")
@@ -166,7 +166,7 @@ def attention_of_layer(point: Point, layer: int) -> BatchAttention:
     layers = point.module.layers
     if not -len(layers) <= whole_number("layer", layer) < len(layers):
         raise UserError(
-            f"layer={layer}: the module {point.side} {point.paths[0]!r} has {len(layers)} layers, 0 the first."
+            f"layer={layer}: the module {point.side} {point.paths[0]!r} has {len(layers)} layers, counted from 0."
         )
     attention = layers[layer].self_attn
     assert isinstance(attention, BatchAttention)
@@ -289,7 +289,7 @@ class _MapShapes:
         grids = self._listed or [self._last or (0, 0)]
         assert sum(h * w for h, w in grids) == positions, "the cells of the maps are not the positions of the encoder"
         if not 0 <= whole_number("level", level) < len(grids):
-            raise UserError(f"level={level}: the detector has {len(grids)} feature maps, 0 the largest.")
+            raise UserError(f"level={level}: the detector has {len(grids)} feature maps, counted from 0, the largest.")
         start, count = sum(h * w for h, w in grids[:level]), grids[level][0] * grids[level][1]
         return slice(start, start + count), TokenLayout(count, 0, grids[level])
 

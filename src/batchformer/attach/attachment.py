@@ -72,8 +72,9 @@ def attach(
         share: one module at all places instead of one each (the experts of RIDE share one before their classifiers).
         batch_norm: BatchNorm behind the insertion normalises each stream by itself and only plain rows move its running
             statistics ("separate"), or both together ("joint", as published).
-        mask_padding: in batches of images that differ in size, padded positions pass the module unchanged and nothing
-            looks at them (transformers' detectors, by their pixel mask). As published they take part.
+        mask_padding: in batches of images or texts that differ in size, padded positions pass the module unchanged and
+            no other position attends to them (transformers' detectors and text models, by their masks). As published
+            they take part.
         dim, channels: width and layout of that input, where neither the layer nor a dry run tells.
         example_inputs: a batch for dry runs, where the model takes more than images (or images of an unusual size that
             its `default_cfg` does not tell): a tensor, a tuple, or a dict by the names of `forward`.
@@ -351,10 +352,9 @@ class Attachment:
         if any(plain_count(count, module.streams) == rows for count in made):
             return False
         raise UserError(
-            f"these outputs have {rows} rows, and no forward in training gave as many (but "
-            f"{' or '.join(map(str, sorted(made)))}), so plain and related rows cannot be told apart: ask for "
-            f"them right after the forward, before outputs are gathered, joined or flattened, and in eval mode for its "
-            f"outputs."
+            f"these outputs have {rows} rows, but forwards in training gave {' or '.join(map(str, sorted(made)))}, so "
+            f"plain and related rows cannot be told apart: call plain() and related() right after the forward, before "
+            f"outputs are gathered, joined or flattened, and for outputs of eval mode while the model is in eval mode."
         )
 
     def expect_no_training(self) -> None:

@@ -16,6 +16,10 @@ from batchformer.nn.streams import count_rows, resize_rows
 
 _SIZES = (224, 32, 64, 299, 384, 28, 96, 128, 256, 160, 192, 288, 336, 448, 512)  # a wrong one is refused at once
 _PIXEL_MASK = "pixel_mask"  # how transformers' detectors are told which pixels are image
+_ATTENTION_MASK, _TOKEN_TYPES = "attention_mask", "token_type_ids"  # what tokenizers give beside the token ids
+
+
+_Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Example:
             )
         return example
 
-    def rows(self, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def rows(self, count: int) -> _Inputs:
         every = resize_rows([*self.args, *self.kwargs.values()], count)
         return tuple(every[: len(self.args)]), dict(zip(self.kwargs, every[len(self.args) :], strict=True))
 
@@ -64,7 +68,7 @@ def call_blank(
     """
     problem: Exception | None = None
     with dry_run_state(model, training), torch.set_grad_enabled(with_graph):
-        for args, kwargs in [example.rows(images)] if example is not None else _blanks(model, images, noise):
+        for args, kwargs in _examples(model, example, images) if example else _blanks(model, images, noise):
             if before_each is not None:
                 before_each()
             try:
@@ -74,17 +78,35 @@ def call_blank(
     return None, problem
 
 
-def _blanks(model: nn.Module, images: int, noise: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _blanks(model: nn.Module, images: int, noise: bool) -> Iterator[_Inputs]:
     if takes_text(model):
         dummies: Any = model.dummy_inputs
-        args, kwargs = Example(kwargs=dummies).rows(images)
-        yield args, {name: value.to(next(model.parameters()).device) for name, value in kwargs.items()}
+        device = next(model.parameters()).device
+        example = Example(kwargs={name: value.to(device) for name, value in dummies.items()})
+        yield from _examples(model, example, images)
         return
     for shape in _input_shapes(model):
         blank = _blank(model, shape, images)
         generator = torch.Generator().manual_seed(0)
         given = torch.randn(blank.shape, generator=generator).to(blank) if noise else blank
         yield (given,), blank_mask(model, blank)
+
+
+def _examples(model: nn.Module, example: Example, rows: int) -> Iterator[_Inputs]:
+    """The example; of sequences for transformers' models also what else they may be given later, with every row.
+
+    The last sequence ends in the middle: masks of whole sequences are not passed on, and so would not be seen.
+    """
+    args, kwargs = example.rows(rows)
+    main = getattr(model, "main_input_name", None)
+    given = kwargs.get(main, args[0] if len(args) == 1 else None) if isinstance(main, str) else None
+    if isinstance(given, Tensor) and given.ndim == 2:
+        mask = torch.ones_like(given, dtype=torch.long)
+        mask[-1, given.shape[1] // 2 :] = 0
+        more = {_ATTENTION_MASK: mask, _TOKEN_TYPES: torch.zeros_like(mask)}
+        names = argument_names(type(model).forward)
+        kwargs = {**{name: value for name, value in more.items() if name in names}, **kwargs}
+    yield args, kwargs
 
 
 def takes_text(model: nn.Module) -> bool:

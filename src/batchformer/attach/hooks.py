@@ -19,13 +19,13 @@ from batchformer.nn.streams import count_rows, repeat_rows, twice
 _LABELS = "labels"  # the argument by which transformers' models (and many written like them) compute their loss inside
 _COUNT = "num_items_in_batch"  # by which transformers' Trainer has a sum of losses divided
 _FORWARDS = 32  # between two comparisons of `TrainingCheck`: more than an optimizer lets pass between two steps
-_NOT_TRAINED = "BatchFormer is attached and does not train, although the model's parameters change: "
+_NOT_TRAINED = "the attached BatchFormer does not train, although the model's other parameters change: "
 _FROZEN = (
-    "its own are frozen (requires_grad=False). Attach after freezing, or unfreeze attachment.parameters(), and make "
-    "the optimizer after that."
+    "its parameters are frozen (requires_grad=False). Attach after freezing, or unfreeze attachment.parameters(), and "
+    "make the optimizer after that."
 )
 _NOT_IN_OPTIMIZER = (
-    "no optimizer changes its own. Make the optimizer after attach, or give it the module's, "
+    "no optimizer changes its parameters. Make the optimizer after attach, or add them to it, "
     'optimizer.add_param_group({"params": list(attachment.parameters())}).'
 )
 _IN_EVAL_MODE = "it is in eval mode, where it does nothing. Call model.train() before the training steps."
@@ -48,7 +48,7 @@ class TrainingCheck:
     """Warns once when training changes the model's parameters and leaves the module's as they are.
 
     Every `_FORWARDS` forwards with gradients the norms of all parameters are compared with those before; two equal
-    findings in a row decide. The interval doubles while nothing speaks against the module, so that gradient
+    findings in a row decide. The interval doubles while the module may be training, so that gradient
     accumulation, skipped steps, learning rate 0 and gradients without training cost nothing. Once the module is known
     to train, only forwards in eval mode count (`model.train()` may be forgotten after a validation).
 
@@ -85,7 +85,9 @@ class TrainingCheck:
         if training:
             _refuse_unsynchronised(own)
         try:
-            norms = _norms(self.modules.parameters()), _norms(p for p in model.parameters() if p not in own)
+            # Not those without gradients: averages (momentum encoders) change where nothing trains.
+            others = (p for p in model.parameters() if p.requires_grad and p not in own)
+            norms = _norms(self.modules.parameters()), _norms(others)
         except (RuntimeError, TypeError):  # a kind of parameter without norms: training goes on unchecked
             norms = [], []
         if not norms[0]:  # or all of them are held by other processes
@@ -166,7 +168,7 @@ class InputHook(_Hook):
         if getattr(model, "_is_replica", False):
             raise UserError(
                 "an attached model cannot run in nn.DataParallel, whose replicas would call the first GPU's layers: "
-                "start one process per GPU (torchrun, DistributedDataParallel), or show the program one GPU only."
+                "start one process per GPU (torchrun, DistributedDataParallel), or use one GPU only."
             )
         if self.training_check is not None:
             self.training_check.count(model, self.module)
@@ -259,9 +261,9 @@ class RowCheck(_Hook):
         if not expected:
             raise UserError(
                 f"{type(model).__name__} went through a forward in training without calling the layer the module was "
-                f"attached at, so nothing was related: attach at a layer that is called (not one whose weights are "
-                f"read directly), again if it was replaced since (reset_classifier), or use `with "
-                f"attachment.disabled():` for this forward."
+                f"attached at, so nothing was related: attach at a layer that is called in every forward (not one "
+                f"whose weights are read directly, nor one that is skipped at random, layerdrop), attach again if the "
+                f"layer was replaced (reset_classifier), or use `with attachment.disabled():` for this forward."
             )
         if left is not None and left != expected[0]:
             if left == 2 * expected[0] or len(set(expected)) > 1:

@@ -260,8 +260,8 @@ class LayerPadding:
         names = argument_names(type(layer).forward)
         if _MASK not in names:
             raise UserError(
-                f"mask_padding=True needs a layer that is told the padding in an argument {_MASK!r}, as the encoder "
-                f"layers of transformers' detectors are; {path!r} ({type(layer).__name__}) is not: leave it out."
+                f"mask_padding=True needs a layer with an argument {_MASK!r}, as the encoder layers of transformers "
+                f"have; {path!r} ({type(layer).__name__}) has none: leave it out."
             )
         self.at = names.index(_MASK)
 

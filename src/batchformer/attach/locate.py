@@ -195,7 +195,7 @@ def feature_from_tensor(x: Tensor, path: str, scoring: str) -> Feature:
     inside = "" if scoring == path else f"name the layer inside, before={scoring!r}, or "
     raise UserError(
         f"the input of {path!r} has the shape {tuple(x.shape)}, which is not clearly one feature or a row of tokens: "
-        f'{inside}say dim= and channels="first" or "last".'
+        f'{inside}pass dim= and channels="first" or "last".'
     )
 
 
@@ -220,7 +220,7 @@ def feature_of_output(path: str, calls: Calls | None, dim: int | None, channels:
             return Feature(x.shape[1 if fitting[0] == "first" else -1], fitting[0])  # type: ignore[arg-type]
     raise UserError(
         f"the output of {path!r} has the shape {tuple(x.shape)}, which is not clearly tokens (batch, tokens, width) or "
-        f'a map: say channels="first" or "last", and dim= where it is neither.'
+        f'a map: pass channels="first" or "last", and dim= where it is neither.'
     )
 
 

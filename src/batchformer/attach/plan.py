@@ -114,8 +114,8 @@ def check_apart(model: nn.Module, plan: InsertionPlan) -> None:
     ):  # else the model is never twice the same
         raise UserError(
             f"{type(model).__name__} lets the images of a batch influence each other behind {plan.paths[0]!r}, so that "
-            f'its plain rows would change with the related ones: attach further behind, or use streams="split" or '
-            f'"single".'
+            f'its plain rows would change with the related ones: attach at a later submodule, or use streams="split" '
+            f'or "single".'
         )
 
 

@@ -108,7 +108,7 @@ def _make_point(
     dim = dim if dim is not None else known.dim if known else None
     channels = channels or (known.channels if known else "last")
     if dim is None:
-        raise UserError(f"the width of what enters {paths[0]!r} is not known: say dim=.")
+        raise UserError(f"the width of what enters {paths[0]!r} is not known: pass dim=.")
     if module is None:
         module = BatchFormer(dim, **keywords)
         _move_beside(module, [*layers, model])
@@ -247,7 +247,9 @@ def _feature(
     feature = feature_of_output(path, calls, dim, channels or known_layout(model, submodule.layer))
     assert calls is not None  # refused before
     if len(calls.begins) > 1:
-        raise UserError(f"{path!r} is called {len(calls.begins)} times in a forward: name one called once.")
+        raise UserError(
+            f"{path!r} is called {len(calls.begins)} times in a forward: name a submodule that is called once."
+        )
     check_batch_first(path, calls, probe.three[submodule.name])
     return feature
 

@@ -75,6 +75,6 @@ def check_before(model: nn.Module, **only_after: bool) -> None:
     if takes_padded_images(model) or isinstance(model._modules.get("bbox_predictor"), nn.Module):
         where = "encoder_layers=[0], as the paper does," if takes_padded_images(model) else "blocks=[0]"  # YOLOS
         raise UserError(
-            f"{type(model).__name__} is a detector, which the second stream enters inside the encoder: say {where} or "
-            f"after=[paths]."
+            f"{type(model).__name__} is a detector, where the second stream must start inside the encoder: pass "
+            f"{where} or after=[paths]."
         )

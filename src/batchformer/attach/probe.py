@@ -50,8 +50,8 @@ def tensors_entering(model: nn.Module, paths: list[str], example: Example | None
     if missing:
         why = f" ({problem})" if problem else ""
         raise UserError(
-            f"{missing[0]!r} was not called with a tensor in a dry run of {type(model).__name__}{why}: say dim= (and "
-            f"name a layer that the model really calls; a ModuleList, for one, never is)."
+            f"{missing[0]!r} was not called with a tensor in a dry run of {type(model).__name__}{why}: pass dim= (and "
+            f"name a layer that the model calls; a ModuleList, for example, is never called)."
         )
     return seen
 
@@ -180,7 +180,7 @@ def check_batch_first(path: str, two: Calls, three: Calls) -> None:
     if len(shapes) == 2 and 3 * shapes[0][0] != 2 * shapes[1][0]:
         raise UserError(
             f"the output of {path!r} does not have the images on its first axis (two of them give the shape "
-            f"{shapes[0]}, three {shapes[1]}), so its rows are no samples to relate: attach after a submodule that "
+            f"{shapes[0]}, three {shapes[1]}), so its rows are not samples: attach after a submodule that "
             f"gives (batch, ...)."
         )
 

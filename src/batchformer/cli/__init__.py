@@ -23,6 +23,7 @@ COMMANDS = {
     "probe": "train a linear classifier on the frozen backbone of a run",
     "export": "write the plain weights of a run as safetensors, and prove that they load",
     "report": "write one HTML page about runs or comparisons",
+    "grad-cam": "draw where the networks of runs look, on test images of rare classes",
     "recipes": "list the recipes, or print one",
     "data": "what data a recipe needs, and what is there",
 }
@@ -108,7 +109,7 @@ def _command(name: str) -> Any:
     `HELP` and `run(args)`.
     """
     if name in COMMANDS:
-        return importlib.import_module(f"batchformer.cli.{name}")
+        return importlib.import_module(f"batchformer.cli.{name.replace('-', '_')}")
     others = {point.name: point for point in entry_points(group="batchformer.commands")}
     if name in others:
         return others[name].load()

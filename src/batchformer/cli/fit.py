@@ -86,7 +86,7 @@ def run(args: list[str]) -> int:
         with tempfile.TemporaryDirectory() as place:
             maker.train(RunFolder(Path(place) / "run"), overrides, False)
         if is_main_process():
-            print("Training and evaluation went through for a batch or so (trainer.fast_dev_run); nothing was kept.")
+            print("Training and evaluation ran on a batch (trainer.fast_dev_run); nothing was kept.")
         return 0
     if resume and folder.finished:
         if folder.config.is_file():

@@ -21,23 +21,63 @@ if TYPE_CHECKING:
     from batchformer.data.sets.compositional import CompositionalData, PairFolders
     from batchformer.data.sets.detection import DetectionData
     from batchformer.data.sets.digit_domains import DigitDomains
-    from batchformer.data.sets.digits import DigitsDomains, DigitsLT, DigitsStates
+    from batchformer.data.sets.digits import DigitNumbers, DigitsDomains, DigitsLT, DigitsStates
     from batchformer.data.sets.domain_folders import PACS, VLCS, DomainFolders, OfficeHome, TerraIncognita, VisDA
     from batchformer.data.sets.domains import DomainData
     from batchformer.data.sets.files import FileData
     from batchformer.data.sets.folder import ImageFolders
+    from batchformer.data.sets.generalized import AttributeData, AttributeFiles
     from batchformer.data.sets.hands import FreiHand, HandData, RenderedHands
     from batchformer.data.sets.imagenet import ImageNet
     from batchformer.data.sets.list_files import ListFiles
     from batchformer.data.sets.tiny_imagenet import TinyImageNet
     from batchformer.data.sets.voc import VocDetection
 
-__all__ = ["CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT", "PACS", "VLCS", "ArrayData", "ClassificationData",
-           "CocoDetection", "CocoPanoptic", "CompositionalData", "DataInfo", "DataModule", "DetectionData",
-           "DeviceLoader", "DigitDomains", "DigitsDomains", "DigitsLT", "DigitsStates", "DomainData", "DomainFolders",
-           "EpochLoader", "FeatureData", "FileData", "FreiHand", "HandData", "HostLoader", "ImageFolders", "ImageNet",
-           "JoinedLoader", "ListFiles", "LongTailedData", "OfficeHome", "PairFolders", "RenderedHands", "Split",
-           "TerraIncognita", "TinyImageNet", "VisDA", "VocDetection"]  # fmt: skip
+__all__ = [
+    "CIFAR10",
+    "CIFAR10LT",
+    "CIFAR100",
+    "CIFAR100LT",
+    "PACS",
+    "VLCS",
+    "ArrayData",
+    "AttributeData",
+    "AttributeFiles",
+    "ClassificationData",
+    "CocoDetection",
+    "CocoPanoptic",
+    "CompositionalData",
+    "DataInfo",
+    "DataModule",
+    "DetectionData",
+    "DeviceLoader",
+    "DigitDomains",
+    "DigitNumbers",
+    "DigitsDomains",
+    "DigitsLT",
+    "DigitsStates",
+    "DomainData",
+    "DomainFolders",
+    "EpochLoader",
+    "FeatureData",
+    "FileData",
+    "FreiHand",
+    "HandData",
+    "HostLoader",
+    "ImageFolders",
+    "ImageNet",
+    "JoinedLoader",
+    "ListFiles",
+    "LongTailedData",
+    "OfficeHome",
+    "PairFolders",
+    "RenderedHands",
+    "Split",
+    "TerraIncognita",
+    "TinyImageNet",
+    "VisDA",
+    "VocDetection",
+]  # fmt: skip
 __getattr__ = lazy_names(
     __name__,
     {
@@ -54,11 +94,12 @@ __getattr__ = lazy_names(
         "sets.compositional": ("CompositionalData", "PairFolders"),
         "sets.detection": ("DetectionData",),
         "sets.digit_domains": ("DigitDomains",),
-        "sets.digits": ("DigitsDomains", "DigitsLT", "DigitsStates"),
+        "sets.digits": ("DigitNumbers", "DigitsDomains", "DigitsLT", "DigitsStates"),
         "sets.domain_folders": ("PACS", "VLCS", "DomainFolders", "OfficeHome", "TerraIncognita", "VisDA"),
         "sets.domains": ("DomainData",),
         "sets.files": ("FileData",),
         "sets.folder": ("ImageFolders",),
+        "sets.generalized": ("AttributeData", "AttributeFiles"),
         "sets.hands": ("FreiHand", "HandData", "RenderedHands"),
         "sets.imagenet": ("ImageNet",),
         "sets.list_files": ("ListFiles",),

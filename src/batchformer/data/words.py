@@ -44,13 +44,13 @@ def _embed_by(names: Sequence[str], file: Path, synonyms: Mapping[str, str]) -> 
     for name, whole, parts in zip(names, wholes, words, strict=True):
         vector = _find(whole, found)
         if vector is None:
-            vectors = {part: _find(part, found) for part in parts}
+            vectors: dict[str, np.ndarray | None] = {part: _find(part, found) for part in parts}
             if missing := [part for part in parts if vectors[part] is None] or ([] if parts else [whole]):
                 raise UserError(
                     f"{file} has no vector of {missing[0]!r}, which the name {name!r} needs: take a file that has it, "
                     f"or name another word for it in data.synonyms."
                 )
-            vector = np.mean([vectors[part] for part in parts], axis=0)
+            vector = np.mean([vectors[part] for part in parts], axis=0)  # type: ignore[arg-type]
         rows.append(vector)
     return np.stack(rows).astype(np.float32)
 

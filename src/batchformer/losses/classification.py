@@ -29,13 +29,14 @@ class BalancedSoftmaxLoss(nn.Module):
 
     log_counts: Float[Tensor, " classes"]
 
-    def __init__(self, class_counts: Sequence[int] | Tensor) -> None:
+    def __init__(self, class_counts: Sequence[int] | Tensor, reduction: str = "mean") -> None:
         super().__init__()
+        self.reduction = reduction
         log_counts = checked_counts(class_counts, "Balanced Softmax").log().float()
         self.register_buffer("log_counts", log_counts, persistent=False)
 
-    def forward(self, logits: Logits, targets: Targets) -> Float[Tensor, ""]:
-        return F.cross_entropy(logits + self.log_counts, targets)
+    def forward(self, logits: Logits, targets: Targets) -> Float[Tensor, "*rows"]:
+        return F.cross_entropy(logits + self.log_counts, targets, reduction=self.reduction)
 
 
 class LogitAdjustedLoss(nn.Module):
@@ -53,14 +54,14 @@ class LogitAdjustedLoss(nn.Module):
 
     adjustment: Float[Tensor, " classes"]
 
-    def __init__(self, class_counts: Sequence[int] | Tensor, tau: float = 1.0) -> None:
+    def __init__(self, class_counts: Sequence[int] | Tensor, tau: float = 1.0, reduction: str = "mean") -> None:
         super().__init__()
         counts = checked_counts(class_counts, "logit adjustment")
-        self.tau = tau
+        self.tau, self.reduction = tau, reduction
         self.register_buffer("adjustment", (tau * (counts / counts.sum()).log()).float(), persistent=False)
 
-    def forward(self, logits: Logits, targets: Targets) -> Float[Tensor, ""]:
-        return F.cross_entropy(logits + self.adjustment, targets)
+    def forward(self, logits: Logits, targets: Targets) -> Float[Tensor, "*rows"]:
+        return F.cross_entropy(logits + self.adjustment, targets, reduction=self.reduction)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau}"

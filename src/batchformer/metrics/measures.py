@@ -159,6 +159,25 @@ COMPOSITIONAL = (
     Measure("object_released", "Object, biased", note="unseen pairs only", detail=True),
     *(Measure(f"auc_top{k}", f"AUC, top {k}", detail=True) for k in (2, 3)),
 )
+GENERALIZED = (  # in the order of BatchFormer's appendix, Table 1
+    Measure("unseen", "Unseen", name="accuracy over unseen classes", in_progress=True),
+    Measure("seen", "Seen", name="accuracy over seen classes", in_progress=True),
+    Measure("harmonic", "Harmonic mean", primary=True),
+    Measure("zero_shot", "Unseen alone", name="accuracy over unseen classes where no seen one can be chosen"),
+    *(
+        Measure(
+            f"{key}_oracle",
+            f"{label}, oracle",
+            note="at the epoch best on the test set",
+            name=f"{words} at the epoch best on the test set",
+        )
+        for key, label, words in (
+            ("unseen", "Unseen", "accuracy over unseen classes"),
+            ("seen", "Seen", "accuracy over seen classes"),
+            ("harmonic", "Harmonic mean", "harmonic mean"),
+        )
+    ),
+)
 DETECTION = (
     Measure("ap", "AP", primary=True, name="average precision of boxes"),
     Measure("ap50", "AP50", in_progress=True),

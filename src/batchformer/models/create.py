@@ -63,8 +63,8 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
             raise
         reason = (str(problem).strip() or type(problem).__name__).splitlines()[0].split(". ")[0].rstrip(".")
         raise UserError(
-            f"the pretrained weights of {name} cannot be had ({reason}): timm fetches them from the network once; "
-            "without one, name a file of timm's weights with model.backbone_args.pretrained_cfg_overlay.file, or leave "
+            f"the pretrained weights of {name} could not be loaded ({reason}): timm downloads them once; without a "
+            "network, name a file of timm's weights with model.backbone_args.pretrained_cfg_overlay.file, or leave "
             "model.backbone_args.pretrained out."
         ) from problem
 

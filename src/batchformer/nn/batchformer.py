@@ -73,7 +73,7 @@ class BatchFormer(nn.Module):
         if scope not in SCOPES:
             raise UserError(f'scope={scope!r} must be "local" or "global".')
         if process_group is not None and scope == "local":
-            raise UserError('process_group= says whose batches scope="global" attends over: say that too, or leave it.')
+            raise UserError('process_group= goes with scope="global": pass that too, or leave it out.')
         self.dim, self.streams = dim, streams
         self.scope, self.members = scope, Members(process_group)
         self.enabled = True
@@ -102,7 +102,7 @@ class BatchFormer(nn.Module):
 
         It depends on the device and type of the weights (under autocast on its type), not on the input.
         """
-        weight = next(self.parameters())
+        weight = self._first_weight()
         choice = self.layers[0].backend_used(weight.new_empty(1, 1, self.dim))  # type: ignore[operator]
         if choice.backend == "triton" and self.scope == "global":
             between = "between processes where positions are exchanged, torch's attention where rows or heads are"
@@ -128,12 +128,12 @@ class BatchFormer(nn.Module):
                 f"(batch, positions, {self.dim})."
             )
         if not x.is_floating_point():
-            raise UserError(f"BatchFormer relates features, and got {x.dtype}: give it floats, x.float() for one.")
+            raise UserError(f"BatchFormer relates features, and got {x.dtype}: pass floats, for example x.float().")
         rows = x[:, None] if x.ndim == 2 else x.flatten(1, -2)  # with no row at all, too
         if grid is None and x.ndim == 4:
             grid = (x.shape[1], x.shape[2])
         if not autocasts(x):
-            rows = rows.to(next(self.parameters()).dtype)  # half-precision features with a full-precision module
+            rows = rows.to(self._first_weight().dtype)  # half-precision features with a full-precision module
         if valid is None:
             return self._encode(rows, None, grid).to(x.dtype).reshape(x.shape)
         valid = self._check_valid(valid, x).reshape(rows.shape[:2])
@@ -151,7 +151,12 @@ class BatchFormer(nn.Module):
                 rows = layer(rows, valid)
             return rows
         # Nothing to relate (one image, split). DDP still waits for a gradient of every weight: these are zeros.
-        return rows + torch.stack([weight.sum() for weight in self.parameters()]).sum().to(rows.dtype)
+        return rows + sum(weight.sum().to(rows.dtype) for weight in self.parameters())
+
+    def _first_weight(self) -> Tensor:
+        # In FSDP's first version tensors stand in the place of parameters, unless use_orig_params is set.
+        weight = next(self.parameters(), None)
+        return self.layers[0].norm1.weight if weight is None else weight  # type: ignore[return-value, union-attr]
 
     @staticmethod
     def _check_valid(valid: Tensor, x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class TokenLayout:
         numbers = _position_numbers(position)
         if len(numbers) == 1:
             if not 0 <= numbers[0] < self.positions:
-                raise UserError(f"there is no position {position}: the insertion has {self.positions}, 0 the first.")
+                raise UserError(f"there is no position {position}: the insertion has {self.positions}, counted from 0.")
             return numbers[0]
         if self.grid is None:
             raise UserError(f"the {self.positions} positions of this insertion are no grid: give the number of one.")
@@ -96,7 +96,7 @@ def token_grid(tokens: int, height: int, width: int, patch: tuple[int, int] = (1
     grid = _grid_like_image(tokens, height, width, exact=False)
     if grid is None:
         raise UserError(
-            f"{tokens} tokens make no grid that is shaped like an image of {height} x {width} pixels: say grid=(rows, "
+            f"{tokens} tokens make no grid that is shaped like an image of {height} x {width} pixels: pass grid=(rows, "
             f"columns)."
         )
     return grid

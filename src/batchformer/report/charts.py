@@ -23,6 +23,8 @@ class Chart:
     def __init__(self, name: str, x: Axis, y: Axis, *, left: int = LEFT, height: int = HEIGHT) -> None:
         self.name, self.x, self.y = name, x, y
         slant = 6.4 * max((len(text) for _, text in x.ticks), default=0) if x.slanted else 0
+        if y.label:  # room for long numbers (18.966) between the label and the axis
+            left = max(left, 27 + round(6.1 * max((len(text) for _, text in y.ticks), default=0)))
         self.left, self.height, self.bottom = left, height + round(slant), BOTTOM + round(slant)
         self._marks: list[str] = []
 

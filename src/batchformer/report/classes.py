@@ -215,11 +215,12 @@ def influence_chart(name: str, runs: Sequence[Run]) -> str | None:
     tips = [f"{group.name}: {value:.4g}, {group.count:.0f} training images" for _, group, value in known]
     chart.dots([(rank, value) for rank, _, value in known], "related", tips, radius=2.8)
     if len(known) > 4:
-        trend = smooth([value for _, _, value in known], max(1.0, len(known) / 14))
-        chart.line(list(zip(ranks, trend, strict=True)), "related trend")
+        values = [value for _, _, value in known]
+        running = [sum(values[:count]) / count for count in range(1, len(values) + 1)]
+        chart.line(list(zip(ranks, running, strict=True)), "related trend")
     return chart.svg(
         "Gradient norm of each class's loss on the other images of the batch (Fig. 6 of the paper)",
-        f"{len(known)} points, classes sorted by descending training frequency, with a smoothed trend.",
+        f"{len(known)} points, classes sorted by descending training frequency, with their running mean.",
     )
 
 
@@ -247,7 +248,8 @@ def influence_section(name: str, runs: Sequence[Run], whose: str) -> str:
     drawn = figure(
         "Gradient norm of each class’s loss on the others",
         picture,
-        f"Test set, module on, norm at the {wrt} of the other images{seeds}; line: smoothed.",
+        f"Test set, module on, norm at the {wrt} of the other images{seeds}. Line: the mean over all classes up to "
+        "that one, which is what the paper’s figure shows; the points tell how much classes differ.",
     )
     return f'{title}<div class="grid">{drawn}<div class="card reading">{_influence_reading(runs)}</div></div>'
 

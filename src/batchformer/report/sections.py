@@ -44,6 +44,10 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
     table = compare_runs([run.raw for run in runs])
     title = f"<h2>{escape(table.recipe)}</h2>" if heading else ""
     mixing, found = pictures_of(runs, "mixing"), pictures_of(runs, "detection", whole_width=True)
+    looks = [
+        (variant, pictures_of([run for run in runs if run.variant == variant], "grad_cam", whole_width=True))
+        for variant in table.variants
+    ]
     parts = [
         _verdicts(table),
         _caveats(runs),
@@ -53,6 +57,7 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
         streams_section(name, runs),
         f"<h3>Mixing</h3>{mixing}" if mixing else "",
         f"<h3>What is found in the images</h3>{found}" if found else "",
+        *(f"<h3>Where it looks, {escape(shown_name(v))}</h3>{drawn}" for v, drawn in looks if drawn),
         _classes(name, runs, table),
         *(
             influence_section(

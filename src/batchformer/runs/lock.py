@@ -100,8 +100,8 @@ def _refuse_unless_gone(lock: Path, content: str) -> None:
     if start is not None:
         raise UserError(f"{lock.parent} is in use by {who}: wait until it ends, or choose another --out.")
     raise UserError(
-        f"{lock.parent} is locked by {who}, and from here it cannot be seen whether that still trains: if not, remove "
-        f"{lock} and give the command again; else choose another --out."
+        f"{lock.parent} is locked by {who}, and it cannot be checked from here whether that process still runs: if "
+        f"not, remove {lock} and run the command again; otherwise choose another --out."
     )
 
 

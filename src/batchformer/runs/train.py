@@ -32,6 +32,7 @@ _FREE_TO_CHANGE = ("run.checkpoint", "run.code", "run.variant", "run.reference",
                    "seed_everything")  # fmt: skip
 # Fields that config.yaml of earlier versions does not have, with the values those versions correspond to.
 _CAME_LATER = {
+    "model.algorithm": "plain",
     "model.batchformer.scope": "local",
     "model.batchformer.backend": "auto",
     "model.batchformer.memory": "fast",
@@ -176,6 +177,8 @@ def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
     A finished run is only read, so settings that its (older) version did not have are ignored.
     """
     before, now = _flat(with_current_keys(yaml.safe_load(folder.config.read_text()))), _flat(config)
+    groups = {key.rpartition(".")[0] for key in before} | before.keys()
+    now = {key: value for key, value in now.items() if key.rpartition(".")[0] in groups}  # others came later as a whole
     for key in sorted(before.keys() & now.keys() if folder.finished else before.keys() | now.keys()):
         began = before.get(key, _CAME_LATER.get(key))
         if began != now.get(key) and not key.startswith(_FREE_TO_CHANGE):

@@ -18,6 +18,7 @@ from batchformer.tasks.self_supervised.probe import LinearProbe, ProbeOptimizerO
 from batchformer.tasks.self_supervised.task import JudgeOptions
 from batchformer.tasks.zero_shot.compositional import CompositionalZeroShot
 from batchformer.tasks.zero_shot.compositional_options import PairMethodOptions, PairOptimizerOptions
+from batchformer.tasks.zero_shot.generalized import GeneralizedZeroShot
 from batchformer.training.optimizers import AdamWOptions, OptimizerOptions
 from batchformer.training.options import BatchFormerOptions
 from batchformer.training.schedules import CosineOptions, ScheduleOptions
@@ -37,6 +38,7 @@ TASKS: dict[str, type[Task]] = {
     "moco": MoCo,
     "linear_probe": LinearProbe,
     "compositional": CompositionalZeroShot,
+    "generalized_zero_shot": GeneralizedZeroShot,
 }
 
 __all__ = [

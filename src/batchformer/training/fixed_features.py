@@ -29,7 +29,7 @@ def fixed_features(backbone: nn.Module, data: Any, device: torch.device) -> dict
 def _features_of(backbone: nn.Module, data: Any, name: str, device: torch.device) -> Tensor:
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    loader, found = data.evaluation_loader(name), []
+    loader, found = data.evaluation_loader(name), list[Tensor]()
     backbone.eval()
     for batch in tqdm(loader, f"features of {name}", unit="batch", delay=_PATIENCE, disable=None):
         with torch.autocast(device.type, enabled=False):

@@ -40,7 +40,7 @@ class Task(L.LightningModule):
     - `configure_optimizers()`, and `learning_rate()` where it follows a schedule.
 
     Optional: `prepare(batch, batch_idx)` (outside a captured step), `after_step()`, `plain_network()` (for
-    export), `predict(...)`, `analyses`, `sections()`, `sampler(data)`.
+    export), `predict(...)`, `analyses`, `sections()`, `sampler(data)`, `training_loader(data)`.
 
     Several optimizers that step in turn: set `automatic_optimization = False`, override `training_step` with
     Lightning's manual optimisation, and pass the losses to `record`. Momentum encoders, queues and averages are

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from batchformer.data.augment.options import check_at_least
 from batchformer.data.info import DataInfo
-from batchformer.data.loading.epoch_loader import EpochLoader
-from batchformer.data.loading.order import Sampler, derived_key
+from batchformer.data.loading.epoch_loader import EpochLoader, JoinedLoader
+from batchformer.data.loading.order import derived_key
 from batchformer.errors import UserError, did_you_mean
 from batchformer.metrics.shots import count_shots
 
@@ -29,7 +29,8 @@ class DataModule(L.LightningDataModule):
     neither on the number of workers nor on where a run was resumed. `batch_size` is that of one process; each takes its
     share of the order, so the Trainer needs no sampler of its own (`use_distributed_sampler=False`). A task with a
     method `sampler(data)` gives the order itself: a function from the epoch to the slots (see `loading.order`) of all
-    processes together, or None for the order of the data.
+    processes together, or None for the order of the data. One with a method `training_loader(data)` gives the loader
+    itself, or several by name that are read together, or None for the loader of the data.
 
     Args:
         root: the folder of the data set.
@@ -89,6 +90,7 @@ class DataModule(L.LightningDataModule):
         self.channels_last, self.index = channels_last, index
         self.augment_repeats, self.views = augment_repeats, views
         self._ready = False
+        self._own_order: dict[str, Any] = {}  # see `loader_in_order`
         # Weak reference; used to checkpoint the loader's position without keeping the loader alive.
         self._train_loader: weakref.ref[EpochLoader] | None = None
         self._restored: dict[str, Any] | None = None
@@ -106,6 +108,14 @@ class DataModule(L.LightningDataModule):
     def training_loader(self) -> EpochLoader:
         """The training loader; a data module of several sets returns a `JoinedLoader` here."""
         return self.make_loader("train", training=True)
+
+    def loader_in_order(self, name: str, **order: Any) -> EpochLoader:
+        """A further training loader over a set, with a `sampler`, `batch_size` or `seed` (of the order) of its own."""
+        self._own_order = order
+        try:
+            return self.make_loader(name, training=True)
+        finally:
+            self._own_order = {}
 
     def choose_target(self, target: str) -> None:
         """For subclasses with several `targets`: check the name and set `target`."""
@@ -161,7 +171,10 @@ class DataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> EpochLoader:
         self.setup()
-        loader = self.training_loader()
+        loader = self._of_task("training_loader")
+        if isinstance(loader, dict):
+            loader = JoinedLoader(loader, self._current_epoch)
+        loader = self.training_loader() if loader is None else loader
         if self._restored is not None and "train" in self._restored:
             loader.load_state_dict(self._restored.pop("train"))
         self._train_loader = weakref.ref(loader)
@@ -257,7 +270,8 @@ class DataModule(L.LightningDataModule):
             "epoch_source": self._current_epoch if training else None,
             "channels_last": self.channels_last,
             "repeats": self.augment_repeats if training else 1,
-            "sampler": self._task_sampler() if training and name == "train" else None,
+            "sampler": self._of_task("sampler") if training and name == "train" else None,
+            **self._own_order,
         }
 
     def _host_loader(self, samples: Any, name: str, training: bool, passes: int = 1) -> EpochLoader:
@@ -272,10 +286,10 @@ class DataModule(L.LightningDataModule):
             **self._loader_options(name, training),
         )
 
-    def _task_sampler(self) -> Sampler | None:
-        """The sampler of the task in training, where it has one."""
-        sampler = getattr(self._task(), "sampler", None)
-        return sampler(self) if callable(sampler) else None
+    def _of_task(self, method: str) -> Any:
+        """What this method of the task in training returns for these data; None where the task has no such method."""
+        found = getattr(self._task(), method, None)
+        return found(self) if callable(found) else None
 
     def _task(self) -> Any:
         return self.trainer.lightning_module if self.trainer is not None else None

@@ -97,9 +97,10 @@ class DeviceLoader(SampleLoader):
             chunk = self._take_chunk(_ChunkStart(epoch, first))
             following = first + self._chunk_batches
             upcoming = _ChunkStart(epoch, following) if following < len(self) else _ChunkStart(epoch + 1, 0)
+            ahead = self._is_ahead and (upcoming.epoch == epoch or not getattr(self._order.sampler, "learnt", False))
             begins = range(0, len(chunk["labels"]), size)
             for number, begin in enumerate(begins):
-                if self._is_ahead and number == len(begins) // 2:
+                if ahead and number == len(begins) // 2:
                     self._prepared = upcoming, self._make_chunk(upcoming)
                 yield {name: _rows(values, begin, begin + size) for name, values in chunk.items()}
 
@@ -122,9 +123,12 @@ class DeviceLoader(SampleLoader):
         return self._drawn[1:]
 
     def _make_chunk(self, start: _ChunkStart) -> Batch:
-        order, tables = self._random_numbers(start.epoch)
+        order, _ = self._random_numbers(start.epoch)
         last = min(start.batch + self._chunk_batches, len(self))
-        slots = order[start.batch * self.batch_size : last * self.batch_size]
+        return self.batch_of(order[start.batch * self.batch_size : last * self.batch_size], start.epoch)
+
+    def batch_of(self, slots: np.ndarray, epoch: int = 0) -> Batch:
+        _, tables = self._random_numbers(epoch)
         index = slots.astype(np.int64) % self._order.count
         chunk: Batch = {}
         if not self._stores:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from batchformer.data.loading.order import EpochShare, Sampler, batch_count, check_batches
@@ -122,6 +123,10 @@ class SampleLoader(EpochLoader):
         if training:
             check_batches(self._order.slots_of_an_epoch, batch_size, world, drop_last)
         self._batches_of_a_pass = batch_count(len(self._order(0)), batch_size, drop_last and training)
+
+    @abstractmethod
+    def batch_of(self, slots: np.ndarray, epoch: int = 0) -> Batch:
+        """These slots as one batch, as they are in that epoch; of an evaluation set, these samples."""
 
 
 class JoinedLoader(EpochLoader):

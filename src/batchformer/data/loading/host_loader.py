@@ -105,6 +105,10 @@ class HostLoader(SampleLoader):
             self.end_workers()
             raise
 
+    def batch_of(self, slots: np.ndarray, epoch: int = 0) -> Batch:
+        samples: Any = self._loader.dataset
+        return samples.collate([samples[epoch, int(slot)] for slot in slots])
+
     def end_workers(self) -> None:
         """Shut down workers explicitly: an error's traceback references them, and torch waits five seconds for each."""
         if self._iterator is not None:

@@ -18,7 +18,8 @@ import numpy as np
 
 from batchformer.errors import UserError
 
-#: from an epoch to the slots of all processes in it, the same number in every epoch
+#: From an epoch to the slots of all processes in it, the same number in every epoch. One that depends on what was
+#: learnt before the epoch has an attribute `learnt = True`: no loader asks it ahead of time.
 Sampler = Callable[[int], np.ndarray]
 
 
@@ -83,21 +84,33 @@ def balanced_order(
     return slots + _occurrence(slots) * begins[-1]
 
 
-def class_balanced_order(epoch: int, *, labels: np.ndarray, seed: int) -> np.ndarray:
-    """As many slots as there are samples, each of a class drawn uniformly; the samples of a class come in turn.
+def class_order(
+    epoch: int,
+    *,
+    labels: np.ndarray,
+    weights: np.ndarray,
+    seed: int,
+    length: int | None = None,
+    among: np.ndarray | None = None,
+    purpose: str = "classes",
+) -> np.ndarray:
+    """`length` slots (as many as there are samples), each of a class drawn with probability weights / sum(weights).
 
-    A class that is drawn more often than it has samples begins a new permutation of them. A sample that comes again in
-    an epoch is its next repeat.
+    Kang et al., "Decoupling Representation and Classifier" (ICLR 2020), eq. 1: weights n_c^q for classes of n_c images;
+    q = 1 is instance-balanced, 1/2 square-root and 0 class-balanced sampling. In a class the samples come in a
+    permutation of the epoch, again from its start when it is through, so all images of a class come equally often; a
+    sample that comes again is its next repeat. The released code draws class-balanced in turns through a permutation of
+    the classes; here each draw is independent. `among`: draw only from the samples of these numbers.
     """
-    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    drawn = generator(seed, epoch, "classes").integers(len(members), size=len(labels))
-    slots = np.empty(len(labels), np.int64)
-    for number, samples in enumerate(members):
-        places = np.flatnonzero(drawn == number)
-        turns = generator(seed, epoch, number, "in turn")
-        permutations = [turns.permutation(samples) for _ in range(-(-len(places) // len(samples)))]
-        slots[places] = np.concatenate([*permutations, samples[:0]])[: len(places)]
-    return slots + _occurrence(slots) * len(labels)
+    random = generator(seed, epoch, purpose)
+    shuffled = random.permutation(np.arange(len(labels)) if among is None else among)
+    members = shuffled[np.argsort(labels[shuffled], kind="stable")]  # class by class, shuffled in each
+    counts = np.bincount(labels[shuffled], minlength=len(weights))
+    shares = np.cumsum(np.where(counts > 0, np.asarray(weights, np.float64), 0.0))
+    drawn = random.random(len(labels) if length is None else length)
+    classes = np.minimum(np.searchsorted(shares, drawn * shares[-1], side="right"), np.flatnonzero(counts)[-1])
+    repeat, place = np.divmod(_occurrence(classes), counts[classes])
+    return members[(np.cumsum(counts) - counts)[classes] + place] + repeat * len(labels)
 
 
 def _occurrence(values: np.ndarray) -> np.ndarray:

@@ -65,6 +65,15 @@ class ClassificationData(DataModule):
             **self._loader_options(name, training),
         )
 
+    def feature_loader(self, features: torch.Tensor, name: str = "train", **order: Any) -> DeviceLoader:
+        """Training batches of `features` and `labels`: those computed for a set in place of its images, in its order.
+
+        `order`: as for `loader_in_order`.
+        """
+        options = {**self._loader_options(name, training=True), **order}
+        labels = torch.from_numpy(self.set_labels[name])
+        return DeviceLoader(None, labels, fields={"features": features}, device=self._device(), **options)
+
     def _count(self, sets: Mapping[str, Any], digest: Any) -> None:
         """Check the labels of the sets and set the attributes that are available after `setup`.
 
@@ -75,6 +84,7 @@ class ClassificationData(DataModule):
         self.class_counts = count_classes(train.labels, self.class_names, sources["train"], empty)
         for name in self.evaluation_sets:
             check_labels(sets[name].labels, self.num_classes, sources[name])
+        self.set_labels = {name: each.labels for name, each in sets.items()}
         self.train_labels, self.train_images = train.labels, len(train.labels)
         self.test_images = sum(len(sets[name].labels) for name in self.evaluation_sets)
         for name, values in sorted(train.fields.items()):

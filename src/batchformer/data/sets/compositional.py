@@ -162,7 +162,7 @@ class CompositionalData(ClassificationData):
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
         if name not in self._features:
-            return super().make_loader(name, training)
+            return super().make_loader(name, training)  # type: ignore[safe-super]
         labelled = self._labelled(self._set(name))
         labelled["fields"] = {"features": self._features[name], **labelled["fields"]}
         return DeviceLoader(None, device=self._device(), **labelled, **self._loader_options(name, training))

@@ -1,4 +1,4 @@
-"""Handwritten digits of 8 x 8 pixels from scikit-learn: long-tailed, as rotated domains, in states. No download."""
+"""Handwritten digits of 8 x 8 pixels from scikit-learn: long tail, rotated domains, states, unseen numbers."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,11 +11,14 @@ from batchformer.data.sets.arrays import ArrayData, Split
 from batchformer.data.sets.classification import tail_subset
 from batchformer.data.sets.compositional import RANDOM, CompositionalData
 from batchformer.data.sets.domains import DomainData, Part
+from batchformer.data.sets.generalized import AttributeData, AttributeTable
 from batchformer.data.sets.pair_splits import SETS, Entry
 
 LAYOUT = "embedded (scikit-learn), no files needed"
 _TRAIN_PER_CLASS = 145
 _BRIGHTEST = 16
+# segments of a seven-segment display: top, upper left, upper right, middle, lower left, lower right, bottom
+_SEGMENTS = "1110111 0010010 1011101 1011011 0111010 1101011 1101111 1010010 1111111 1111011"
 _DEGREES = {f"{degrees}-degrees": degrees for degrees in range(0, 90, 15)}
 
 
@@ -173,3 +176,38 @@ _STATES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "noisy": _noisy,
     "dim": lambda image, _: image // 3,
 }
+
+
+class DigitNumbers(AttributeData):
+    """Numbers of two digits, 00 to 99, as 128 features: pixels of a zero to a nine on the left and on the right.
+
+    The attributes of a number are the segments that show it on two seven-segment displays. Twenty numbers are never
+    seen in training; each digit stands in two of them on either side. Training pairs are of the first 145 images of
+    each digit, test pairs of the others, which come from other writers.
+    """
+
+    per_class = 20, 10  # training and test images of a number
+
+    def __init__(self, root: str | None = None, *, batch_size: int = 256, **options: Any) -> None:
+        super().__init__(root, batch_size=batch_size, **options)
+
+    def read_table(self) -> AttributeTable:
+        grey, labels, turn, _ = _read_digits()
+        segments = np.array([[float(lit) for lit in digit] for digit in _SEGMENTS.split()], np.float32)
+        left, right = np.divmod(np.arange(100), 10)
+        hidden = (left + 3 * right) % 5 == 0
+        draw, rows, numbers, parts = generator(0, "numbers"), [], [], []
+        for number in range(100):
+            for part, count in enumerate(self.per_class):
+                if part == 0 and hidden[number]:
+                    continue
+                of = [(labels == d) & ((turn >= _TRAIN_PER_CLASS) == part) for d in (left[number], right[number])]
+                rows.append(np.stack([draw.choice(np.flatnonzero(each), count) for each in of], 1))
+                numbers += [number] * count
+                parts += [2 if hidden[number] else part] * count
+        pairs, named = np.concatenate(rows), np.array(parts)
+        features = grey[pairs].reshape(len(pairs), -1).astype(np.float32) / 255
+        attributes = np.concatenate([segments[left], segments[right]], 1)
+        train, seen, unseen = (np.flatnonzero(named == part) for part in range(3))
+        classes = [f"{n:02}" for n in range(100)]
+        return AttributeTable(features, np.array(numbers), attributes, classes, train, seen, unseen, "the numbers")

@@ -138,19 +138,16 @@ class RenderLoader(SampleLoader):
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         order = self._order(epoch)
         for batch in range(start, len(self)):
-            index = order[batch * self.batch_size : (batch + 1) * self.batch_size].astype(np.int64) % self._order.count
-            moved = index + self.first + (epoch * self._order.count if self.fresh else 0)
-            made = self.scenes(moved)
-            images = (made["images"] - self._mean) / self._std
-            if self.channels_last:
-                images = images.contiguous(memory_format=torch.channels_last)
-            half = self.scenes.size / 2
-            yield {
-                "images": images,
-                "joints": made["joints"],
-                "vertices": made["vertices"],
-                "joints_2d": made["joints_2d"] / half - 1,
-            }
+            yield self.batch_of(order[batch * self.batch_size : (batch + 1) * self.batch_size], epoch)
+
+    def batch_of(self, slots: np.ndarray, epoch: int = 0) -> Batch:
+        index = slots.astype(np.int64) % self._order.count
+        made = self.scenes(index + self.first + (epoch * self._order.count if self.fresh else 0))
+        images = (made["images"] - self._mean) / self._std
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        places = made["joints_2d"] / (self.scenes.size / 2) - 1
+        return {"images": images, "joints": made["joints"], "vertices": made["vertices"], "joints_2d": places}
 
 
 class FreiHand(HandData):

@@ -97,7 +97,7 @@ def _refuse_flat(folder: Path) -> None:
         return
     if any(is_image(entry) for entry in folder.iterdir()):
         raise UserError(
-            f"the images in {folder} lie flat, as in the official archive, which does not tell their classes: "
+            f"the images in {folder} are not sorted into class folders, as in the official archive: "
             f"move each into {folder}/<wnid>/ (torchvision.datasets.ImageNet does it from the archive and the devkit)."
         )
 

@@ -61,7 +61,7 @@ def divide_pairs(pairs: Sequence[Pair], share: float, seed: int, source: str) ->
 def choose_unseen(pairs: Sequence[Pair], share: float, seed: int) -> list[Pair]:
     """Pairs to leave out of training, such that every attribute and object stays in another pair."""
     left = [Counter(pair[k] for pair in pairs) for k in (0, 1)]
-    wanted, chosen = max(2, round(share * len(pairs))), []
+    wanted, chosen = max(2, round(share * len(pairs))), list[Pair]()
     for k in generator(seed, "unseen").permutation(len(pairs)):
         pair = pairs[k]
         if len(chosen) < wanted and left[0][pair[0]] > 1 and left[1][pair[1]] > 1:
@@ -133,7 +133,7 @@ def _entries_of(content: Any, file: Path, root: str) -> list[Entry]:
     entries, folders = [], {}
     for number, entry in enumerate(content if isinstance(content, list) else [content]):
         keys = ("image", "attr", "obj", "set")
-        values = [entry.get(key) for key in keys] if isinstance(entry, dict) else [None]
+        values: list[Any] = [entry.get(key) for key in keys] if isinstance(entry, dict) else [None]
         if not all(isinstance(value, str) for value in values):
             raise UserError(f"{file}, entry {number}: expected image, attr, obj and set as text, found {entry!r:.80}.")
         image, attribute, object_, name = values

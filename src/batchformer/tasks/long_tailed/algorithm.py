@@ -1,16 +1,19 @@
 """The methods of long-tailed recognition behind one interface; this one is a single network with one loss."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.data.info import DataInfo
-from batchformer.data.loading.order import Sampler
+from batchformer.data.loading.epoch_loader import EpochLoader
+from batchformer.data.loading.order import Sampler, class_order
 from batchformer.losses import LDAMLoss
 from batchformer.metrics.measures import LONG_TAILED, Measure
 from batchformer.models import create_backbone, use_normed_classifier
@@ -21,6 +24,10 @@ from batchformer.training.weights import load_weights
 
 if TYPE_CHECKING:
     from batchformer.tasks.long_tailed.task import LongTailed
+
+Sampling = Literal["instance", "class_balanced", "square_root"]
+#: a class of n training images is drawn in proportion to n to this power
+POWERS: dict[str, float] = {"instance": 1.0, "square_root": 0.5, "class_balanced": 0.0}
 
 
 class Algorithm(nn.Module):
@@ -33,6 +40,8 @@ class Algorithm(nn.Module):
 
     #: the measures of a run, in the order of the table
     measures: Sequence[Measure] = LONG_TAILED
+    #: how training images are drawn where the recipe does not say (`model.sampling`)
+    sampling: Sampling = "instance"
 
     def views(self, task: "LongTailed") -> int:
         """How many views of each image a training batch holds."""
@@ -62,8 +71,20 @@ class Algorithm(nn.Module):
         return build_criterion(task.loss_options, data.class_counts)
 
     def sampler(self, task: "LongTailed", data: Any) -> Sampler | None:
-        """The order of the training samples; None: that of the data."""
+        """The order of the training samples; None: that of the data, each image once an epoch."""
+        power = POWERS[task.sampling or self.sampling]
+        if power == 1:
+            return None
+        weights = np.asarray(data.class_counts, np.float64) ** power
+        return partial(class_order, labels=data.train_labels, weights=weights, seed=data.seed)
+
+    def training_loader(self, task: "LongTailed", data: Any) -> EpochLoader | Mapping[str, EpochLoader] | None:
+        """A training loader of the method's own, or several that are read together; None: that of the data."""
         return None
+
+    def chooses_samples(self, task: "LongTailed") -> bool:
+        """Whether `sampler` or `training_loader` give anything: then the data must be a data module of this package."""
+        return (task.sampling or self.sampling) != "instance"
 
     def check_data(self, task: "LongTailed", data: Any) -> None:
         """Refuse data that the method cannot be trained on."""
@@ -88,6 +109,9 @@ class Algorithm(nn.Module):
         logits = task(batch["images"])
         loss = task.loss_weight * task.stream_criterion(logits, batch["labels"])
         return {"loss": loss, "acc": accuracy_of_plain_rows(task, logits, batch["labels"])}
+
+    def after_step(self, task: "LongTailed") -> None:
+        """Called right after each update of the weights."""
 
     def test_logits(self, task: "LongTailed", logits: Any) -> Float[Tensor, "batch classes"]:
         """From the output of the network in eval mode to the logits that are evaluated."""

@@ -31,13 +31,14 @@ class LossOptions:
     beta: float = 0.9999
 
 
-def build_criterion(loss: LossOptions, class_counts: Sequence[int]) -> nn.Module:
+def build_criterion(loss: LossOptions, class_counts: Sequence[int], reduction: str = "mean") -> nn.Module:
+    """The loss; with `reduction="none"` that of each row, which LDAM does not give."""
     if loss.name == "cross_entropy":
-        return nn.CrossEntropyLoss()
+        return nn.CrossEntropyLoss(reduction=reduction)
     if loss.name == "balanced_softmax":
-        return BalancedSoftmaxLoss(class_counts)
+        return BalancedSoftmaxLoss(class_counts, reduction)
     if loss.name == "logit_adjustment":
-        return LogitAdjustedLoss(class_counts, loss.tau)
-    if loss.name == "ldam":
+        return LogitAdjustedLoss(class_counts, loss.tau, reduction)
+    if loss.name == "ldam" and reduction == "mean":
         return LDAMLoss(class_counts, loss.max_margin, loss.scale, loss.reweight_epoch, loss.beta)
     raise UserError(f"loss.name={loss.name!r} must be one of cross_entropy, balanced_softmax, logit_adjustment, ldam.")

@@ -6,13 +6,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 import batchformer as bf
 from batchformer.data.info import DataInfo
-from batchformer.data.loading.order import Sampler, class_balanced_order
+from batchformer.data.loading.order import Sampler, class_order
 from batchformer.errors import UserError
 from batchformer.losses import LDAMLoss, RideLoss, RoutingLoss
 from batchformer.metrics import ShotAccuracy
@@ -162,8 +163,12 @@ class Ride(Algorithm):
 
     def sampler(self, task: "LongTailed", data: Any) -> Sampler | None:
         if not _routes(task):
-            return None
-        return partial(class_balanced_order, labels=data.train_labels, seed=data.seed)
+            return super().sampler(task, data)
+        weights = np.ones(len(data.class_counts))  # every class equally often
+        return partial(class_order, labels=data.train_labels, weights=weights, seed=data.seed)
+
+    def chooses_samples(self, task: "LongTailed") -> bool:
+        return _routes(task) or super().chooses_samples(task)
 
     def optimizer(self, task: "LongTailed") -> torch.optim.Optimizer:
         learning = [parameter for parameter in task.net.parameters() if parameter.requires_grad]

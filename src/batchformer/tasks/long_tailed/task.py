@@ -7,13 +7,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from batchformer.data import ClassificationData
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.order import Sampler
 from batchformer.errors import UserError
 from batchformer.metrics.measures import LONG_TAILED, Measure
-from batchformer.tasks.long_tailed.algorithm import Algorithm
+from batchformer.tasks.long_tailed.algorithm import POWERS, Algorithm, Sampling
+from batchformer.tasks.long_tailed.balms import Balms, BalmsOptions
+from batchformer.tasks.long_tailed.decoupled import BalancedRetraining, DecoupledLoss, DecoupledOptions
 from batchformer.tasks.long_tailed.losses import LossOptions
 from batchformer.tasks.long_tailed.paco import PaCo, PacoOptions
+from batchformer.tasks.long_tailed.rescaled import LearntScales, TauNormalized
 from batchformer.tasks.long_tailed.ride import Ride, RideOptions
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.optimizers import OptimizerOptions
@@ -22,7 +26,16 @@ from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epo
 from batchformer.training.task import Batch
 
 #: the values of `model.algorithm`, and the class of each
-ALGORITHMS: dict[str, type[Algorithm]] = {"plain": Algorithm, "ride": Ride, "paco": PaCo}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "plain": Algorithm,
+    "ride": Ride,
+    "paco": PaCo,
+    "decoupled": DecoupledLoss,
+    "crt": BalancedRetraining,
+    "lws": LearntScales,
+    "tau_norm": TauNormalized,
+    "balms": Balms,
+}
 
 
 class LongTailed(ClassifierTask):
@@ -38,8 +51,14 @@ class LongTailed(ClassifierTask):
         method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how the module is attached.
         algorithm: the method: "plain" trains one network with `loss`; "ride" several experts, each with `loss`;
-            "paco" is parametric contrastive learning.
+            "paco" is parametric contrastive learning. On the features of a trained network (`--init-from`): "decoupled"
+            trains a new classifier with `loss`, "crt" one with cross entropy and class-balanced sampling, "lws" a scale
+            for each class; "tau_norm" divides the weights by a power of their lengths. "balms" learns how to draw the
+            training images, there or end to end.
         ride: options of RIDE.
+        sampling: how training images are drawn: "instance", each once an epoch; "class_balanced", every class equally
+            often; "square_root", in proportion to the root of its images. null: as the method has it: class-balanced
+            for crt, lws and RIDE's router, else by instance.
         loss: which loss.
         stream_loss: "mean" over the rows of both streams (Algorithm 1), or "released": 1.5 (L_plain + L_related), three
             times the mean, as the published code has it. With one stream (baseline, streams single or split) both are
@@ -49,11 +68,13 @@ class LongTailed(ClassifierTask):
         paco: options of "paco".
         optimizer: SGD and its learning rates.
         schedule: learning rate per epoch.
+        decoupled: how the classifier is trained on the features of a trained network.
+        balms: the meta sampler.
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     measures: Sequence[Measure] = LONG_TAILED
-    analyses = ("gradient_influence",)
+    analyses = ("gradient_influence", "grad_cam")
     checkpoint_key_of_0_1 = "long_tailed"
 
     def __init__(
@@ -62,14 +83,17 @@ class LongTailed(ClassifierTask):
         backbone_args: dict[str, Any] | None = None,
         method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: BatchFormerOptions = BatchFormerOptions(),
-        algorithm: Literal["plain", "ride", "paco"] = "plain",
+        algorithm: Literal["plain", "ride", "paco", "decoupled", "crt", "lws", "tau_norm", "balms"] = "plain",
         ride: RideOptions = RideOptions(),
+        sampling: Sampling | None = None,
         loss: LossOptions = LossOptions(),
         stream_loss: Literal["mean", "released"] = "mean",
         loss_weight: float = 1.0,
         paco: PacoOptions = PacoOptions(),
         optimizer: OptimizerOptions = OptimizerOptions(),
         schedule: ScheduleOptions = ScheduleOptions(),
+        decoupled: DecoupledOptions = DecoupledOptions(),
+        balms: BalmsOptions = BalmsOptions(),
         **options: Any,
     ) -> None:
         if algorithm not in ALGORITHMS:
@@ -82,7 +106,11 @@ class LongTailed(ClassifierTask):
         self.paco_options = paco = as_options(PacoOptions, paco)
         self.optimizer_options = optimizer = as_options(OptimizerOptions, optimizer)
         self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
-        self.loss_weight = loss_weight
+        self.decoupled_options = decoupled = as_options(DecoupledOptions, decoupled)
+        self.balms_options = balms = as_options(BalmsOptions, balms)
+        self.loss_weight, self.sampling = loss_weight, sampling
+        if sampling is not None and sampling not in POWERS:
+            raise UserError(f"model.sampling={sampling!r} must be one of {', '.join(POWERS)}.")
         self.algorithm = ALGORITHMS[algorithm]()
         self.views = self.algorithm.views(self)
         self.save_hyperparameters(plain_values(locals()))
@@ -131,6 +159,9 @@ class LongTailed(ClassifierTask):
     def sampler(self, data: Any) -> Sampler | None:
         return self.algorithm.sampler(self, data)
 
+    def training_loader(self, data: Any) -> Any:
+        return self.algorithm.training_loader(self, data)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.algorithm.optimizer(self)
 
@@ -143,8 +174,18 @@ class LongTailed(ClassifierTask):
         self.algorithm.begin_epoch(self)
         super().begin_epoch()
 
+    def after_step(self) -> None:
+        super().after_step()
+        self.algorithm.after_step(self)
+
     def check_trainer(self) -> None:
         self.schedule_options.check_end(self.trainer)
+        data = getattr(self.trainer, "datamodule", None)
+        if data is not None and self.algorithm.chooses_samples(self) and not isinstance(data, ClassificationData):
+            raise UserError(
+                f"the method draws the training images itself, which {type(data).__name__} does not let it do: use a "
+                "data module of batchformer.data, or leave model.sampling and model.algorithm as they are by default."
+            )
 
     def learning_rate(self) -> float:
         epochs = total_epochs_of(self.trainer)

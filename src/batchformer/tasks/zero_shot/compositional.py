@@ -171,7 +171,7 @@ class CompositionalZeroShot(ClassifierTask):
     def train(self, mode: bool = True) -> "CompositionalZeroShot":
         super().train(mode)
         if self.fixed and self.built:
-            self.net.backbone.eval()  # type: ignore[operator]
+            self.net.backbone.eval()  # type: ignore[operator, union-attr]
         return self
 
     def check_trainer(self) -> None:
@@ -184,7 +184,7 @@ class CompositionalZeroShot(ClassifierTask):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        data = getattr(self.trainer, "datamodule", None)
+        data: Any = getattr(self.trainer, "datamodule", None)
         if self.fixed and hasattr(data, "hold_features"):
             data.hold_features(fixed_features(self.net.backbone, data, self.device))  # type: ignore[arg-type]
 
@@ -236,20 +236,23 @@ class CompositionalZeroShot(ClassifierTask):
         feasible = scorer.feasibility()
         unseen = feasible[~scorer.seen]
         limits = torch.linspace(float(unseen.min()), float(unseen.max()), _THRESHOLDS).tolist()
-        for trials in self.metrics.values():
-            for metric, limit in zip(trials, limits if threshold == VAL else [threshold], strict=True):  # type: ignore[arg-type]
+        groups: Any = self.metrics.values()
+        for trials in groups:
+            for metric, limit in zip(trials, limits if threshold == VAL else [threshold], strict=True):
                 metric.candidates.copy_((feasible >= limit) | scorer.seen)
 
     on_test_start = on_validation_start
 
-    def evaluate(self, batch: Batch, name: str) -> None:
+    def evaluate(self, batch: Batch, name: str) -> None:  # type: ignore[override]
         scores, labels = self.test_logits(_inputs(batch)), self.candidate_of[batch["labels"]]
-        for metric in self.metrics[name]:  # type: ignore[union-attr]
+        trials: Any = self.metrics[name]
+        for metric in trials:
             metric.update(scores, labels)
 
-    def results(self, name: str) -> dict[str, float]:
-        outcomes: list[Outcome] = [metric.compute() for metric in self.metrics[name]]  # type: ignore[union-attr]
-        for metric in self.metrics[name]:  # type: ignore[union-attr]
+    def results(self, name: str) -> dict[str, float]:  # type: ignore[override]
+        trials: Any = self.metrics[name]
+        outcomes: list[Outcome] = [metric.compute() for metric in trials]
+        for metric in trials:
             metric.reset()
         found = [outcome.measures() for outcome in outcomes]
         if name == VAL:  # evaluated before the test set

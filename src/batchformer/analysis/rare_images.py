@@ -1,0 +1,151 @@
+"""Grad-CAM on test images of rare classes (BatchFormer, Fig. 5; appendix, Figs. 1 to 4), chosen by a rule and a seed.
+
+The paper shows "low-shot test images" that somebody selected. The released code explains the true class by what leaves
+`layer3`, for classes of ten training images or more. Here the images are drawn among the classes with few training
+images, so that nobody chooses those that look well.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor, nn
+
+from batchformer.analysis.drawing import to_pictures, write_index
+from batchformer.analysis.grad_cam import grad_cam
+from batchformer.analysis.pictures import MOST_SHOWN, draw_grad_cam
+from batchformer.analysis.recorded_forward import first_tensor
+from batchformer.attach.contexts import untouched
+from batchformer.data.loading.order import generator
+from batchformer.errors import UserError
+from batchformer.metrics.shots import shot_of
+
+FOLDER = "grad_cam"  # of the picture in a run folder
+TITLE = "Where the network looks (Grad-CAM)"
+RULE = (
+    "Test images of {classes}, drawn by seed {seed}, with their classes; below each map what the network says, orange "
+    "where it is wrong. Bright: what speaks for the true class, at {layer}; each image has a scale of its own."
+)
+
+
+def rare_images(
+    class_counts: Sequence[int], labels: Int[np.ndarray, " images"], count: int = MOST_SHOWN, seed: int = 0
+) -> Int[np.ndarray, " shown"]:
+    """Numbers of `count` images of rare classes in a test set with these labels; the most frequent class first.
+
+    The classes with fewer than 20 training images; where there are fewer of them than `count`, the `count` rarest.
+    Which of them, and which of their images, is drawn by the seed; a class has a second image only where there are
+    fewer classes than images wanted.
+    """
+    tested = sorted(set(labels.tolist()), key=lambda c: (class_counts[c], c))
+    few = [c for c in tested if shot_of(class_counts[c]) == "few"]
+    candidates = few if len(few) >= count else tested[:count]
+    random = generator(seed, "rare images")
+    chosen = sorted(random.permutation(candidates)[:count].tolist(), key=lambda c: (-class_counts[c], c))
+    shuffled = [random.permutation(np.flatnonzero(labels == c)) for c in chosen]
+    turns = [[members[turn] for members in shuffled if turn < len(members)] for turn in range(count)]
+    wanted = [index for turn in turns for index in turn][:count]
+    return np.array(sorted(wanted, key=lambda index: (-class_counts[int(labels[index])], labels[index], index)))
+
+
+@dataclass
+class Explained:
+    """What a network says about images and where it looks, beside what they are."""
+
+    pictures: list[Image.Image]
+    classes: list[str]
+    said: list[str]
+    maps: Float[Tensor, "images row column"]
+    layer: str
+
+
+class _Judging(nn.Module):
+    """A task as a model: images in, the logits that are evaluated out."""
+
+    def __init__(self, task: Any) -> None:
+        super().__init__()
+        self.task = task
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.task.test_logits(images)
+
+
+def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str | None = None) -> Explained:
+    """Grad-CAM for the true classes of these images of the first evaluation set; on the device of the task."""
+    batch = data.evaluation_loader(data.evaluation_sets[0]).batch_of(chosen)
+    images, labels = batch["images"].to(task.device), batch["labels"].to(task.device)
+    layer = usual_layer(task.net, images) if layer is None else layer
+    names = [str(name) for name in task.data_info.classes]
+    model = _Judging(task)
+    maps = grad_cam(model, images, f"task.net.{layer}", labels)
+    with untouched(model), torch.no_grad():
+        model.eval()
+        said = model(images).argmax(1).tolist()
+    classes = [names[label] for label in labels.tolist()]
+    return Explained(to_pictures(images, data.mean, data.std), classes, [names[label] for label in said], maps, layer)
+
+
+def usual_layer(net: nn.Module, images: Tensor) -> str:
+    """Where to look: `layer3` of a ResNet as released, `norm1` of a ViT's last block, else the last map of features."""
+    seen: dict[str, Tensor] = {}
+    named = [(name, module) for name, module in net.named_modules() if name]
+    with untouched(net), torch.no_grad():
+        net.eval()
+        hooks = [
+            module.register_forward_hook(lambda _, args, out, name=name: seen.update({name: out}))
+            for name, module in named
+        ]
+        try:
+            net(images[:1])
+        finally:
+            for hook in hooks:
+                hook.remove()
+    maps = [name for name, out in seen.items() if _is_map(out)]  # in the order in which they ended
+    blocks = [name for name in seen if name.endswith("norm1")]
+    tokens = blocks and getattr(first_tensor(seen[blocks[-1]]), "ndim", 0) == 3
+    if "layer3" in maps:
+        return "layer3"
+    if tokens:
+        return blocks[-1]
+    if not maps:
+        raise UserError("Grad-CAM needs a layer that gives maps or tokens, and none was found: name one (--layer).")
+    return maps[-1]
+
+
+def _is_map(out: Any) -> bool:
+    return isinstance(out, Tensor) and out.ndim == 4 and out.shape[2] * out.shape[3] > 1 and out.shape[2] > 1
+
+
+def draw_explained(explained: Mapping[str, Explained]) -> Image.Image:
+    """The images with their classes, and below them a row for each network."""
+    first = next(iter(explained.values()))
+    maps = {name: each.maps for name, each in explained.items()}
+    return draw_grad_cam(maps, first.pictures, first.classes, {name: each.said for name, each in explained.items()})
+
+
+def caption_of(explained: Explained, class_counts: Sequence[int], names: Sequence[str], seed: int) -> str:
+    """How the images were chosen, in words."""
+    counts = [class_counts[list(names).index(name)] for name in explained.classes]
+    classes = f"classes of {min(counts)} to {max(counts)} training images"
+    return RULE.format(classes=classes, seed=seed, layer=explained.layer)
+
+
+def grad_cam_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Analysis after training: the picture of this run, in its folder, where `batchformer report` finds it.
+
+    The images depend on the data alone, so that runs with and without the module show the same ones.
+    """
+    labels = getattr(data, "set_labels", {}).get(data.evaluation_sets[0])
+    if labels is None or not hasattr(data, "mean"):
+        return {}
+    task.net.to(trainer.strategy.root_device).float()  # of a run in 16 or 64 bits too: training is over
+    found = explain(task, data, rare_images(task.class_counts, labels))
+    caption = caption_of(found, task.class_counts, [str(name) for name in task.data_info.classes], 0)
+    sheet = draw_explained({"what speaks for the true class": found})
+    write_index(Path(trainer.default_root_dir) / FOLDER, [("grad-cam.png", sheet, TITLE, caption)], keep=False)
+    return {}

@@ -1,0 +1,71 @@
+"""``batchformer grad-cam RUNS...``: where the networks of finished runs look, side by side."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+from batchformer.cli.arguments import Option, read_arguments
+from batchformer.errors import UserError
+from batchformer.files import refuse_to_replace, refuse_unwritable, write_atomically
+
+HELP = """
+batchformer grad-cam RUNS... [--out grad-cam.png] [--images 8] [--seed 0] [--layer NAME] [--data-root DIR]
+
+Draw where the networks of runs look (Grad-CAM, the paper's Fig. 5): test images of rare classes, chosen by a rule and a
+seed and not by hand, and below them for each run the evidence for the true class and the class that it says. Runs must
+have been trained on the same classes; two of one recipe, with and without BatchFormer, for example.
+
+  --images N   how many images, at most 8
+  --seed N     which of the rare classes, and which of their images
+  --layer NAME a submodule whose output has rows and columns; layer3 of a ResNet, as released, unless given
+  --trust      import classes outside this package that a run folder names; only if you know where it comes from
+"""
+_PNG = b"\x89PNG"
+
+
+def run(args: list[str]) -> int:
+    given = read_arguments(
+        args, [*map(Option, ("out", "images", "seed", "layer", "data-root")), Option("trust", "nothing")]
+    )
+    if not given.positional:
+        raise UserError("grad-cam needs run folders: batchformer grad-cam runs/a runs/b")
+    out = Path(given.value("out") or "grad-cam.png")
+    if out.suffix != ".png":
+        raise UserError(f"--out {out}: a picture is written, so the name must end in .png.")
+    refuse_unwritable(out)
+    refuse_to_replace(out, lambda content: content.startswith(_PNG))
+    seed, count = given.integer("seed", 0), given.integer("images", 8, at_least=1)
+
+    from batchformer.analysis.pictures import MOST_SHOWN
+    from batchformer.analysis.rare_images import caption_of, draw_explained, explain, rare_images
+    from batchformer.cli.finished_run import best_device, load_run
+    from batchformer.runs.result import variant_of
+
+    root = given.value("data-root")
+    overrides = [("data.init_args.root", root)] if root else []
+    explained: dict[str, Any] = {}
+    first: Any = None
+    for path in given.positional:
+        found = load_run(path, overrides, given.flag("trust"))
+        task, data = found.task.to(best_device()), found.data
+        data.setup()
+        classes = [str(name) for name in task.data_info.get("classes", ())]
+        if not hasattr(task, "test_logits") or not hasattr(data, "set_labels"):
+            raise UserError(f"{path} is not a classifier of images, so there is nothing to explain.")
+        labels = data.set_labels[data.evaluation_sets[0]]
+        if first is None:
+            first = classes, labels
+            chosen = rare_images(task.class_counts, labels, min(count, MOST_SHOWN), seed)
+        elif classes != first[0] or labels.tolist() != first[1].tolist():
+            raise UserError(f"{path} has other classes or test images than {given.positional[0]}: they do not compare.")
+        name = f"{variant_of(found.config)}, seed {task.seed}"
+        name = f"{name} ({path})" if name in explained else name
+        explained[name] = explain(task, data, chosen, given.value("layer"))
+    content = io.BytesIO()
+    draw_explained(explained).save(content, "PNG", optimize=True)
+    write_atomically(out, lambda file: file.write(content.getvalue()))
+    for name, each in explained.items():
+        right = sum(said == true for said, true in zip(each.said, each.classes, strict=True))
+        print(f"{name}: {right} of {len(each.classes)} right, at {each.layer}")
+    print(f"\n{caption_of(next(iter(explained.values())), task.class_counts, classes, seed)}\n{out}")
+    return 0
