@@ -16,6 +16,7 @@ from batchformer.report.provenance import caveats, facts
 from batchformer.report.runs import Run, by_recipe, load_runs
 from benchmarks._markdown import between_markers, markdown
 from benchmarks.domains_section import BEGIN, END, MODULE, Side, difference, read_as
+from benchmarks.paper import CITED_PAIRS
 from benchmarks.zero_shot_study import STUDIES
 
 
@@ -71,6 +72,8 @@ def zero_shot_sections(recipes: Mapping[str, Sequence[Run]]) -> str:
         parts += [f"- {question}: {answer}" for question, answer in facts(runs) if question in shown]
         parts += [f"- Read with care: {text}" for text in caveats(runs)]
         parts.append("")
+    header = ("where", "what", "reported")
+    parts += ["### Cited for pairs, not trained here", "", markdown(header, CITED_PAIRS, right=False), ""]
     return "\n".join(parts)
 
 

@@ -285,6 +285,39 @@ def test_of_a_section_one_run_of_every_variant_comes_first(tmp_path):
     assert found == ["mixstyle, glove", "mixstyle+batchformer, glove", "scratch, glove", "mixstyle, indoor"]
 
 
+def test_a_grid_is_coloured_by_its_values_and_framed_where_it_is_marked(tmp_path):
+    results = pose(seeds=1)
+    grid = {"rows": ["<wet>", "old", "empty"], "columns": ["dog", "cat", "none"], "marked": [[1, 0]],
+            "values": [[25.0, None, None], [100.0, 0.0, None], [None, None, None]]}  # fmt: skip
+    results[0]["sections"] = [{"title": "Pairs", "grid": grid, "pictures": "mistakes"}]
+    page = page_of(tmp_path, results)
+    shown = page.partition("<h3>Pairs</h3>")[2].partition("<h3>")[0]
+    assert re.findall(r'<td class="value( marked)?" style="--share: (\d+)%">(\d+)</td>', shown) == [
+        ("", "25", "25"), (" marked", "100", "100"), ("", "0", "0"),
+    ]  # fmt: skip
+    assert "&lt;wet&gt;" in shown
+    assert "empty" not in shown
+    assert "none" not in shown
+    Balance().feed(page)
+
+
+def test_lines_together_are_one_chart_with_the_mean_of_each_variant(tmp_path):
+    results = pose(seeds=2)
+    for k, each in enumerate(results):
+        series = {"x": [0, 1, 2], "lines": {"AUC": [float(k), 2.0 * k, None if k else 3.0]}, "together": True}
+        each["sections"] = [{"title": "Curve", "text": "What it is.", "series": series}]
+    page = page_of(tmp_path, results)
+    assert page.count("<h3>Curve</h3>") == 1
+    shown = page.partition("<h3>Curve</h3>")[2].partition("<h3>")[0]
+    variants = {each["variant"] for each in results}
+    assert shown.count("<polyline") - shown.count('points="0,6 26,6"') == len(variants)
+    for variant in variants:
+        mine = [k for k, each in enumerate(results) if each["variant"] == variant]
+        assert f"mean of {len(mine)} runs: {sum(mine) / len(mine):.4g} at 0" in shown
+    assert " at 2<" not in shown  # one of the runs has no value there
+    assert "What it is." in shown
+
+
 def test_points_of_a_section_are_drawn_where_they_are(tmp_path):
     results = pose(seeds=1)
     groups = {"near": [[0.0, 1.0], [2.0, 3.0]], "<far>": [[4.0, None], [5.0, 5.0]]}

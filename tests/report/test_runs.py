@@ -68,6 +68,12 @@ def broken(**changes):
         (broken(sections=[{"title": "x", "series": {"x": [1], "lines": {"a": [1, 2]}}}]), "not as long as its 'x'"),
         (broken(sections=[{"title": "x", "points": {"groups": {"a": [[1, 2, 3]]}}}]), "that is not two numbers"),
         (broken(sections=[{"title": "x", "points": {"groups": {"a": [["b", 2]]}}}]), "'b' in \"section 'x': a\""),
+        (
+            broken(sections=[{"title": "x", "grid": {"rows": ["a"], "columns": ["b"], "values": [[1, 2]]}}]),
+            "rows times",
+        ),
+        (broken(sections=[{"title": "x", "grid": {"rows": [], "columns": [], "marked": [1]}}]), "no row and column"),
+        (broken(sections=[{"title": "x", "pictures": "../other"}]), "'pictures' are no folder of the run"),
         (broken(sections=[{"title": "x", "series": {"x": ["a"], "lines": {"a": [1]}}}]), "'a' in \"section 'x': x\""),
         (broken(seed="zero"), "seed 'zero'"),
         (broken(metrics={"few": 1.0}), "no 'accuracy'"),

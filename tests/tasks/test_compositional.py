@@ -216,6 +216,20 @@ def test_fixed_features_are_computed_once_for_all_runs_and_are_those_of_the_imag
     assert torch.equal(held[0]["test"], wanted)
 
 
+def test_torchvisions_mobilenet_is_the_same_network_under_timms_names(tmp_path):
+    from torchvision.models import mobilenet_v2
+
+    theirs = mobilenet_v2().eval()
+    torch.save(theirs.state_dict(), tmp_path / "mobilenet.pth")
+    theirs.classifier = torch.nn.Identity()
+    task = CompositionalZeroShot("mobilenetv2_100", features="fixed", method="baseline", pairs={"graph_dims": [8]})
+    task.init_from = {"backbone": str(tmp_path / "mobilenet.pth")}
+    task.construct(INFO)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(task.net.backbone.eval()(images), theirs(images))
+
+
 def test_features_that_are_not_finite_are_named(root):
     data = PairFolders(str(root), image_size=32, workers=0, eval_batch_size=4)
     data.setup()

@@ -34,23 +34,32 @@ def own_section(name: str, run: Run, section: Mapping[str, Any]) -> str:
 
 
 def series_together(name: str, title: str, runs: Sequence[Run]) -> str:
-    """One chart for all runs, where the section asks for it (`together`): a line for each variant, mean of its runs."""
-    found: dict[str, list[tuple[str, list[float | None]]]] = {}
+    """One chart for all runs, where the section asks for it (`together`): a line for each variant, mean of its runs.
+
+    Beside its name the primary measure of these runs.
+    """
+    found: dict[str, list[tuple[Run, Mapping[str, Any]]]] = {}
     for run in runs:
         for section in run.sections:
             if section["title"] == title and (section.get("series") or {}).get("together"):
-                shared = section
-                for line, values in section["series"]["lines"].items():
-                    found.setdefault(run.variant, []).append((line, values))
+                found.setdefault(run.variant, []).append((run, section))
     if not found:
         return ""
-    series, lines = shared["series"], {}
+    shared, lines = next(iter(found.values()))[0][1], {}
     for variant, drawn in found.items():
-        label = f", {drawn[0][0]}" if len(drawn) == 1 else f", mean of {len(drawn)} runs"
-        lines[f"{shown_name(variant)}{label}"] = [_mean(column) for column in zip(*(v for _, v in drawn), strict=True)]
+        values = [line for _, section in drawn for line in section["series"]["lines"].values()]
+        lines[_label(variant, [run for run, _ in drawn])] = [_mean(column) for column in zip(*values, strict=True)]
+    series = shared["series"]
     chart = lines_chart(name, title, series.get("x") or [], lines, *_labels(series))
     legend = {style: line for line, style in variant_styles(list(lines)).items()} if chart else {}
     return figure("All variants", chart or "", str(shared.get("text") or ""), legend)
+
+
+def _label(variant: str, runs: Sequence[Run]) -> str:
+    measure = runs[0].primary
+    value = _mean([run.metrics.get(measure.key) for run in runs])
+    told = "" if value is None else f", {measure.label} {value:.1f} {measure.unit}".rstrip()
+    return f"{shown_name(variant)}{told}{f', mean of {len(runs)} runs' if len(runs) > 1 else ''}"
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

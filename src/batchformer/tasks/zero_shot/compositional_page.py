@@ -34,7 +34,7 @@ def summary_of(outcome: Outcome, bias: float) -> dict[str, Any]:
         for k in np.argsort(-counts, kind="stable")[:_CONFUSIONS]
     ]
     seen = (100 * curve.seen_at(_UNSEEN / 100)).tolist()
-    return {"auc": 100 * curve.area, "bias": bias, "curve": seen, "confusions": confusions}
+    return {"bias": bias, "curve": seen, "confusions": confusions}
 
 
 def pair_name(data: DataInfo, pair: Sequence[int]) -> str:
@@ -53,7 +53,7 @@ def _curve(shown: Mapping[str, Any]) -> dict[str, Any]:
     line = [None if math.isnan(value) else value for value in shown["curve"]]
     series = {
         "x": _UNSEEN.tolist(),
-        "lines": {f"AUC {shown['auc']:.1f} %": line},
+        "lines": {"accuracy": line},
         "xlabel": "accuracy on unseen pairs, %",
         "ylabel": "accuracy on seen pairs, %",
         "together": True,
