@@ -99,6 +99,25 @@ def test_features_of_unseen_classes_change_nothing_that_training_reads(npz):
     assert not np.array_equal(after._splits["val"].images, before._splits["val"].images)
 
 
+def test_settings_are_chosen_on_classes_held_out_of_the_training_set(npz):
+    whole, data = read(npz), read(npz, held_out=3)
+    assert (len(data.seen), sum(data.seen)) == (8, 5)
+    train = whole._splits["train"]
+    rows = {row.tobytes(): whole.class_names[label] for row, label in zip(train.images, train.labels, strict=True)}
+    found = []
+    for split in data._splits.values():
+        for row, label in zip(split.images, split.labels, strict=True):
+            assert rows[row.tobytes()] == data.class_names[label]  # no sample of the test set, the right class
+            np.testing.assert_array_equal(
+                data.attributes[label], whole.attributes[whole.class_names.index(data.class_names[label])]
+            )
+            found.append(row.tobytes())
+    assert len(found) == len({*found}) == len(train.labels)
+    assert read(npz, held_out=3).fingerprint == data.fingerprint
+    with pytest.raises(UserError, match=r"data\.held_out 7 leaves less than two of the 8 seen classes"):
+        read(npz, held_out=7)
+
+
 def test_numbers_come_from_other_writers_in_the_test_and_every_digit_is_seen_on_either_side():
     data = DigitNumbers()
     data.setup()

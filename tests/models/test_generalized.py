@@ -31,6 +31,18 @@ def test_comparator_is_its_mlp_on_every_pair(monkeypatch, at_once):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_compiled_for_a_gpu_is_what_blocks_of_rows_compute(device):
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape, device=device, requires_grad=True) for shape in ((9, 6), (5, 6), (6,))]
+    pairs = generalized._compiled() if device == "cuda" else generalized.sum_of_relu
+    found, wanted = pairs(*inputs), generalized._SumOfReLU.apply(*inputs)
+    torch.testing.assert_close(found, wanted)
+    given = torch.randn(9, 5, device=device)
+    for one, other in zip(*(torch.autograd.grad(out, inputs, given) for out in (found, wanted)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_comparator_computes_pairs_in_full_precision_under_autocast():
     comparator = Comparator(4, 3, 6)
     rows = torch.randn(7, 4)
@@ -65,7 +77,7 @@ def test_the_network_scales_by_the_training_set_and_constant_features_give_zero(
 
 
 def test_linear_map_is_the_minimum_of_its_objective():
-    """Romera-Paredes & Torr, eq. 3 and 4: |X V S' - Y|^2 + g |V S'|^2 + l |X V|^2 + g l |V|^2."""
+    """Romera-Paredes & Torr: |X V S' - Y|^2 + g |V S'|^2 + l |X V|^2 + g l |V|^2."""
     torch.manual_seed(0)
     x, s = torch.randn(20, 4).double(), torch.rand(6, 3).double()
     seen = torch.tensor([True, False, True, True, False, True])

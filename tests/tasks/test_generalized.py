@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchformer.cli import main
 from batchformer.data import AttributeFiles
@@ -19,6 +20,7 @@ from batchformer.tasks.zero_shot.generalized_classifier import fit_softmax
 from batchformer.tasks.zero_shot.generalized_options import SoftmaxOptions
 
 from .conftest import make_trainer
+from .whole_step import whole_step
 
 SMALL = {
     "generator": {"width": 8, "critic_width": 8, "critic_steps": 2},
@@ -292,6 +294,66 @@ def test_the_exported_network_takes_features_as_they_are_read(root):
     low, high = (torch.from_numpy(f(data._splits["train"].images, 0)) for f in (np.min, np.max))
     torch.testing.assert_close(task.net.scaled(low), torch.zeros(16))
     torch.testing.assert_close(task.net.scaled(high), torch.ones(16))
+
+
+class Operations(TorchDispatchMode):
+    """The names of all operations, those of the backward pass too."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("algorithm", ["ce_gzsl", "f_clswgan"])
+def test_losses_and_their_gradients_read_nothing_back_from_the_device(root, algorithm):
+    """So that a CUDA graph can capture a step: no operation whose result or size the host has to know."""
+    task = built(root, algorithm=algorithm, method="batchformer" if algorithm == "ce_gzsl" else "baseline")
+    batch = batch_of(root)
+    with Operations() as seen:
+        task.critic_losses(batch)["loss"].backward()
+        torch.autograd.grad(task.generator_losses(batch)["generator"], list(task.generator.parameters()))
+    assert "aten::mm" in seen.names or "aten::addmm" in seen.names
+    reading = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::item", "aten::_unique2"}
+    assert not reading & seen.names
+
+
+def test_the_step_that_is_captured_ends_with_the_bits_of_the_ordinary_one(root):
+    ends = []
+    for kind in (GeneralizedZeroShot, whole_step(GeneralizedZeroShot)):
+        task, data = kind(**SMALL), data_in(root)
+        task.construct(data)
+        trainer = make_trainer(max_epochs=2)
+        trainer.fit(task, datamodule=data)
+        metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        ends.append((task.state_dict(), trainer.global_step, metrics))
+    (ordinary, *told), (whole, *whole_told) = ends
+    assert whole_told == told
+    assert all(torch.equal(whole[name], value) for name, value in ordinary.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"method": "baseline"}, {"batchformer": {"rows": "both"}}, {"algorithm": "f_clswgan", "method": "baseline"},
+     {"contrast": {**SMALL["contrast"], "accumulate_comparator": True}}],
+    ids=["batchformer", "baseline", "both", "f_clswgan", "accumulated"],
+)  # fmt: skip
+def test_captured_steps_train_what_uncaptured_ones_train(root, options, precision):
+    ends = []
+    for cuda_graph in (False, True):
+        task, data = GeneralizedZeroShot(**{**SMALL, **options}, cuda_graph=cuda_graph), data_in(root)
+        task.construct(data)
+        trainer = make_trainer(accelerator="cuda", devices=1, max_epochs=4, precision=precision)
+        trainer.fit(task, datamodule=data)
+        ends.append({name: value.float().cpu() for name, value in weights(task).items()})
+        assert trainer.global_step == 24
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=1e-3, atol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ def supervised_contrast(
 
         mean over i of  - 1 / |P(i)| sum_{p in P(i)} log( exp(z_i z_p / t) / sum_{a != i} exp(z_i z_a / t) )
 
-    with P(i) the other rows of the same class; rows without any are left out of the mean, as in the released code. The
-    paper of CE-GZSL (Han et al., 2021, eq. 5) has one positive of each row in place of their mean.
+    with P(i) the other rows of the same class; rows without any are left out of the mean, as in the released code of
+    CE-GZSL (Han et al., 2021).
     """
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     positive = (labels[:, None] == labels) & ~itself

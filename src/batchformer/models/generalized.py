@@ -1,5 +1,6 @@
 """Networks of generalized zero-shot learning: generator, critic, comparator, and the classifier of all classes."""
 
+import functools
 from typing import Any
 
 import torch
@@ -48,16 +49,17 @@ class Critic(nn.Module):
 
 
 class Comparator(nn.Module):
-    """How well each embedded row fits each class: an MLP of one hidden layer on [row; attributes] (CE-GZSL, eq. 7).
+    """How well each embedded row fits each class: an MLP of one hidden layer on [row; attributes] (CE-GZSL).
 
     The first layer is linear in both, so it is applied to rows and to classes alone and the two are added for each
-    pair: of 2048 rows and 150 classes that is a matrix product of 2048 rows in place of 307,200.
+    pair: of 2048 rows and 150 classes that is a matrix product of 2048 rows in place of 307,200. What is left per pair
+    is memory traffic, 2.5 GB of sums; with `compile`, on a CUDA device, torch.compile fuses it and they are not stored.
     """
 
-    def __init__(self, embedded: int, attributes: int, width: int) -> None:
+    def __init__(self, embedded: int, attributes: int, width: int, compile: bool = False) -> None:
         super().__init__()
         self.hidden, self.score = linear(embedded + attributes, width), linear(width, 1)
-        self.embedded = embedded
+        self.embedded, self.compile_pairs = embedded, compile
 
     def forward(
         self, rows: Float[Tensor, "rows embedded"], attributes: Float[Tensor, "classes attributes"]
@@ -69,12 +71,25 @@ class Comparator(nn.Module):
             of_rows, of_classes, score = of_rows.to(weight.dtype), of_classes.to(weight.dtype), self.score.weight[0]
             # leaky(s) = slope s + (1 - slope) relu(s), the first of which needs no pairs
             plain = (of_rows @ score)[:, None] + of_classes @ score
-            positive: Tensor = _SumOfReLU.apply(of_rows, of_classes, score)  # type: ignore[no-untyped-call]
+            pairs: Any = _compiled() if self.compile_pairs and rows.is_cuda else _SumOfReLU.apply
+            positive = pairs(of_rows, of_classes, score)
             return _SLOPE * plain + (1 - _SLOPE) * positive + self.score.bias
 
 
+def sum_of_relu(
+    u: Float[Tensor, "rows dim"], v: Float[Tensor, "classes dim"], w: Float[Tensor, " dim"]
+) -> Float[Tensor, "rows classes"]:
+    """sum_d w_d relu(u_id + v_cd) for all rows i and classes c: the definition, which torch.compile fuses."""
+    return ((u[:, None] + v).relu() * w).sum(2)
+
+
+@functools.cache
+def _compiled() -> Any:
+    return torch.compile(sum_of_relu, dynamic=False)
+
+
 class _SumOfReLU(torch.autograd.Function):
-    """sum_d w_d relu(u_id + v_cd) for all rows i and classes c, in blocks of rows; pairs are not kept for backward."""
+    """`sum_of_relu` in blocks of rows; pairs are not kept for the backward pass, which computes them again."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
@@ -144,7 +159,7 @@ def linear_map(
     ridge: float,
     attribute_ridge: float,
 ) -> Float[Tensor, "classes features"]:
-    """ESZSL of Romera-Paredes & Torr (2015), eq. 5: weights of a linear classifier of all classes, in closed form.
+    """ESZSL of Romera-Paredes & Torr (2015): weights of a linear classifier of all classes, in closed form.
 
         V = (X'X + g I)^-1 X'Y S (S'S + l I)^-1,    weights of class c: V a_c
 

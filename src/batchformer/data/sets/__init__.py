@@ -6,6 +6,7 @@ list them without importing torch.
 """
 
 import ast
+import functools
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -95,5 +96,9 @@ def _module(name: str) -> ModuleType:
 
 
 def _source(name: str) -> ast.Module:
-    file = Path(__file__).parent / f"{SETS[name].partition(':')[0]}.py"
-    return ast.parse(file.read_text(encoding="utf-8"))
+    return _parsed(SETS[name].partition(":")[0])
+
+
+@functools.cache  # several sets are of one module
+def _parsed(module: str) -> ast.Module:
+    return ast.parse((Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8"))

@@ -1,16 +1,25 @@
 """Features of images with attributes of their classes, for generalized zero-shot learning: xlsa17's files, or npz."""
 
-import csv
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from batchformer.data.augment.options import check_at_least
 from batchformer.data.loading.order import generator
 from batchformer.data.sets.arrays import FeatureData, Split
-from batchformer.errors import UserError, did_you_mean
+from batchformer.data.sets.feature_files import (
+    attributes_of,
+    class_names,
+    has_features,
+    read_attributes,
+    read_mat,
+    read_npz,
+    require,
+    whole,
+)
+from batchformer.errors import UserError
 
 LAYOUT = {
     "xlsa17": "DIR/{CUB,AWA1,AWA2,SUN,FLO}/{res101,att_splits}.mat\n"
@@ -20,7 +29,6 @@ LAYOUT = {
 }
 FEATURES, ATTRIBUTES = "res101.mat", "att_splits.mat"
 PARTS = ("trainval_loc", "test_seen_loc", "test_unseen_loc")
-_WANTED = "features, labels, att, allclasses, trainval_loc, test_seen_loc and test_unseen_loc"
 
 
 class AttributeTable(NamedTuple):
@@ -97,6 +105,32 @@ class AttributeTable(NamedTuple):
             )
 
 
+def hold_out(table: AttributeTable, count: int) -> AttributeTable:
+    """The training samples alone, with so many of their classes as unseen ones, and a fifth of the others to test on.
+
+    To choose settings without the test set. Always the same classes and samples.
+    """
+    labels = table.labels[table.train]
+    seen = np.unique(labels)
+    if count > len(seen) - 2:
+        raise UserError(f"data.held_out {count} leaves less than two of the {len(seen)} seen classes: choose fewer.")
+    hidden = generator(0, "held out").permutation(seen)[:count]
+    turn = np.empty(len(labels), np.int64)
+    for label in seen:
+        members = np.flatnonzero(labels == label)
+        turn[members] = generator(0, int(label), "held out").permutation(len(members))
+    unseen, tested = np.isin(labels, hidden), turn < np.maximum(1, np.bincount(labels) // 5)[labels]
+    train, test_seen, test_unseen = map(np.flatnonzero, (~unseen & ~tested, ~unseen & tested, unseen))
+    kept = [table.classes[label] for label in seen]
+    source = f"{table.source}, with data.held_out {count}"
+    features, attributes, renumbered = (
+        table.features[table.train],
+        table.attributes[seen],
+        np.searchsorted(seen, labels),
+    )
+    return AttributeTable(features, renumbered, attributes, kept, train, test_seen, test_unseen, source)
+
+
 class AttributeData(FeatureData):
     """Base class: features, attributes of their classes, and classes that training never sees.
 
@@ -107,16 +141,25 @@ class AttributeData(FeatureData):
     Args:
         normalise_attributes: divide the attributes of a class by their length. xlsa17's `att` is so already; CE-GZSL
             takes CUB's sentence embeddings as they are.
+        held_out: to choose settings on the training set alone: so many of its classes are the unseen ones (`hold_out`),
+            and the test set is not used. 0: the official split.
         batch_size: samples of a critic's step.
     """
 
     allow_empty_classes = True
 
     def __init__(
-        self, root: str | None = None, *, normalise_attributes: bool = False, batch_size: int = 2048, **options: Any
+        self,
+        root: str | None = None,
+        *,
+        normalise_attributes: bool = False,
+        held_out: int = 0,
+        batch_size: int = 2048,
+        **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        self.normalise_attributes = normalise_attributes
+        check_at_least(0, held_out=held_out)
+        self.normalise_attributes, self.held_out = normalise_attributes, held_out
 
     def read_table(self) -> AttributeTable:
         """Everything there is; checked afterwards."""
@@ -125,6 +168,9 @@ class AttributeData(FeatureData):
     def read_splits(self) -> tuple[dict[str, Split], list[str]]:
         table = self.read_table()
         table.check()
+        if self.held_out:
+            table = hold_out(table, self.held_out)
+            table.check()
         features, labels = table.features.astype(np.float32, copy=False), table.labels.astype(np.int64)
         self.attributes = table.attributes.astype(np.float32)
         if self.normalise_attributes:
@@ -181,18 +227,18 @@ class AttributeFiles(AttributeData):
     def read_table(self) -> AttributeTable:
         features, folder = self._find()
         if features.suffix == ".mat":
-            content = {**_read_mat(folder / ATTRIBUTES), **_read_mat(features)}
+            content = {**read_mat(folder / ATTRIBUTES), **read_mat(features)}
             source = f"{features} and {folder / ATTRIBUTES}"
-            _require(content, source, "features", "labels", "att", "allclasses_names", *PARTS)
+            require(content, source, "features", "labels", "att", "allclasses_names", *PARTS)
             values, attributes = content["features"].T, content["att"].T
-            labels, *parts = (_whole(content[name], name, source) - 1 for name in ("labels", *PARTS))
-            classes = _names(content["allclasses_names"])
+            labels, *parts = (whole(content[name], name, source) - 1 for name in ("labels", *PARTS))
+            classes = class_names(content["allclasses_names"])
         else:
-            content, source = _read_npz(features), str(features)
-            _require(content, source, "features", "labels", "att", "allclasses", *PARTS)
+            content, source = read_npz(features), str(features)
+            require(content, source, "features", "labels", "att", "allclasses", *PARTS)
             values, attributes = content["features"], content["att"]
-            labels, *parts = (_whole(content[name], name, source) for name in ("labels", *PARTS))
-            classes = _names(content["allclasses"])
+            labels, *parts = (whole(content[name], name, source) for name in ("labels", *PARTS))
+            classes = class_names(content["allclasses"])
         if self.attributes_file is not None:
             file = folder / Path(self.attributes_file).expanduser()
             attributes = attributes_of(classes, *read_attributes(file), file)
@@ -210,7 +256,7 @@ class AttributeFiles(AttributeData):
         for folder in (*inside, root):
             if (folder / FEATURES).is_file():
                 return folder / FEATURES, folder
-            found = [file for file in sorted(folder.glob("*.npz")) if _has_features(file)]
+            found = [file for file in sorted(folder.glob("*.npz")) if has_features(file)]
             if len(found) > 1:
                 raise UserError(f"{folder} holds several files of features: name one, --data-root {found[0]}.")
             if found:
@@ -220,101 +266,6 @@ class AttributeFiles(AttributeData):
             f"there is neither {FEATURES} nor an npz file with features in {root}{named}: `batchformer data` shows the "
             "layout, `batchformer features` makes features of images."
         )
-
-
-def read_attributes(file: Path) -> tuple[np.ndarray, list[str] | None]:
-    """Attributes (classes, width) of a `.mat`, npz or CSV file, and the names of the classes if it has them."""
-    if file.suffix == ".csv":
-        return _read_csv(file)
-    content = _read_mat(file) if file.suffix == ".mat" else _read_npz(file)
-    _require(content, str(file), "att")
-    names = content.get("allclasses_names", content.get("allclasses"))
-    values = content["att"].T if file.suffix == ".mat" else content["att"]
-    if names is not None and len(_names(names)) != len(values):
-        raise UserError(f"{file} has {len(values)} rows of attributes and {len(_names(names))} names of classes.")
-    return values, None if names is None else _names(names)
-
-
-def attributes_of(classes: Sequence[str], values: np.ndarray, names: list[str] | None, file: Path) -> np.ndarray:
-    """The rows of these classes."""
-    if names is None:
-        if len(values) != len(classes):
-            raise UserError(f"{file} has {len(values)} rows of attributes without names, for {len(classes)} classes.")
-        return values
-    rows = {name: k for k, name in enumerate(names)}
-    for name in classes:
-        if name not in rows:
-            raise UserError(f"class {name} has no attributes in {file}.{did_you_mean(name, rows)}")
-    return values[[rows[name] for name in classes]]
-
-
-def _read_csv(file: Path) -> tuple[np.ndarray, list[str]]:
-    """A header, then the name of a class and its attributes in each line."""
-    try:
-        with open(file, newline="", encoding="utf-8") as opened:
-            header, *rows = [row for row in csv.reader(opened) if row]
-    except (OSError, UnicodeDecodeError, ValueError) as problem:
-        raise UserError(f"{file} cannot be read as CSV ({problem}): expected a header, then class,number,...") from None
-    for row in rows:
-        if len(row) != len(header):
-            raise UserError(f"{file}: class {row[0]} has {len(row) - 1} attributes, the header {len(header) - 1}.")
-    try:
-        return np.array([[float(cell) for cell in row[1:]] for row in rows], np.float32), [row[0] for row in rows]
-    except ValueError as problem:
-        raise UserError(f"{file}: an attribute is no number ({problem}).") from None
-
-
-def _read_mat(file: Path) -> dict[str, np.ndarray]:
-    from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
-
-    if not file.is_file():
-        raise UserError(f"there is no file {file}: `batchformer data` shows the layout.")
-    try:
-        return dict(loadmat(file))
-    except NotImplementedError as problem:
-        raise UserError(
-            f"{file} is a MATLAB file of version 7.3 (HDF5), which is not read: save it in MATLAB with "
-            f"save(..., '-v7'), or as npz with {_WANTED}."
-        ) from problem
-    except (OSError, ValueError, TypeError, MatReadError) as problem:
-        raise UserError(f"{file} cannot be read as a MATLAB file ({' '.join(str(problem).split())}).") from problem
-
-
-def _read_npz(file: Path) -> dict[str, np.ndarray]:
-    if not file.is_file():
-        raise UserError(f"there is no file {file}: `batchformer data` shows the layout.")
-    try:
-        with np.load(file, allow_pickle=False) as content:
-            return {name: content[name] for name in content.files}
-    except Exception as problem:  # not a zip file, cut off, pickled objects in it
-        raise UserError(f"{file} cannot be read as npz ({' '.join(str(problem).split())}).") from problem
-
-
-def _has_features(file: Path) -> bool:
-    try:
-        with np.load(file, allow_pickle=False) as content:
-            return "features" in content.files
-    except Exception:  # said when it is read
-        return True
-
-
-def _require(content: dict[str, np.ndarray], source: str, *names: str) -> None:
-    for name in names:
-        if name not in content:
-            raise UserError(f"{source} has no array {name}: it needs {', '.join(names)}.")
-
-
-def _whole(values: np.ndarray, name: str, source: str) -> np.ndarray:
-    values = np.asarray(values).reshape(-1)
-    if values.dtype.kind not in "iuf" or not np.array_equal(values, np.round(values)):
-        raise UserError(f"{name} in {source} are no whole numbers.")
-    return values.astype(np.int64)
-
-
-def _names(values: np.ndarray) -> list[str]:
-    """Strings, also of MATLAB's cells."""
-    return [str(np.asarray(value).reshape(-1)[0]) for value in np.asarray(values).reshape(-1)]
 
 
 def miniature(root: Path, name: str) -> None:

@@ -60,7 +60,9 @@ class GeneralizedZeroShot(SeenAndUnseen):
         optimizer: of critic and generator.
         oracle: also report the epoch best on the test set, as the released code does.
         seed: decides initial weights and what is random in a step.
-        cuda_graph: on a CUDA device, run the steps of critic and generator as one CUDA graph each.
+        compile: on a CUDA device, torch.compile what the comparator does with each pair; elsewhere no difference.
+        cuda_graph: on a CUDA device, run the steps of critic and generator as one CUDA graph each; elsewhere no
+            difference.
     """
 
     seen_classes: Tensor
@@ -78,6 +80,7 @@ class GeneralizedZeroShot(SeenAndUnseen):
         optimizer: AdamOptions = AdamOptions(),
         oracle: bool = False,
         seed: int = 0,
+        compile: bool = False,
         cuda_graph: bool = False,
     ) -> None:
         softmax = as_options(SoftmaxOptions, softmax)
@@ -99,6 +102,7 @@ class GeneralizedZeroShot(SeenAndUnseen):
         self.linear_options = linear = as_options(LinearMapOptions, linear)
         self.optimizer_options = optimizer = as_options(AdamOptions, optimizer)
         self.save_hyperparameters(plain_values(locals()))
+        self.compile_pairs = compile
         self.embedding_dim = contrast.embedding_dim if algorithm == "ce_gzsl" else 0
         self.module: bf.BatchFormer | None = None
         self._steps: dict[str, Callable[[Batch], dict[str, Tensor]]] = {}
@@ -118,7 +122,7 @@ class GeneralizedZeroShot(SeenAndUnseen):
         if self.algorithm == "ce_gzsl":
             embedded = self.embedding_dim
             self.projection = linear(embedded, self.contrast.projection_dim)
-            self.comparator = Comparator(embedded, sizes[0], self.contrast.comparator_width)
+            self.comparator = Comparator(embedded, sizes[0], self.contrast.comparator_width, self.compile_pairs)
             if self.contrast.accumulate_comparator:
                 for k, parameter in enumerate(self.comparator.parameters()):
                     self.register_buffer(f"accumulated_{k}", torch.zeros_like(parameter))
@@ -159,7 +163,7 @@ class GeneralizedZeroShot(SeenAndUnseen):
         settings: dict[str, Any] = {"lr": options.lr, "betas": tuple(options.betas), "fused": self.fused or None}
         return torch.optim.Adam(groups, **settings), torch.optim.Adam(self.generator.parameters(), **settings)
 
-    def learning_rate(self) -> float | None:
+    def learning_rate(self) -> float:
         options = self.optimizer_options
         return options.lr * options.decay ** (self.trainer.current_epoch // options.decay_epochs)
 
@@ -170,7 +174,7 @@ class GeneralizedZeroShot(SeenAndUnseen):
         return self.critic_losses(batch)
 
     def critic_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """CE-GZSL, eq. 2 with the signs of a minimum, and eq. 6 and 8 on real features: all with weight 1."""
+        """WGAN-GP's, with the signs of a minimum, and CE-GZSL's two contrasts of real features with weight 1."""
         real, attributes = self.net.scaled(batch["features"]), self.attributes[batch["labels"]]
         with torch.no_grad():
             fake = self.generator(attributes)
@@ -188,7 +192,7 @@ class GeneralizedZeroShot(SeenAndUnseen):
         return {"loss": loss, **losses}
 
     def generator_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """CE-GZSL, eq. 9: the critic's score, and both contrasts of generated features with their weights."""
+        """The critic's score, and CE-GZSL's two contrasts of generated features with their weights."""
         labels = batch["labels"]
         attributes = self.attributes[labels]
         fake = self.generator(attributes)

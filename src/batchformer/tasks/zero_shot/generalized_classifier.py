@@ -91,7 +91,7 @@ class SeenAndUnseen(Task):
         """Train the classifier on the embedding of real features of seen classes and of generated unseen ones."""
         shown = made_labels.unique()[:SHOWN_CLASSES].tolist()
         self._generated = {label: made[made_labels == label][:SHOWN_ROWS] for label in shown}
-        rows = self.net.embedding(torch.cat([features, made])).float()
+        rows = self.net.embedding(torch.cat([features, made]))
         every = torch.cat([labels, made_labels])
         self._kept = fit_softmax(self.net.classifier, rows, every, options, keep=self.oracle_of > 0)
 
@@ -109,13 +109,14 @@ class SeenAndUnseen(Task):
         self._fitted_at = step
 
     def evaluate(self, batch: Batch, name: str) -> Mapping[str, Tensor]:
-        features, labels = self.net.scaled(batch["features"]), batch["labels"]
-        rows = self.net.embedding(features).float()
-        logits = self.net.classifier(rows)
+        with torch.autocast(self.device.type, enabled=False):  # as the classifier was trained
+            features, labels = self.net.scaled(batch["features"]), batch["labels"]
+            rows = self.net.embedding(features)
+            logits = self.net.classifier(rows)
+            for metric, (weight, bias) in zip(self.accuracies, self._kept, strict=False):
+                metric.update(F.linear(rows, weight, bias), labels)  # type: ignore[operator]
         self.accuracy.update(logits, labels)
         self.among_unseen.update(logits.masked_fill(self.seen, float("-inf")), labels)
-        for metric, (weight, bias) in zip(self.accuracies, self._kept, strict=False):
-            metric.update(F.linear(rows, weight, bias), labels)  # type: ignore[operator]
         for label in self._generated:
             self._real.setdefault(label, []).append(features[labels == label])
         return {"loss": F.cross_entropy(logits, labels)}

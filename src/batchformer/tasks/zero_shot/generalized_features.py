@@ -9,8 +9,8 @@ import numpy as np
 
 from batchformer.data.images import open_image, passed_over
 from batchformer.data.loading.order import generator
+from batchformer.data.sets.feature_files import attributes_of, read_attributes
 from batchformer.data.sets.files import list_images, read_lines, visible_folders
-from batchformer.data.sets.generalized import attributes_of, read_attributes
 from batchformer.errors import UserError, did_you_mean
 from batchformer.files import refuse_to_replace, refuse_unwritable, write_atomically
 
