@@ -16,7 +16,8 @@ class RunOptions:
         reference: The variant that others are compared with.
         code: Folder of the recipe where it names classes outside the package; filled in by ``fit`` and ``compare``.
         init_from: Where weights come from, by part: "network" is all of it. A run folder, a .safetensors, .pth or .pt
-            file, or a folder written by save_pretrained; some tasks know "pretrained", and further parts.
+            file, or a folder written by save_pretrained; or "pretrained": timm's weights of the backbone, for
+            "network" in tasks that classify and "backbone" in detectors. Some tasks know further parts.
         checkpoint_every_epochs: Write a checkpoint after every so many epochs, and always after the last one.
         checkpoint_every_steps: Besides, write one after every so many training steps, also inside an epoch.
         threads: CPU threads for torch; null leaves the choice to torch. Tiny networks are fastest with one.
