@@ -44,7 +44,8 @@ is the reference that the others are compared with.
   --name NAME        what the results call the recipe (the name of its file)
   --out DIR          folder of the comparison (runs/RECIPE-compare): a run folder each, compare.json, report.html
   --data-root DIR    where the data is (data)
-  --epochs N  --lr X  --batch-size N  --device NAME  --init-from [PART=]SOURCE  --skip-bad
+  --epochs N  --lr X  --batch-size N  --device NAME  --init-from [PART=]SOURCE  --best
+  --early-stop N  --skip-bad
                      as in batchformer fit --help
   --resume           go on; runs that are finished are kept
   --overwrite        start anew in a folder that exists
@@ -240,7 +241,8 @@ def _conclude(name: str, out: Path, planned: list[Planned], results: list[dict[s
     )
     page = write_report([out], out / "report.html")
     over = f", {len(targets)} targets" if targets else ""
-    print(f"\n{name}: after the last epoch, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}{over}\n")
+    when = "after the epoch that is best on held-out images" if "chosen" in results[0] else "after the last epoch"
+    print(f"\n{name}: {when}, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}{over}\n")
     print(format_table(table))
     print(f"\n{verdict(table).sentence}\n")
     print(f"Look at:  {page}   (open it in a browser)")

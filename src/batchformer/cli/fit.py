@@ -41,6 +41,9 @@ Train one recipe: a shipped name (batchformer recipes) or a YAML file of your ow
   --init-from [PART=]SOURCE       begin with these weights: a run folder, a .safetensors, .pth or .pt file, a folder of
                                   save_pretrained; of the whole network or of a part (backbone=FILE, detector=RUN);
                                   pretrained: timm's; scratch: random ones
+  --best                          report the best epoch on a tenth of the training images, which is held out
+                                  (--data.holdout), instead of the last epoch; val chooses nothing
+  --early-stop N                  end after N evaluations without a better one on these images
   --skip-bad                      leave out what batchformer data RECIPE --check found
   --resume                        go on from the last checkpoint, to the same weights as without the stop
   --overwrite                     start anew in a run folder that exists

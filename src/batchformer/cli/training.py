@@ -18,10 +18,10 @@ from batchformer.runs.options import current_key
 
 #: short names of fields that every recipe has
 ALIASES = {"epochs": "trainer.max_epochs", "lr": "model.optimizer.lr", "batch-size": "data.init_args.batch_size"}
-SHORT = (*ALIASES, "device", "skip-bad")
+SHORT = (*ALIASES, "device", "skip-bad", "best", "early-stop")
 COMMON = (
-    *(Option(name) for name in (*ALIASES, "device")),
-    Option("skip-bad", "nothing"),
+    *(Option(name) for name in (*ALIASES, "device", "early-stop")),
+    *(Option(name, "nothing") for name in ("skip-bad", "best")),
     Option("out"),
     Option("name"),
     Option("data-root"),
@@ -82,7 +82,20 @@ def _short(given: Arguments) -> Overrides:
         )
     if given.flag("skip-bad"):
         overrides.append(("data.init_args.skip_bad", check_file(find_recipe(given.positional[0])[0])))
+    if given.flag("best") or given.flag("early-stop"):
+        overrides += _choose(given)
     return [*overrides, *(_device(str(given.value("device"))) if given.flag("device") else [])]
+
+
+def _choose(given: Arguments) -> Overrides:
+    """`--best` and `--early-stop N`; a tenth of the training images is held out, unless the recipe says how many."""
+    data = read_recipe(find_recipe(given.positional[0])[1]).get("data")
+    known = (data.get("init_args") or {}) if isinstance(data, dict) else {}
+    overrides = [] if "holdout" in known else [("data.init_args.holdout", "0.1")]
+    overrides += [("run.best", "true")] if given.flag("best") else []
+    if given.flag("early-stop"):
+        overrides.append(("run.early_stop", str(given.integer("early-stop", 1, 1))))
+    return overrides
 
 
 def _steps_of(given: Arguments) -> int:

@@ -47,10 +47,8 @@ class DetectionFolder(DetectionData):
         if not has_val:
             assert self.val_fraction is not None
             inside = scene_part(read["train"], self.val_fraction, self.split_seed, "val", at_least=1)
-            read = {
-                "train": read["train"].some(np.flatnonzero(~inside)),
-                "val": read["train"].some(np.flatnonzero(inside)),
-            }
+            parts = {"train": ~inside, "val": inside}
+            read = {part: read["train"].some(np.flatnonzero(mask)) for part, mask in parts.items()}
         return read, categories
 
     def annotation_problems(self) -> list[Problem]:

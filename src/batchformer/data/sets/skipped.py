@@ -52,15 +52,19 @@ class Skipped:
 class SkipsBad:
     """Data modules with an option `skip_bad`, the file of a check; it is read when the data are."""
 
+    root: str | None
     skip_bad: str | None
 
     @cached_property
     def skipped(self) -> Skipped:
-        return read_skipped(self.skip_bad)
+        return read_skipped(self.skip_bad, self.root)
 
 
-def read_skipped(file: str | None) -> Skipped:
-    """Read the section `skip` of a file that the check wrote; nothing is left out where `file` is None."""
+def read_skipped(file: str | None, root: str | None) -> Skipped:
+    """Read the section `skip` of a file that the check wrote; nothing is left out where `file` is None.
+
+    A file about another folder than `root` is refused, unless that is gone: the data may have been moved.
+    """
     if file is None:
         return Skipped()
     path = Path(file).expanduser()
@@ -69,7 +73,9 @@ def read_skipped(file: str | None) -> Skipped:
         raise UserError(f"data.skip_bad: there is no file {path}: {again}.")
     content = read_json(path, "is not what a check wrote", again)
     try:
-        skip = content["skip"]
+        skip, checked = content["skip"], Path(content["root"]).expanduser()
+        if root is not None and checked.is_dir() and not checked.samefile(Path(root).expanduser()):
+            raise UserError(f"data.skip_bad: {path} is about {checked}, not about {root}: {again}.")
         annotations = {
             str(name): (str(each["sha256"]), frozenset(int(position) for position in each["entries"]))
             for name, each in skip["annotations"].items()
