@@ -48,6 +48,8 @@ class TestCheck:
         assert "http" not in page.partition("<style>")[0]
         assert say("report", "runs/folder-lt")[0] == 2  # no run yet, and the file of the check is none
 
+        told = say("fit", "folder", "--data-root", "photos", *QUICK, "--skip-bad")[2]
+        assert "there is no file runs/folder/data-check.json" in told  # of another recipe
         fit = ["fit", "folder-lt", "--data-root", "photos", *QUICK, "--epochs", "1", "--out", "run"]
         code, _, err = say(*fit)
         assert code == 2
@@ -135,7 +137,7 @@ class TestTuner:
         assert steepest(rates, [math.nan if k > 40 else loss for k, loss in enumerate(losses)]) == pytest.approx(1e-3)
 
     def test_it_prints_the_options_of_fit_and_keeps_nothing(self, say, here):
-        words = ["tune", "folder-lt", "--data-root", "photos", *QUICK, "--steps", "20", "--find", "both"]
+        words = ["tune", "folder-lt", "--data-root", "photos", *QUICK, "--steps", "30", "--find", "both"]
         code, out, err = say(*words)
         assert code == 0, err
         assert [file.name for file in here.iterdir()] == ["photos"]

@@ -18,6 +18,7 @@ from batchformer.runs.folder import RunFolder
 from batchformer.runs.trainer import in_one_sentence, interrupts_as_they_are, make_trainer
 
 _STEPS_PER_TRIAL = 3
+_FIRST_STEPS = 10
 _ENDLESS = 100_000  # epochs: the tuner counts steps, and schedules need an end
 
 
@@ -76,11 +77,12 @@ def learning_rate(parts: tuple[Any, ...], folder: Path, lr: float, steps: int) -
 
 
 def steepest(rates: list[float], losses: list[float]) -> float:
-    """The rate at which the loss falls most per factor of the rate; the first tenth and all after the minimum left out.
+    """The rate at which the loss falls most per factor of the rate, before its minimum.
 
-    Lightning's own suggestion takes the slope over the rate itself, which is steepest near its lower end.
+    The first steps are left out, as Lightning does: its running mean of the losses begins too low. Its own suggestion
+    takes the slope over the rate itself, which is steepest near its lower end.
     """
-    pairs = [(rate, loss) for rate, loss in zip(rates, losses, strict=True) if math.isfinite(loss)][len(rates) // 10 :]
+    pairs = [(rate, loss) for rate, loss in zip(rates, losses, strict=True) if math.isfinite(loss)][_FIRST_STEPS:]
     low = min(range(len(pairs)), key=lambda k: pairs[k][1], default=0)
     if low < 2:
         raise UserError("no learning rate was found, the loss did not fall: give more --steps, or look at the data.")
