@@ -126,6 +126,10 @@ class TestCommand:
         one = Image.open(out)
         assert two.height > one.height
         assert two.width > one.width
+        Image.new("RGB", (2, 2)).save(out)
+        assert main(["grad-cam", str(runs / "baseline"), "--out", str(out)]) == 2
+        assert "was not written by this command" in capsys.readouterr().err
+        assert Image.open(out).size == (2, 2)
 
     @pytest.mark.parametrize(
         ("words", "said"),

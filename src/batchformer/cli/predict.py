@@ -50,6 +50,8 @@ def run(args: list[str]) -> int:
             raise UserError(f"--{name} is not for {type(task).__name__}, which takes: {known or 'no option'}.")
     if note := found.note():
         print(note)
+    if note := other_class_folders(places, images, [str(name) for name in task.data_info.get("classes", ())]):
+        print(note)
     line = ProgressLine()
     line.begin_run(0, "predict")
     out = given.value("out")
@@ -62,6 +64,17 @@ def run(args: list[str]) -> int:
         )
         return 1
     return 0
+
+
+def other_class_folders(places: list[str], images: list[Path], classes: list[str]) -> str:
+    """A note where folders that are searched have class folders of which some are no classes of the training."""
+    inside = [image.relative_to(place) for place in map(Path, places) for image in images if place in image.parents]
+    names = dict.fromkeys(image.parts[0] for image in inside if len(image.parts) > 1)
+    others = [name for name in names if name not in classes]
+    if not others or len(others) == len(names):
+        return ""
+    told, known = (", ".join(words[:5]) + ", ..." * (len(words) > 5) for words in (others, classes))
+    return f"Note: no class of the training has the name of the folders {told} (its classes are {known})."
 
 
 def find_images(places: list[str]) -> Iterator[Path]:
