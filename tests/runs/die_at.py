@@ -3,8 +3,8 @@
 Its argument is a JSON list of [where, number, arguments]. SIGKILL: where is "step" (at the start of that training step)
 or "write" (in the middle of writing that checkpoint, counted from 1). A signal of this number to the whole process
 group: "before" (the training), "start" (as a worker process starts) or "load" (as one loads a batch that is waited
-for); "worker": to that worker alone, as if it got the signal of the group first. Each case is a process of its own, forked after the slow imports; what it ended with and what it said on standard
-error are printed as JSON.
+for); "worker": to that worker alone, as if it got the signal of the group first. Each case is a process of its own,
+forked after the slow imports; what it ended with and what it said on standard error are printed as JSON.
 """
 
 import json

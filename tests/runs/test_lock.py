@@ -12,8 +12,8 @@ import pytest
 from batchformer.cli import main
 from batchformer.cli.training import RunMaker
 from batchformer.errors import UserError
-from batchformer.runs.folder import LOCK, RunFolder
 from batchformer.runs import lock as lock_module
+from batchformer.runs.folder import LOCK, RunFolder
 from batchformer.runs.lock import locked
 
 ELSEWHERE = {"another host": {"host": "elsewhere"}, "another container": {"processes_of": "pid:[1]"}}
