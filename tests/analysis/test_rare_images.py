@@ -155,7 +155,7 @@ class TestCommand:
         assert (
             main(["grad-cam", str(runs / "baseline"), str(tmp_path / "other"), "--out", str(tmp_path / "a.png")]) == 2
         )
-        assert "they do not compare" in capsys.readouterr().err
+        assert "they cannot be compared" in capsys.readouterr().err
         assert main(["grad-cam", str(tmp_path / "other"), "--out", str(tmp_path / "a.png")]) == 0  # of files, too
 
 

@@ -1,4 +1,4 @@
-"""The pictures: attention mass (V2, Figs. 5 and 10), who looks at whom, features (8); Grad-CAM (BatchFormer, 5)."""
+"""The pictures: attention mass (V2, Figs. 5 and 10) and table, features (8); Grad-CAM (BatchFormer, Fig. 5)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 The paper shows "low-shot test images" that somebody selected. The released code explains the true class by what leaves
 `layer3`, for classes of ten training images or more. Here the images are drawn among the classes with few training
-images, so that nobody chooses those that look well.
+images, so that they are not selected by their looks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ def rare_images(
 
 @dataclass
 class Explained:
-    """What a network says about images and where it looks, beside what they are."""
+    """Grad-CAM maps of images, their predicted classes and their true ones."""
 
     pictures: list[Image.Image]
     classes: list[str]
@@ -92,7 +92,7 @@ def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str
 
 
 def usual_layer(net: nn.Module, images: Tensor) -> str:
-    """Where to look: `layer3` of a ResNet as released, `norm1` of a ViT's last block, else the last map of features."""
+    """The layer: `layer3` of a ResNet as released, `norm1` of a ViT's last block, else the last feature map."""
     seen: dict[str, Tensor] = {}
     with untouched(net), torch.no_grad():
         net.eval()

@@ -1,4 +1,4 @@
-"""``batchformer grad-cam RUNS...``: where the networks of finished runs look, side by side."""
+"""``batchformer grad-cam RUNS...``: Grad-CAM maps of finished runs, side by side."""
 
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,9 @@ from batchformer.files import refuse_to_replace, refuse_unwritable
 HELP = """
 batchformer grad-cam RUNS... [--out grad-cam.png] [--images 8] [--seed 0] [--layer NAME] [--data-root DIR]
 
-Draw where the networks of runs look (Grad-CAM, the paper's Fig. 5): test images of rare classes, chosen by a rule and a
-seed and not by hand, and below them for each run the evidence for the true class and the class that it says. Runs must
-have been trained on the same classes; two of one recipe, with and without BatchFormer, for example.
+Draw Grad-CAM maps (the paper's Fig. 5) of test images of rare classes, chosen by a rule and a seed and not by hand:
+below the images, for each run, the map of the true class and the predicted class. Runs must have been trained on the
+same classes; two of one recipe, with and without BatchFormer, for example.
 
   --images N   how many images, at most 8
   --seed N     which of the rare classes, and which of their images
@@ -56,7 +56,9 @@ def run(args: list[str]) -> int:
             first = classes, labels
             chosen = rare_images(task.class_counts, labels, min(count, MOST_SHOWN), seed)
         elif classes != first[0] or labels.tolist() != first[1].tolist():
-            raise UserError(f"{path} has other classes or test images than {given.positional[0]}: they do not compare.")
+            raise UserError(
+                f"{path} has other classes or test images than {given.positional[0]}: they cannot be compared."
+            )
         name = f"{variant_of(found.config)}, seed {task.seed}"
         name = f"{name} ({path})" if name in explained else name
         explained[name] = explain(task, data, chosen, given.value("layer"))

@@ -23,7 +23,10 @@ are drawn with class and score, and with predictions.json (COCO's format of resu
 says from which score a box is drawn (0.5; the files hold the 100 best of each image), or how sure a query must be to
 take part in a segmentation (0.85).
 
-An image that cannot be read has a row with the reason (error) in the CSV file, and the exit code is 1.
+Hand meshes: writes a folder with NAME.png, NAME.obj and NAME.glb for each image, and predictions.csv.
+
+An image that cannot be read has a row with the reason (error) in the CSV file, and the exit code is 1. Existing files
+are replaced only if an earlier prediction wrote them.
 
   --strict  stop at the first image that cannot be read
   --trust   import classes outside this package that the run folder names; only if you know where it comes from

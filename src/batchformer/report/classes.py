@@ -32,7 +32,7 @@ class ClassGroup:
 
 
 def sorted_groups(runs: Sequence[Run], most: int = MOST_POINTS) -> list[ClassGroup]:
-    """Groups of equal size, the most frequent classes first; empty when no run knows its class counts."""
+    """Groups of equal size, the most frequent classes first; empty when no run has class counts."""
     run = next((run for run in runs if run.class_counts), None)
     if run is None:
         return []

@@ -101,7 +101,7 @@ def obj_text(vertices: np.ndarray, faces: np.ndarray) -> str:
 
 
 def glb_bytes(vertices: np.ndarray, faces: np.ndarray) -> bytes:
-    """Binary glTF with one mesh, metres; y up and z towards the viewer, as glTF wants it."""
+    """Binary glTF with one mesh, metres; y up and z towards the viewer, as glTF requires."""
     turned = (vertices * [1, -1, -1]).astype("<f4")
     index = faces.astype("<u4")
     binary = turned.tobytes() + index.tobytes()
