@@ -410,6 +410,13 @@ def test_the_page_of_one_run_compares_with_nothing_and_has_no_gaps(tmp_path):
     assert 'class="legend"' not in page
 
 
+def test_a_line_is_explained_where_there_is_one(tmp_path):
+    for classes in (3, 10):
+        page = page_of(tmp_path / str(classes), [result(classes=classes, recipe="digits-lt")])
+        drawn = "related trend" in page.partition("<body>")[2]
+        assert drawn == ("Line: the mean over all classes" in page) == (classes > 4)
+
+
 def test_the_overview_of_single_runs_has_their_numbers_alone(tmp_path):
     page = page_of(tmp_path, [result(), result(recipe="digits-lt", classes=10, method="baseline")])
     overview = re.search(r'<div class="card overview">.*?</div>', page, flags=re.S).group(0)

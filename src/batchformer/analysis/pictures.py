@@ -129,7 +129,7 @@ def draw_grad_cam(
     plain, rows = [tile(pictures[k]) for k in shown], []
     if classes is not None:
         plain = [captioned(each, classes[k]) for each, k in zip(plain, shown, strict=True)]
-    rows.append(("what the models are shown", plain))
+    rows.append(("images", plain))
     for name, evidence in maps.items():
         tiles = [tile(light_over(fit(pictures[k]), evidence[k])) for k in shown]
         if classes is not None and said is not None:
