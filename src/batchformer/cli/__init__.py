@@ -18,6 +18,7 @@ from batchformer.errors import UserError, causes, did_you_mean, interruption
 COMMANDS = {
     "fit": "train one recipe",
     "compare": "train a recipe with and without BatchFormer, over several seeds, and print one table",
+    "tune": "find a learning rate and the largest batch for a recipe",
     "test": "evaluate a finished run again",
     "predict": "classify images, or draw what a detector finds in them, with a finished run",
     "probe": "train a linear classifier on the frozen backbone of a run",
