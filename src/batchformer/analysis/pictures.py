@@ -208,9 +208,7 @@ def write_pictures(
     made = []
     if grid is not None and grid != (1, 1):
         mass = draw_attention_mass(attention, pictures)
-        made.append(
-            ("attention-mass.png", mass, "Attention to the other samples of a batch", MASS_CAPTION.format(images=several))
-        )
+        made.append(("attention-mass.png", mass, "Attention to the other samples", MASS_CAPTION.format(images=several)))
         maps = draw_features(features, pictures)
         made.append(("features.png", maps, "Features without and with the module", FEATURES_CAPTION))
     table = draw_who_looks_at_whom(attention, pictures, position)
