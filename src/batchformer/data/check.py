@@ -191,9 +191,7 @@ def _classes(data: Any, found: dict[str, list[str]]) -> None:
         found["unseen"] = [name for label, name in enumerate(names) if label not in there]
     for name, scenes in getattr(data, "_scenes", {}).items():
         empty = [k for k in range(len(scenes)) if scenes.first[k] == scenes.first[k + 1]]
-        if empty:
-            first = Path(scenes.path(empty[0])).name
-            found["empty"].append(f"{name}: {len(empty):,} of {len(scenes):,} images, such as {first}")
+        found["empty"] += [f"{name}: {Path(scenes.path(k)).name}" for k in empty]
 
 
 def _skip_of(

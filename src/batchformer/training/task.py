@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.data.images import open_image
-from batchformer.data.info import DataInfo, class_differences
+from batchformer.data.info import HOLDOUT, DataInfo, class_differences
 from batchformer.data.loading.epoch_loader import Batch, as_batch, samples_in
 from batchformer.errors import UserError
 from batchformer.hub import PRETRAINED
 from batchformer.metrics.gather import gathered
-from batchformer.metrics.measures import Measure
+from batchformer.metrics.measures import Measure, primary_of
 from batchformer.training.captured_step import CapturedStep, align_step_counts, count_step
 from batchformer.training.meter import Meter
 from batchformer.training.optimizers import set_lr
@@ -395,8 +395,12 @@ class Task(L.LightningModule):
 
     @property
     def all_measures(self) -> list[Measure]:
-        """The measures of the first evaluation set, then those of the others."""
-        others = [measure.of(name) for name in self.evaluation_sets[1:] for measure in self.measures]
+        """The measures of the first evaluation set, then those of the others; of a holdout only the primary one."""
+        others = [
+            measure.of(name)
+            for name in self.evaluation_sets[1:]
+            for measure in ([primary_of(self.measures)] if name == HOLDOUT else self.measures)
+        ]
         return [*self.measures, *others]
 
     # ---- checkpoints
