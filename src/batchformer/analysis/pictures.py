@@ -1,4 +1,4 @@
-"""The pictures: attention mass (V2, Figs. 5 and 10), who looks at whom, features (8); Grad-CAM (BatchFormer, 5)."""
+"""The pictures: attention mass (V2, Figs. 5 and 10) and table, features (8); Grad-CAM (BatchFormer, Fig. 5)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -129,7 +129,7 @@ def draw_grad_cam(
     plain, rows = [tile(pictures[k]) for k in shown], []
     if classes is not None:
         plain = [captioned(each, classes[k]) for each, k in zip(plain, shown, strict=True)]
-    rows.append(("what the models are shown", plain))
+    rows.append(("images", plain))
     for name, evidence in maps.items():
         tiles = [tile(light_over(fit(pictures[k]), evidence[k])) for k in shown]
         if classes is not None and said is not None:
@@ -208,14 +208,12 @@ def write_pictures(
     made = []
     if grid is not None and grid != (1, 1):
         mass = draw_attention_mass(attention, pictures)
-        made.append(
-            ("attention-mass.png", mass, "Where the samples of a batch look", MASS_CAPTION.format(images=several))
-        )
+        made.append(("attention-mass.png", mass, "Attention to the other samples", MASS_CAPTION.format(images=several)))
         maps = draw_features(features, pictures)
         made.append(("features.png", maps, "Features without and with the module", FEATURES_CAPTION))
     table = draw_who_looks_at_whom(attention, pictures, position)
     told = TABLE_CAPTION.format(position=named, images=several)
-    made.append(("who-looks-at-whom.png", table, "Who looks at whom", told))
+    made.append(("who-looks-at-whom.png", table, "Attention between the images", told))
     made.append(("plane.png", draw_plane(features, labels), "How far the module moves each image", PLANE_CAPTION))
     where = f"{attention.side.capitalize()} {attention.path!r}."
     made = [(name, picture, title, f"{where} {told}") for name, picture, title, told in made]

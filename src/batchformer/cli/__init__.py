@@ -24,7 +24,7 @@ COMMANDS = {
     "probe": "train a linear classifier on the frozen backbone of a run",
     "export": "write the plain weights of a run as safetensors, and prove that they load",
     "report": "write one HTML page about runs or comparisons",
-    "grad-cam": "draw where the networks of runs look, on test images of rare classes",
+    "grad-cam": "draw Grad-CAM maps of runs, on test images of rare classes",
     "recipes": "list the recipes, or print one",
     "data": "what data a recipe needs, and what is there",
 }

@@ -95,7 +95,10 @@ def recipe_of_probe(folder: RunFolder, protocol: str, labels: str | None) -> dic
     if labels is not None:
         if task != "linear_probe":
             raise UserError("--labels goes with a linear probe: leave out --protocol finetune.")
-        probed["labels"] = float(labels)
+        try:
+            probed["labels"] = float(labels)
+        except ValueError:
+            raise UserError(f"--labels {labels}: expected a part of the labels above 0, up to 1.") from None
     trainer = {key: config["trainer"][key] for key in ("precision", "accelerator") if config["trainer"].get(key)}
     return {
         "task": task,

@@ -178,8 +178,8 @@ def _leave_what_can_go_on(folder: RunFolder) -> str:
     if is_main_process():
         folder.take_back()
     return (
-        f"there was no checkpoint yet, so nothing is left in {folder.path}: then give the same command again "
-        "(compare: with --resume)"
+        f"there was no checkpoint yet, so nothing of this run is kept in {folder.path}: afterwards give the same "
+        "command again (compare: with --resume)"
     )
 
 
