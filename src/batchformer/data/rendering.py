@@ -17,6 +17,7 @@ _CELLS = 1 << 24  # of windows that are compared at once
 _DEPTH_BITS = 31
 _FOCAL = 2.2  # in image sides: about that of FreiHAND's cameras
 _LIGHT_SKIN, _DARK_SKIN = (0.96, 0.80, 0.69), (0.30, 0.19, 0.13)
+_LAMP, _MESH = (0.3, -0.4, -0.85), (0.55, 0.70, 0.95)  # direction of light on drawn meshes, and their colour
 # flexion and spread of a joint in degrees, by the end of its name
 _LIMITS = {
     "thumb-metacarpal": ((-10, 35), (-20, 20)),
@@ -87,6 +88,42 @@ def _barycentric(corners: Float[Tensor, "... 3 2"], point: Float[Tensor, "... 2"
 
 def _cross(first: Tensor, second: Tensor) -> Tensor:
     return first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]
+
+
+def draw_mesh(
+    image: Float[Tensor, "3 size size"],
+    vertices: Float[Tensor, "vertices 3"],
+    camera: Float[Tensor, "3"],
+    faces: Int[Tensor, "faces 3"],
+    *,
+    from_right: bool = False,
+    colours: Float[Tensor, "vertices 3"] | None = None,
+) -> Float[Tensor, "3 size size"]:
+    """The mesh over a square picture, by a weak-perspective camera (s, t_x, t_y): s (x + t), from -1 to 1.
+
+    Args:
+        image: values from 0 to 1.
+        vertices: in the camera's frame (x right, y down, z away) but for a shift.
+        from_right: seen by an eye to the right of the hand instead, in the middle of the picture and at the same scale.
+        colours: of the vertices, from 0 to 1, shaded lightly; None: blue.
+    """
+    size, (scale, *shift) = image.shape[-1], camera.unbind()
+    if from_right:
+        x, y, z = (vertices - vertices.mean(0)).unbind(1)
+        points = torch.stack([z, y, -x], dim=1)
+        plane = scale * points[:, :2]
+    else:
+        points, plane = vertices, scale * (vertices[:, :2] + torch.stack(shift))
+    seen = torch.cat([(plane + 1) * size / 2, points[:, 2:]], dim=1)
+    face, inside = (each[0] for each in rasterise(seen[None], faces, size))
+    corners = faces[face.clamp_min(0)]
+    normal = F.normalize((vertex_normals(points[None], faces)[0][corners] * inside[..., None]).sum(-2), dim=-1)
+    facing = (normal @ torch.tensor(_LAMP, device=image.device)).clamp_min(0)
+    if colours is None:
+        mesh = torch.tensor(_MESH, device=image.device).view(3, 1, 1) * (0.35 + 0.65 * facing)
+    else:
+        mesh = (colours[corners] * inside[..., None]).sum(-2).movedim(-1, 0) * (0.7 + 0.3 * facing)
+    return torch.where(face >= 0, mesh, image)
 
 
 @dataclass

@@ -198,3 +198,13 @@ def project(
 ) -> Float[Tensor, "batch points 2"]:
     """Weak perspective: s (x + t_x, y + t_y), in units in which the image reaches from -1 to 1."""
     return camera[:, None, :1] * (points[..., :2] + camera[:, None, 1:])
+
+
+def fit_camera(
+    points: Float[Tensor, "batch points 3"], places: Float[Tensor, "batch points 2"]
+) -> Float[Tensor, "batch 3"]:
+    """The camera of `project` that brings the points nearest to their places in the image (least squares)."""
+    centre, middle = points[..., :2].mean(1, keepdim=True), places.mean(1, keepdim=True)
+    own = points[..., :2] - centre
+    scale = (own * (places - middle)).sum((1, 2)) / own.square().sum((1, 2)).clamp_min(1e-12)
+    return torch.cat([scale[:, None], (middle / scale[:, None, None] - centre)[:, 0]], dim=1)

@@ -11,12 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from batchformer.data.rendering import rasterise, vertex_normals
+from batchformer.data.rendering import draw_mesh
 from batchformer.errors import UserError
 from batchformer.files import refuse_unwritable, write_atomically, write_text
-
-_LIGHT = (0.3, -0.4, -0.85)
-_MESH_COLOUR = (0.55, 0.70, 0.95)
 
 
 def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: Any, **options: str) -> str:
@@ -25,6 +22,7 @@ def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: An
         raise UserError(f"{out} is a file: name a folder for the predictions with --out.")
     refuse_unwritable(out / "prediction")
     faces, done = task.topology.faces, 0
+    triangles = torch.as_tensor(faces, device=task.device)
     for number, path in enumerate(images):
         picture = task.read_image(path, "strict" in options)
         if picture is None:
@@ -35,9 +33,8 @@ def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: An
             found = task.net(pixels[None])
         mean, std = (torch.tensor(v, device=pixels.device).view(3, 1, 1) for v in (data.mean, data.std))
         shown = (pixels * std + mean).clamp(0, 1)
-        drawn = torch.cat(
-            [draw_mesh(shown, found, faces), draw_mesh(torch.ones_like(shown), found, faces, side=True)], 2
-        )
+        mesh = found["vertices"][0].float(), found["camera"][0].float(), triangles
+        drawn = torch.cat([draw_mesh(shown, *mesh), draw_mesh(torch.ones_like(shown), *mesh, from_right=True)], 2)
         name = out / path.stem
         write_atomically(name.with_suffix(".png"), partial(_save, _as_image(drawn)))
         vertices = found["vertices"][0].cpu().double().numpy()
@@ -56,30 +53,6 @@ def _save(picture: Image.Image, file: Any) -> None:
 
 def _write(content: bytes, file: Any) -> None:
     file.write(content)
-
-
-def draw_mesh(image: Tensor, found: dict[str, Tensor], faces: np.ndarray, side: bool = False) -> Tensor:
-    """The mesh over the picture it was found in, by the camera found with it; `side`: seen from the right."""
-    vertices = found["vertices"][:1].float()
-    centred = vertices - vertices.mean(1, keepdim=True)
-    scale, *shift = found["camera"][0].float()
-    if side:
-        points = torch.stack([-centred[..., 2], centred[..., 1], centred[..., 0]], dim=-1)
-        plane = scale * points[..., :2]
-    else:
-        points = centred
-        plane = scale * (vertices[..., :2] + torch.stack(shift))
-    size = image.shape[-1]
-    seen = torch.cat([(plane + 1) * size / 2, points[..., 2:]], dim=-1)
-    chosen = torch.as_tensor(faces, device=image.device)
-    face, inside = rasterise(seen, chosen, size)
-    normals = vertex_normals(points, chosen)[0]
-    normal = torch.nn.functional.normalize(
-        (normals[chosen[face[0].clamp_min(0)]] * inside[0][..., None]).sum(-2), dim=-1
-    )
-    light = 0.35 + 0.65 * (normal @ torch.tensor(_LIGHT, device=image.device)).clamp_min(0)
-    mesh = torch.tensor(_MESH_COLOUR, device=image.device).view(3, 1, 1) * light
-    return torch.where(face[0] >= 0, mesh, image)
 
 
 def _as_image(pixels: Tensor) -> Image.Image:

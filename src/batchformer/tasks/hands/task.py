@@ -113,6 +113,7 @@ class HandMesh(NetworkTask):
     """
 
     measures = HANDS
+    analyses = ("hand_meshes",)
     data_class: ClassVar[type] = HandData
     predict_options: ClassVar[Mapping[str, str]] = {"strict": "stop at the first image that cannot be read"}
 
