@@ -16,11 +16,11 @@ from PIL import ExifTags, Image
 from safetensors.torch import load_file
 
 from batchformer.cli import main
+from batchformer.data.images import output_names
 from batchformer.data.sets import write_miniature
 from batchformer.data.sets.coco_panoptic import read_segment_ids
 from batchformer.errors import UserError
 from batchformer.recipes import about, find_recipe, read_recipe
-from batchformer.tasks.detection.predict import output_names
 
 SMALL = {
     **dict(about("coco128-panoptic").small_overrides()),

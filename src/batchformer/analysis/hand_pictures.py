@@ -62,6 +62,11 @@ def hand_meshes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     sheet = draw_hands(pictures, found, truth["vertices"], camera, errors, faces)
     made = [("meshes.jpg", sheet, "Meshes from the camera and from the side, and their errors", caption)]
     section: dict[str, Any] = {"title": "Meshes", "pictures": FOLDER}
+    control = trainer.callback_metrics.get("val/pa_mpvpe_mean_pose")
+    if control is not None:
+        section["text"] = (
+            f"Control: the mean mesh of the test set, for every picture, has a PA-MPVPE of {control:.1f} mm."
+        )
     if task.attachment is not None and len(images) > 1:
         with attending_alone(task.attachment), precision.forward_context():
             attention = attention_over_batch(net, images)
@@ -74,7 +79,7 @@ def hand_meshes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
         )
         made.append(("attention.jpg", sheet, "Batch attention over the tokens", told))
         rows = [[name, *attention_of(attention, tokens)] for name, tokens in kinds.items()]
-        section["text"] = _TABLE
+        section["text"] = f"{section.get('text', '')}\n\n{_TABLE}"
         section["table"] = {"header": ["tokens", "number", "to itself", "to the picture looked at most"], "rows": rows}
     write_index(Path(trainer.default_root_dir) / FOLDER, made, keep=False)
     return {"sections": [section]}

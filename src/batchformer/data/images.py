@@ -77,6 +77,20 @@ def _visible_folders(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
         yield current, files
 
 
+def output_names(images: Sequence[Path]) -> list[str]:
+    """The names of the images without their endings, made different where several are the same."""
+    names: dict[str, None] = {}  # a dict: ordered, with fast lookup for thousands of images
+    stems = [path.stem for path in images]
+    taken, last = set(stems), dict.fromkeys(stems, 1)
+    for stem in stems:
+        name, number = stem, last[stem]  # the numbers before are taken: not to be tried again
+        while name in names or (number > 1 and name in taken):
+            number += 1
+            name = f"{stem}-{number}"
+        names[name], last[stem] = None, number
+    return list(names)
+
+
 def open_image(path: str | Path, upright: bool = False) -> Image.Image:
     """The whole image in RGB, decoded now: a cut-off file is found here and not in the middle of a transform.
 

@@ -25,7 +25,8 @@ class GraphConvolution(nn.Module):
     def __init__(self, dim: int, adjacency: Float[Tensor, "coarse coarse"]) -> None:
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.empty(dim, dim)), nn.Parameter(torch.zeros(dim))
-        nn.init.uniform_(self.weight, -((6 / (2 * dim)) ** 0.5), (6 / (2 * dim)) ** 0.5)
+        limit = 6 / (2 * dim) ** 0.5  # as released
+        nn.init.uniform_(self.weight, -limit, limit)
         self.register_buffer("adjacency", adjacency, persistent=False)
 
     def forward(self, x: Float[Tensor, "batch coarse dim"]) -> Float[Tensor, "batch coarse dim"]:
@@ -40,6 +41,8 @@ class GraphBlock(nn.Module):
         half = dim // 2
         self.norms = nn.ModuleList(nn.LayerNorm(width, eps=1e-12) for width in (dim, half, half))
         self.narrow, self.widen = nn.Linear(dim, half), nn.Linear(half, dim)
+        for parameter in (*self.narrow.parameters(), *self.widen.parameters()):  # as released: nearly none at first
+            nn.init.uniform_(parameter, -1 / (dim * half), 1 / (dim * half))
         self.convolution = GraphConvolution(half, adjacency)
 
     def forward(self, x: Float[Tensor, "batch coarse dim"]) -> Float[Tensor, "batch coarse dim"]:

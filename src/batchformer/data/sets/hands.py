@@ -33,7 +33,7 @@ LAYOUT = {
     "DIR/evaluation_{K,xyz,verts}.json, DIR/MANO_RIGHT.pkl",
 }
 _VAL = 1 << 40  # numbers of test scenes begin here
-_ROTATED, _ROTATION, _SCALE, _GAIN = 0.6, 90.0, 0.25, 0.4  # Mesh Graphormer's augmentation
+_ROTATED, _ROTATION, _SCALE, _GAIN = 0.4, 90.0, 0.25, 0.4  # Mesh Graphormer's augmentation
 
 
 class HandData(DataModule):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from batchformer.data.images import check_image
+from batchformer.data.images import check_image, output_names
 from batchformer.errors import UserError
 from batchformer.files import csv_text, refuse_to_replace, write_text
 
@@ -110,20 +110,6 @@ def _probability(given: str | None) -> float | None:
     if not 0 <= value <= 1:
         raise UserError(f"--threshold: expected a number from 0 to 1, got {given}.")
     return value
-
-
-def output_names(images: Sequence[Path]) -> list[str]:
-    """The names of the images without their endings, made different where several are the same."""
-    names: dict[str, None] = {}  # a dict: ordered, with fast lookup for thousands of images
-    stems = [path.stem for path in images]
-    taken, last = set(stems), dict.fromkeys(stems, 1)
-    for stem in stems:
-        name, number = stem, last[stem]  # the numbers before are taken: not to be tried again
-        while name in names or (number > 1 and name in taken):
-            number += 1
-            name = f"{stem}-{number}"
-        names[name], last[stem] = None, number
-    return list(names)
 
 
 def image_ids(images: Sequence[Path]) -> list[int]:

@@ -1,7 +1,8 @@
-"""Predictions of meshes on a user's pictures: a picture with the mesh drawn over it, and the mesh as a file."""
+"""Predictions of meshes on a user's pictures: drawn over the picture, as files, and as FreiHAND's server takes them."""
 
 import json
 import struct
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,22 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from batchformer.data.images import output_names
 from batchformer.data.rendering import draw_mesh
 from batchformer.errors import UserError
 from batchformer.files import refuse_unwritable, write_atomically, write_text
 
+SERVER_FILE = "pred.zip"
+
 
 def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: Any, **options: str) -> str:
-    """`NAME.png`, `NAME.obj` and `NAME.glb` in the folder `out` for each image."""
+    """`NAME.png`, `NAME.obj` and `NAME.glb` in the folder `out` for each image, and `pred.zip` with all of them."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: name a folder for the predictions with --out.")
     refuse_unwritable(out / "prediction")
-    faces, done = task.topology.faces, 0
+    faces, joints, meshes = task.topology.faces, [], []
     triangles = torch.as_tensor(faces, device=task.device)
-    for number, path in enumerate(images):
+    for number, (path, name) in enumerate(zip(images, output_names(images), strict=True)):
         picture = task.read_image(path, "strict" in options)
         if picture is None:
             continue
@@ -35,16 +39,33 @@ def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: An
         shown = (pixels * std + mean).clamp(0, 1)
         mesh = found["vertices"][0].float(), found["camera"][0].float(), triangles
         drawn = torch.cat([draw_mesh(shown, *mesh), draw_mesh(torch.ones_like(shown), *mesh, from_right=True)], 2)
-        name = out / path.stem
-        write_atomically(name.with_suffix(".png"), partial(_save, _as_image(drawn)))
+        write_atomically(out / f"{name}.png", partial(_save, _as_image(drawn)))
         vertices = found["vertices"][0].cpu().double().numpy()
-        write_text(name.with_suffix(".obj"), obj_text(vertices, faces))
-        write_atomically(name.with_suffix(".glb"), partial(_write, glb_bytes(vertices, faces)))
-        done += 1
+        write_text(out / f"{name}.obj", obj_text(vertices, faces))
+        write_atomically(out / f"{name}.glb", partial(_write, glb_bytes(vertices, faces)))
+        joints.append(found["mesh_joints"][0].cpu().double().numpy())
+        meshes.append(vertices)
     line.clear()
-    if not done:
+    if not meshes:
         raise UserError(next(iter(task.unreadable.values())))
-    return f"{done} {'mesh' if done == 1 else 'meshes'} with pictures: {out}"
+    told = f"{len(meshes)} {'mesh' if len(meshes) == 1 else 'meshes'} with pictures"
+    if len(meshes) < len(images):  # the server knows a hand by its number
+        (out / SERVER_FILE).unlink(missing_ok=True)
+        return f"{told}, without {SERVER_FILE}, which needs all images: {out}"
+    write_atomically(out / SERVER_FILE, partial(write_for_server, joints, meshes))
+    return f"{told}, and {SERVER_FILE} for FreiHAND's server: {out}"
+
+
+def write_for_server(joints: list[np.ndarray], meshes: list[np.ndarray], file: Any) -> None:
+    """A zip archive with pred.json, as FreiHAND's server takes it: [joints of all hands, vertices of all hands].
+
+    Metres, 21 joints in FreiHAND's order, those of the mesh; hands in the order of the pictures' numbers.
+    """
+    content = json.dumps([[np.round(hand, 6).tolist() for hand in hands] for hands in (joints, meshes)])
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        entry = zipfile.ZipInfo("pred.json")  # without the time of day: the same bytes for the same predictions
+        entry.compress_type = zipfile.ZIP_DEFLATED
+        archive.writestr(entry, content)
 
 
 def _save(picture: Image.Image, file: Any) -> None:
