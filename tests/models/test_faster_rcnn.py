@@ -100,6 +100,7 @@ def test_the_last_evaluation_has_statistics_of_training_batches(tmp_path, monkey
     options = {"image_size": 64, "max_size": 96, "scales": [64], "batch_size": 2, "eval_batch_size": 2, "workers": 0}
     data = VocDetection(root, train="trainval", val="test", **options)
     task = RegionDetection("resnet10t", precise_norm=1, schedule={"name": "step", "milestones": []})
+    data.setup()
     task.construct(data)
     made_fast(task.net)
     counted = []
