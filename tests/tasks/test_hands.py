@@ -87,6 +87,17 @@ class TestRenderer:
         behind = projected[..., :2].amin(1), projected[..., :2].amax(1)
         assert ((behind[1] - behind[0]).amax(1) > 20).all()  # the hand fills a good part of the picture
 
+    def test_a_small_view_shows_the_back_with_the_fingers_up(self):
+        made = HandScenes(read_rig(), joints_of_freihand(), size=64, view=30.0)(np.arange(12))["joints_2d"]
+        wrist, index, middle, little = (made[:, k] for k in (0, 5, 9, 17))
+        assert (middle[:, 1] < wrist[:, 1]).all()
+        assert (index[:, 0] < little[:, 0]).all()
+        turned = (middle - wrist).unbind(1)
+        angles = torch.rad2deg(torch.atan2(turned[0], -turned[1]))
+        assert angles.std() > 3
+        with pytest.raises(UserError, match=r"data\.view=0 is an angle"):
+            data(view=0)
+
     def test_joints_bend_within_their_limits(self, scenes):
         made = [scenes._draws(k)["angles"] for k in range(50)]
         low, high = scenes._limits[..., 0], scenes._limits[..., 1]

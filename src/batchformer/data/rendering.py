@@ -139,6 +139,7 @@ class HandScenes:
         size: side of the pictures.
         seed: of everything random.
         device: where they are made.
+        view: the hand is turned by at most so many degrees out of a view of its back, fingers up; 180: any direction.
     """
 
     rig: Rig
@@ -146,6 +147,7 @@ class HandScenes:
     size: int = 224
     seed: int = 0
     device: torch.device | str = "cpu"
+    view: float = 180.0
 
     def __post_init__(self) -> None:
         self.skeleton = Skeleton(self.rig, self.device)
@@ -153,6 +155,7 @@ class HandScenes:
         self._limits = np.deg2rad(
             [_limits_of(name) for name in self.rig.names]
         )  # joints, (flexion, spread), (from, to)
+        self._back = torch.as_tensor(_back_view(self.rig), dtype=torch.float32, device=self.device)
 
     def __call__(self, index: Int[np.ndarray, " batch"]) -> dict[str, Tensor]:
         """`images` (0 to 1), `vertices` and `joints` in metres in the camera's frame (x right, y down, z away),
@@ -160,7 +163,7 @@ class HandScenes:
         drawn = self._send([self._draws(int(one)) for one in index])
         vertices, joints = self.skeleton.pose(self._rotations(drawn), drawn["lengths"], drawn["scale"])
         centre = vertices.mean(1, keepdim=True)
-        turn = _rotation(drawn["view"])
+        turn = _rotation(drawn["view"]) if self.view >= 180 else self._near_the_back(drawn["view"])
         vertices, joints = ((points - centre) @ turn.transpose(1, 2) for points in (vertices, joints[:, self._places]))
         focal = _FOCAL * self.size
         radius = vertices.norm(dim=-1).amax(1)
@@ -171,6 +174,12 @@ class HandScenes:
         images = self._shade(vertices, projected, drawn)
         truth = {"vertices": vertices, "joints": joints, "joints_2d": joints_2d[..., :2]}
         return {"images": images, **truth, "focal": torch.full((len(images),), focal, device=images.device)}
+
+    def _near_the_back(self, view: Float[Tensor, "batch 4"]) -> Float[Tensor, "batch 3 3"]:
+        """Directions of view that are drawn uniformly, as rotations with a part of their angle."""
+        angle = torch.acos(view[:, :1].abs().clamp(max=1.0)) * (self.view / 180)
+        axis = F.normalize(view[:, 1:] * view[:, :1].sign(), dim=1)
+        return _rotation(torch.cat([angle.cos(), axis * angle.sin()], dim=1)) @ self._back
 
     def _project(self, points: Tensor, focal: float) -> Tensor:
         depth = points[..., 2:]
@@ -245,6 +254,18 @@ def vertex_normals(
     for corner in range(3):
         total.index_add_(1, faces[:, corner], of_faces)
     return F.normalize(total, dim=-1)
+
+
+def _back_view(rig: Rig) -> Float[np.ndarray, "3 3"]:
+    """The rotation to a view of the back of a right hand: fingers up (-y), index finger left of the little one (-x)."""
+    wrist, index, middle, little = (
+        rig.frames[rig.joint(name), :3, 3]
+        for name in ("wrist", *(f"{finger}-finger-phalanx-proximal" for finger in ("index", "middle", "pinky")))
+    )
+    up = (middle - wrist) / np.linalg.norm(middle - wrist)
+    across = index - little - up * (up @ (index - little))
+    across /= np.linalg.norm(across)
+    return -np.stack([across, up, np.cross(up, across)])
 
 
 def _limits_of(name: str) -> tuple[tuple[float, float], tuple[float, float]]:
