@@ -13,7 +13,7 @@ from batchformer.cli.arguments import Arguments, Option
 from batchformer.errors import UserError
 from batchformer.recipes import find_recipe, read_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
-from batchformer.runs.options import current_key
+from batchformer.runs.options import LOGGERS, current_key
 
 COMMON = (
     Option("out"),
@@ -21,6 +21,8 @@ COMMON = (
     Option("data-root"),
     Option("init-from", "repeated"),
     Option("variant", "repeated"),
+    Option("logger", "repeated"),
+    Option("print-config", "nothing"),
     Option("resume", "nothing"),
     Option("overwrite", "nothing"),
     Option("no-analysis", "nothing"),
@@ -58,6 +60,11 @@ def recipe_overrides(given: Arguments) -> Overrides:
     for source in given.values.get("init-from", []):
         part, equals, place = source.partition("=")
         overrides.append((f"run.init_from.{part}", place) if equals else ("run.init_from.network", source))
+    if loggers := given.values.get("logger"):
+        for name in loggers:
+            if name not in LOGGERS:
+                raise UserError(f"--logger {name}: expected one of {', '.join(LOGGERS)}.")
+        overrides.append(("run.loggers", json.dumps(loggers)))
     return [*overrides, *given.recipe_keys]
 
 
@@ -99,7 +106,7 @@ def words_again(given: Arguments, *options: str) -> str:
     for name in options:
         if given.flag(name):
             values = given.values[name]
-            several = name in ("variant", "init-from")
+            several = name in ("variant", "init-from", "logger")
             short += [w for value in values for w in (f"--{name}", value)] if several else [f"--{name}", *values]
     fields = [word for name, value in given.recipe_keys for word in (f"--{name}", value)]
     return shlex.join([*given.positional, *short, *fields])
@@ -163,7 +170,7 @@ class RunMaker:
         prepared = prepare(folder, self.cli.build(), self.line, self.resume)
         if before_writing is not None and is_main_process():
             before_writing()
-        checkpoint = open_folder(folder, config, self.resume, overwrite)
+        checkpoint = open_folder(prepared, config, self.resume, overwrite)
         if checkpoint is not None and is_main_process():
             self.line.say(f"Going on from {checkpoint}.")
         return train(prepared, config, checkpoint, self.analysis, self.command)
