@@ -15,9 +15,6 @@ from batchformer.runs.options import dotted, with_current_keys
 _FREE_TO_CHANGE = ("run.checkpoint", "run.code", "run.variant", "run.reference", "run.loggers", "data.init_args.root",
                    "data.init_args.workers", "data.init_args.cache", "trainer.enable_progress_bar",
                    "seed_everything")  # fmt: skip
-# A field that config.yaml of an earlier version does not have counts as its default of today. Those whose default is
-# not what the earlier versions did stand here, with what they did.
-_CAME_LATER: dict[str, Any] = {"trainer.enable_autolog_hparams": True}
 _LENGTH = ("trainer.max_epochs", "trainer.max_steps")
 
 
@@ -47,7 +44,7 @@ def refuse_other_settings(
     A field that the run's (older) version did not have counts as begun with its value in `defaults`. A finished run is
     only read, so there such fields are ignored; where it is made `longer`, its length may differ.
     """
-    defaults = {**(defaults or {}), **_CAME_LATER}
+    defaults = defaults or {}
     before, now = _dotted_of(folder), dotted(config)
     groups = {key.rpartition(".")[0] for key in before} | before.keys() | defaults.keys()
     now = {key: value for key, value in now.items() if key in groups or key.rpartition(".")[0] in groups}

@@ -12,7 +12,7 @@ import yaml
 
 from batchformer.errors import BadSample, NonFiniteLoss, UserError
 from batchformer.files import write_json, write_text
-from batchformer.runs.checkpoints import LastCheckpoint
+from batchformer.runs.checkpoints import LastCheckpoint, choosing_callbacks
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.loggers import close_loggers, make_loggers
 from batchformer.runs.options import RunOptions
@@ -65,7 +65,8 @@ def prepare(
     last = LastCheckpoint(folder.checkpoint, options.checkpoint_every_epochs, options.checkpoint_every_steps)
     ids = began.get("logger_ids", {})
     loggers = make_loggers(options.loggers, folder.path, began.get("global_step", 0), options.recipe, ids)
-    trainer = make_trainer(folder, trainer_keywords, [recorder, last], line, loggers)
+    choosing = choosing_callbacks(folder, options, task, data)
+    trainer = make_trainer(folder, trainer_keywords, [recorder, *choosing, last], line, loggers)
     refuse_to_train_nothing(trainer)
     task.trainer = trainer
     task.setup("fit")  # Lightning calls it again; here it refuses schedules without an end before there is a folder
@@ -125,6 +126,15 @@ def train(
 
     `command`: the command that trains the run again, for result.json.
     """
+    try:
+        return _train(run, config, checkpoint, analysis, command)
+    finally:
+        close_loggers(run.trainer.loggers)
+
+
+def _train(
+    run: Prepared, config: dict[str, Any], checkpoint: Path | None, analysis: bool, command: str | None
+) -> dict[str, Any]:
     folder, task, data, trainer, recorder = run.folder, run.task, run.data, run.trainer, run.recorder
     # With max_steps Lightning would run the end of the checkpoint's epoch a second time, and count it twice.
     trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
@@ -151,9 +161,8 @@ def train(
         if (mistake := in_one_sentence(problem)) is not None:
             raise mistake from problem
         raise
-    finally:
-        close_loggers(trainer.loggers)
-    result = build_result(task=task, data=data, trainer=trainer, recorder=recorder, config=config)
+    chosen = _take_best(run) if config["run"].get("best") and folder.best.is_file() else {}
+    result = build_result(task=task, data=data, trainer=trainer, recorder=recorder, config=config) | chosen
     if command is not None:
         result["command"] = command
     if trainer.is_global_zero:
@@ -164,6 +173,21 @@ def train(
     return result
 
 
+def _take_best(run: Prepared) -> dict[str, Any]:
+    """Load the weights of the best epoch on the held-out images and evaluate them; what result.json says of that."""
+    task, recorder = run.task, run.recorder
+    history = list(recorder.history)
+    saved = read_checkpoint(run.folder.best)
+    task.on_load_checkpoint(saved)
+    task.load_state_dict(saved["state_dict"])
+    with interrupts_as_they_are(run.trainer):
+        run.trainer.validate(task, datamodule=run.data, verbose=False)
+    metrics = recorder.metrics
+    recorder.history = history  # of the training, not of this evaluation
+    chosen = {"epoch": int(saved["epoch"]), "step": int(saved["global_step"]), "set": run.data.holdout_set}
+    return {"protocol": f"best on {run.data.holdout_set}", "metrics": metrics, "chosen": chosen}
+
+
 def _leave_what_can_go_on(folder: RunFolder) -> str:
     """After a failure: keep the run folder if it has a checkpoint to resume from, else remove it."""
     if folder.checkpoint.is_file():
@@ -171,8 +195,8 @@ def _leave_what_can_go_on(folder: RunFolder) -> str:
     if is_main_process():
         folder.take_back()
     return (
-        f"there was no checkpoint yet, so nothing is left in {folder.path}: then give the same command again "
-        "(compare: with --resume)"
+        f"there was no checkpoint yet, so nothing of this run is kept in {folder.path}: afterwards give the same "
+        "command again (compare: with --resume)"
     )
 
 
