@@ -97,7 +97,7 @@ class RunFolder:
             raise UserError(
                 f"{self.path} does not look like a run folder, so it is not overwritten; choose another --out."
             )
-        for part in ("checkpoints", "tensorboard", "grad_cam", "mistakes"):
+        for part in ("checkpoints", "tensorboard", "wandb", "grad_cam", "mistakes"):
             shutil.rmtree(self.path / part, ignore_errors=True)
         for file in (self.result, self.metrics, self.config, *self.path.glob("*.png"), *self.path.glob("*.svg")):
             file.unlink(missing_ok=True)

@@ -337,6 +337,16 @@ class Task(L.LightningModule):
             for optimizer in self.trainer.optimizers:
                 set_lr(optimizer, self._last_lr, self.fused, self.device if self._whole_step else None)
 
+    def running_values(self) -> dict[str, float]:
+        """The mean loss of this epoch so far and the learning rate, for the progress line; waits for the device."""
+        values = {} if self._meter is None else self._meter.values()
+        if "loss" not in values:  # before the first step, which sets the learning rate
+            return {}
+        lr = self._last_lr
+        if lr is None:
+            lr = next((float(group["lr"]) for each in self.trainer.optimizers for group in each.param_groups), None)
+        return {"loss": values["loss"]} if lr is None else {"loss": values["loss"], "lr": lr}
+
     @property
     def fused(self) -> bool:
         """Whether optimizers take torch's fused kernels."""
