@@ -10,18 +10,20 @@ from batchformer.files import write_atomically
 from batchformer.runs.result import variant_of
 
 HELP = """
-batchformer export RUN [--out model.safetensors] [--ema] [--trust]
+batchformer export RUN [--out model.safetensors] [--ema] [--calibrated] [--trust]
 
 Write the plain weights of a run, without BatchFormer, and prove that they load strictly into the stock model and give
 the same outputs. Metadata in the file: how to build it, class names, image size, mean, std.
 
   --ema    the averaged weights, of a run that kept an average (model.ema, model.swad)
+  --calibrated  divide the weights of the classifier by the temperature that was fitted after the training, so that the
+           softmax of the outputs is calibrated
   --trust  import classes outside this package that the run folder names; only if you know where it comes from
 """
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [Option("out"), Option("ema", "nothing"), Option("trust", "nothing")])
+    given = read_arguments(args, [Option("out"), Option("ema", "nothing"), Option("calibrated", "nothing"), Option("trust", "nothing")])
     if len(given.positional) != 1:
         raise UserError("export needs one run folder: batchformer export runs/digits-lt/batchformer-seed0")
 
@@ -31,7 +33,8 @@ def run(args: list[str]) -> int:
     out = Path(given.value("out") or found.folder.path / "model.safetensors")
     if note := found.note():
         print(note)
-    proof = export(found, out, averaged=given.flag("ema"))
+    temperature = found.temperature() if given.flag("calibrated") else None
+    proof = export(found, out, averaged=given.flag("ema"), temperature=temperature)
     print(f"{out}: {proof['tensors']} tensors, {proof['parameters']:,} parameters, no trace of BatchFormer.")
     print(f"Proved: they load strict=True into a fresh {proof['builder']},")
     print(f"        and on {proof['images']} random images its outputs equal those of the trained network bit for bit.")
@@ -42,7 +45,7 @@ def run(args: list[str]) -> int:
     return 0
 
 
-def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
+def export(found: Any, out: Path, averaged: bool = False, temperature: float | None = None) -> dict[str, Any]:
     """Write the file; refuse to if a fresh stock model does not load it or has other outputs."""
     import torch
     from safetensors.torch import load, save
@@ -52,6 +55,8 @@ def export(found: Any, out: Path, averaged: bool = False) -> dict[str, Any]:
     task = found.task
     try:
         net = task.trained_network(averaged)
+        if temperature is not None:
+            task.calibrate(net, temperature)
     except UserError as problem:
         raise UserError(f"{found.folder.path}: {problem}") from problem
     inputs = task.export_inputs(found.data)

@@ -25,6 +25,7 @@ from batchformer.report.comparison import (
     signed,
     with_unit,
 )
+from batchformer.report.failures import failures_section
 from batchformer.report.figures import curve_chart, difference_chart, seeds_chart
 from batchformer.report.html_parts import figure, marked, missing, pictures_of, plain_table
 from batchformer.report.own_sections import own_section, series_together
@@ -59,6 +60,7 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
         f"<h3>Mixing</h3>{mixing}" if mixing else "",
         f"<h3>What is found in the images</h3>{found}" if found else "",
         *(f"<h3>Where it looks, {escape(shown_name(v))}</h3>{drawn}" for v, drawn in looks if drawn),
+        failures_section(name, runs, table),
         _classes(name, runs, table),
         *(
             influence_section(

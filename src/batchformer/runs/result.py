@@ -81,7 +81,8 @@ def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: d
 def add_analyses(result: dict[str, Any], task: Any, data: Any, trainer: Any) -> None:
     """Run the task's analyses and add what they find; one that cannot be measured is left out with a warning.
 
-    `sections` of an analysis come after those that the task has itself.
+    `sections` of an analysis come after those that the task has itself; `measured` are (measure, value) that the
+    evaluations along the training do not have.
     """
     from batchformer.analysis.after_training import ANALYSES
 
@@ -92,7 +93,9 @@ def add_analyses(result: dict[str, Any], task: Any, data: Any, trainer: Any) -> 
         except UserError as obstacle:
             warnings.warn(f"an analysis after this run is left out: {obstacle}", UserWarning, stacklevel=1)
             continue
-        sections = found.pop("sections", [])
+        sections, measured = found.pop("sections", []), found.pop("measured", [])
         result.update(found)
+        result["measures"] = [*result["measures"], *(measure.as_dict() for measure, _ in measured)]
+        result["metrics"] = {**result["metrics"], **{measure.key: value for measure, value in measured}}
         if sections:
             result["sections"] = [*result.get("sections", []), *sections]

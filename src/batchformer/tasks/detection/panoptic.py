@@ -48,6 +48,10 @@ class PanopticMetrics:
         named = {name: quality[name] for name in PQ_NAMES} | {name: things[name] for name in THINGS_NAMES}
         return {**named, "per_class": quality["per_class"][:, 0]}
 
+    @property
+    def class_scores(self) -> dict[str, Any]:
+        return self.quality.class_scores
+
     def reset(self) -> None:
         self.quality.reset()
         self.things.reset()

@@ -33,7 +33,7 @@ class DomainTask(ClassifierTask):
     """
 
     measures: Sequence[Measure] = DOMAINS
-    analyses: Sequence[Any] = ("domain_planes",)
+    analyses: Sequence[Any] = ("class_failures", "domain_planes")
     valley_set = SOURCE
 
     def __init__(

@@ -74,7 +74,7 @@ class LongTailed(ClassifierTask):
     """
 
     measures: Sequence[Measure] = LONG_TAILED
-    analyses = ("gradient_influence", "grad_cam")
+    analyses = ("class_failures", "gradient_influence", "grad_cam")
     checkpoint_key_of_0_1 = "long_tailed"
 
     def __init__(
