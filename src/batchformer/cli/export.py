@@ -23,7 +23,9 @@ the same outputs. Metadata in the file: how to build it, class names, image size
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [Option("out"), Option("ema", "nothing"), Option("calibrated", "nothing"), Option("trust", "nothing")])
+    given = read_arguments(
+        args, [Option("out"), Option("ema", "nothing"), Option("calibrated", "nothing"), Option("trust", "nothing")]
+    )
     if len(given.positional) != 1:
         raise UserError("export needs one run folder: batchformer export runs/digits-lt/batchformer-seed0")
 

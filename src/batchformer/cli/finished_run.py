@@ -37,8 +37,8 @@ class FinishedRun:
         if isinstance(found, int | float) and found > 0:
             return float(found)
         raise UserError(
-            f"--calibrated: {self.folder.result} has no temperature. It is fitted after the training of a classifier on "
-            "40 images or more, not with --no-analysis, nor by versions before this one: train again, or leave it out."
+            f"--calibrated: {self.folder.result} has no temperature. It is fitted after the training of a classifier "
+            "that is evaluated on 40 images or more, not with --no-analysis: train again, or leave it out."
         )
 
 

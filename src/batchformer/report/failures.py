@@ -124,8 +124,10 @@ def _of_variant(name: str, runs: Sequence[Run]) -> str:
     first, found = runs[0], runs[0].failures
     names = first.class_names or _names({}, found)
     columns = {key: _mean_column(runs, key) for key in found["columns"]}
+    whole = {key: all(v is None or v == round(v) for v in column) for key, column in columns.items()}
     rows = [
-        [names[k], *(_cell(column[k]) for column in columns.values())] for k in worst_first(columns, found["worst_by"])
+        [names[k], *(_cell(column[k], whole[key]) for key, column in columns.items())]
+        for k in worst_first(columns, found["worst_by"])
     ]
     whose = f" Mean of {len(runs)} runs." if len(runs) > 1 else ""
     caption = f"The lowest {found['worst_by']} first, in %.{whose} {found.get('note', '')}".strip()
@@ -178,8 +180,8 @@ def _mean_column(runs: Sequence[Run], key: str) -> list[float | None]:
     return means
 
 
-def _cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}" if value == round(value) else f"{value:.1f}"
+def _cell(value: float | None, whole: bool) -> str:
+    return "–" if value is None else f"{value:,.0f}" if whole else f"{value:.1f}"
 
 
 def _reliability(name: str, runs: Sequence[Run], trusted: Mapping[str, Any]) -> str:

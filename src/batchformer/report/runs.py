@@ -40,6 +40,7 @@ class Run:
     health: dict[str, Any] = field(default_factory=dict, repr=False)
     sections: list[dict[str, Any]] = field(default_factory=list, repr=False)
     failures: dict[str, Any] = field(default_factory=dict, repr=False)
+    main_picture: dict[str, Any] = field(default_factory=dict, repr=False)
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -180,6 +181,7 @@ def _checked(data: Any, file: Path) -> Run:
         health=read_health(data, file),
         sections=_sections(data.get("sections"), file),
         failures=_failures(data, file),
+        main_picture=_main_picture(data.get("main_picture"), file),
         raw=data,
     )
     parts: dict[str, Sequence[Any]] = {
@@ -218,6 +220,18 @@ def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
             if any(len(_numbers(point, f"{where}: {name}", file)) != 2 for point in _list(group, where, file)):
                 raise UserError(f"{file} has a {where} with a point of {name!r} that is not two numbers")
     return sections
+
+
+def _main_picture(value: Any, file: Path) -> dict[str, Any]:
+    """The picture of the first screen that the task declares; what is in it, see `report.first_screen`."""
+    wanted = _mapping(value, "main_picture", file)
+    keys, words = (
+        _list(wanted.get("bars"), "main_picture: bars", file),
+        [wanted.get(k, "") for k in ("curve", "section")],
+    )
+    if not all(isinstance(word, str) for word in (*keys, *words)):
+        raise UserError(f"{file} has a 'main_picture' that names no measures or section")
+    return wanted
 
 
 def _failures(data: Mapping[str, Any], file: Path) -> dict[str, Any]:

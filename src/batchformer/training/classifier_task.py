@@ -119,8 +119,7 @@ class ClassifierTask(NetworkTask):
         if self.normed_classifier or not layers or not all(type(layer) is nn.Linear for layer in layers):
             raise UserError(
                 f"the logits of this {self.backbone} are not those of a linear classifier, so no temperature can be "
-                "put into its weights: leave --calibrated out, and divide its logits by failures.calibration.temperature "
-                "of result.json."
+                "put into its weights: leave --calibrated out, and divide its logits by the temperature in result.json."
             )
         with torch.no_grad():
             for layer in layers:

@@ -1,7 +1,7 @@
 """Image classification with DeiT's recipe, with or without BatchFormer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,7 @@ class Classification(ClassifierTask):
     """
 
     measures = CLASSIFICATION
+    main_picture: ClassVar[Mapping[str, Any]] = {"curve": "top1"}
     checkpoint_key_of_0_1 = "classification"
 
     def __init__(

@@ -1,7 +1,8 @@
 """Detection with Faster R-CNN from pre-trained weights: the transfer experiment of MoCo."""
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ class RegionDetection(Detection):
     """
 
     measures = VOC
+    main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["voc_ap", "voc_ap50", "voc_ap75"]}
 
     def __init__(
         self,

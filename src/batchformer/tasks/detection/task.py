@@ -63,6 +63,7 @@ class Detection(NetworkTask):
     """
 
     measures = DETECTION
+    main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"]}
     analyses: Sequence[Any] = ("box_failures",)
     checkpoint_key_of_0_1 = "detection"
     data_class: ClassVar[type] = DetectionData

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,7 @@ class DomainTask(ClassifierTask):
     """
 
     measures: Sequence[Measure] = DOMAINS
+    main_picture: ClassVar[Mapping[str, Any]] = {"targets": True}
     analyses: Sequence[Any] = ("class_failures", "domain_planes")
     valley_set = SOURCE
 
