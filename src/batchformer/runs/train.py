@@ -12,6 +12,7 @@ import yaml
 
 from batchformer.errors import BadSample, NonFiniteLoss, UserError
 from batchformer.files import write_json, write_text
+from batchformer.report.failures import failures_csv
 from batchformer.runs.checkpoints import LastCheckpoint, choosing_callbacks
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.loggers import close_loggers, make_loggers
@@ -168,6 +169,8 @@ def _train(
     if trainer.is_global_zero:
         if analysis:
             add_analyses(result, task, data, trainer)
+            if classes := failures_csv(result):
+                write_text(folder.classes, classes)
         write_json(folder.result, result)
     trainer.strategy.barrier("result.json")
     return result
