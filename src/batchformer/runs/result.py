@@ -53,6 +53,7 @@ def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: d
         "class_names": [str(name) for name in info.get("classes", ())],
         "sections": task.sections(),
         "main_picture": dict(task.main_picture),
+        "lengthened": recorder.lengthened,
     }
     told = ("fingerprint", "train_images", "test_images", "evaluate_on")
     known = {name: getattr(data, name) for name in told if hasattr(data, name)}
