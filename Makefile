@@ -65,7 +65,7 @@ lint: install
 # What is written from results/*.json, the recipes and the behaviour suite: numbers in the docs, the page, the tables.
 results: install
 	$(BIN)/python -m benchmarks.results_page results docs/results.md
-	$(BIN)/batchformer report results/cifar100-lt-100 results/cifar100-lt-200 --out docs/report.html
+	$(BIN)/python -m benchmarks.report_page results docs/report.html
 	$(BIN)/python -m benchmarks.readme_table results README.md
 	$(BIN)/python -m benchmarks.stability_page .
 	$(BIN)/python -m benchmarks.recipes_page docs/recipes.md

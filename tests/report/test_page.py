@@ -115,7 +115,7 @@ class Balance(HTMLParser):
 def test_every_picture_has_a_title_and_a_description(tmp_path):
     page = page_of(tmp_path, comparison(seeds=2))
     pictures = re.findall(r'<svg[^>]*role="img".*?</svg>', page)
-    assert len(pictures) == 6
+    assert len(pictures) == 8
     for picture in pictures:
         title, description = re.search(r'aria-labelledby="(\S+) (\S+)"', picture).groups()
         assert f'<title id="{title}">' in picture

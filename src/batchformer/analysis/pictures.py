@@ -215,14 +215,12 @@ def write_pictures(
     made = []
     if grid is not None and grid != (1, 1):
         mass = draw_attention_mass(attention, pictures)
-        made.append(
-            ("attention-mass.png", mass, "Where the samples of a batch look", MASS_CAPTION.format(images=several))
-        )
+        made.append(("attention-mass.png", mass, "Attention to the other samples", MASS_CAPTION.format(images=several)))
         maps = draw_features(features, pictures)
         made.append(("features.png", maps, "Features without and with the module", FEATURES_CAPTION))
     table = draw_who_looks_at_whom(attention, pictures, position)
     told = TABLE_CAPTION.format(position=named, images=several)
-    made.append(("who-looks-at-whom.png", table, "Who looks at whom", told))
+    made.append(("who-looks-at-whom.png", table, "Attention between the images", told))
     made.append(("plane.png", draw_plane(features, labels), "How far the module moves each image", PLANE_CAPTION))
     where = f"{attention.side.capitalize()} {attention.path!r}."
     made = [(name, picture, title, f"{where} {told}") for name, picture, title, told in made]
