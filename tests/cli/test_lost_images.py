@@ -6,6 +6,7 @@ from batchformer.cli import main
 from batchformer.data.images import open_image
 
 FIT = ["fit", "folder-lt", "--data-root", "own", "--out", "run", "--model.backbone", "resnet20", "--no-analysis",
+       "--init-from", "scratch",
        "--data.image_size", "16", "--data.workers", "0", "--trainer.precision", "32-true",
        "--trainer.max_epochs", "2", "--trainer.enable_progress_bar", "false"]  # fmt: skip
 
@@ -29,7 +30,7 @@ def test_before_the_first_checkpoint_nothing_is_left_and_the_same_command_starts
     image.write_bytes(b"no image")
     complaint = _complaint(say(*FIT))
     assert f"image {image.relative_to(tmp_path)} cannot be read" in complaint
-    assert "nothing is left in run: then give the same command again" in complaint
+    assert "nothing of this run is kept in run: afterwards give the same command again" in complaint
     assert not (tmp_path / "run").exists()
 
     image.write_bytes(whole)

@@ -12,11 +12,13 @@ from batchformer.cli.show import program
 from batchformer.cli.training import (
     COMMON,
     SEED_OF_LIGHTNING,
+    SHORT,
     RunMaker,
     a_word_while_loading,
     recipe_of,
     recipe_overrides,
     refuse_odd_names,
+    refuse_unreachable_weights,
     seed_overrides,
     variants_on_the_line,
     words_again,
@@ -42,10 +44,13 @@ is the reference that the others are compared with.
   --name NAME        what the results call the recipe (the name of its file)
   --out DIR          folder of the comparison (runs/RECIPE-compare): a run folder each, compare.json, report.html
   --data-root DIR    where the data is (data)
-  --init-from [PART=]SOURCE   begin with these weights (batchformer fit --help)
-  --resume           go on; runs that are finished are kept
+  --epochs N  --lr X  --batch-size N  --device NAME  --init-from [PART=]SOURCE  --best
+  --early-stop N  --skip-bad  --logger NAME
+                     as in batchformer fit --help
+  --resume           go on; runs that are finished are kept, or go on where they are given more --epochs
   --overwrite        start anew in a folder that exists
   --no-analysis      leave out the analyses after each training
+  --print-config     print the resolved recipe of every run, and train nothing
 
 Any field of the recipe can be changed for all sides: --trainer.max_epochs 3 --data.imbalance 50
 """
@@ -77,27 +82,34 @@ def run(args: list[str]) -> int:
         raise UserError(f"compare trains both methods over --seeds: leave out --{taken[0]}.")
     name, file = recipe_of(given, "compare")
     seeds = read_seeds(given.values.get("seeds", ["3"]))
+    overrides = [*recipe_overrides(given), ("run.recipe", name)]
     out = Path(given.value("out") or f"runs/{name}-compare")
     resume = given.flag("resume")
     allowed = resume or given.flag("overwrite")
     if is_main_process() and not allowed and (out / "compare.json").exists():
         _refuse_what_exists(out, [], allowed)
 
+    if not resume:
+        refuse_unreachable_weights(file, overrides)
     with a_word_while_loading():
         import torch
 
         from batchformer.cli.recipe_cli import RecipeCLI
         from batchformer.runs.progress import ProgressLine
-        from batchformer.runs.train import refuse_other_settings
+        from batchformer.runs.settings import is_longer, refuse_other_settings
+        from batchformer.runs.train import config_text
 
     cli = RecipeCLI()
-    overrides = [*recipe_overrides(given), ("run.recipe", name)]
     planned = _plan(cli, file, given, overrides, seeds, out)
     folders = [each.folder for each in planned]
+    if given.flag("print-config"):
+        configs = [RunMaker(cli, file, None, resume, False, "").config(each.folder, each.overrides) for each in planned]
+        print("---\n".join(config_text(config) for config in configs), end="")
+        return 0
     if is_main_process():
         _refuse_what_exists(out, folders, allowed)
     line, results = ProgressLine(len(planned)), []
-    kept = ("name", "seeds", "variant", "variants", "targets", "init-from", "no-analysis")
+    kept = ("name", "seeds", "variant", "variants", "targets", "init-from", *SHORT, "logger", "no-analysis")
     again = f"batchformer compare {words_again(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
 
@@ -111,21 +123,24 @@ def run(args: list[str]) -> int:
                 folder.clear()
             folder.clear_stages()
 
+    configs = [maker.config(each.folder, each.overrides) for each in planned]
+    for config in configs:
+        if config["trainer"].get("limit_val_batches") == 0:
+            raise UserError("compare compares evaluations, and trainer.limit_val_batches 0 leaves none: leave it out.")
+        if config["trainer"].get("fast_dev_run"):
+            raise UserError(
+                "compare compares whole runs: try one out with batchformer fit and trainer.fast_dev_run, or "
+                "compare short ones (--trainer.max_epochs 1)."
+            )
+    done = [
+        resume and each.folder.finished and not is_longer(each.folder, config)
+        for each, config in zip(planned, configs, strict=True)
+    ]
     try:
-        with locked(each.folder for each in planned if not (resume and each.folder.finished)):
-            for index, each in enumerate(planned):
+        with locked(folder for folder, finished in zip(folders, done, strict=True) if not finished):
+            for index, (each, config) in enumerate(zip(planned, configs, strict=True)):
                 line.begin_run(index, each.label)
-                config = maker.config(each.folder, each.overrides)
-                if config["trainer"].get("limit_val_batches") == 0:
-                    raise UserError(
-                        "compare compares evaluations, and trainer.limit_val_batches 0 leaves none: leave it out."
-                    )
-                if config["trainer"].get("fast_dev_run"):
-                    raise UserError(
-                        "compare compares whole runs: try one out with batchformer fit and trainer.fast_dev_run, or "
-                        "compare short ones (--trainer.max_epochs 1)."
-                    )
-                if resume and each.folder.finished:
+                if done[index]:
                     refuse_other_settings(each.folder, config)
                     results.append(each.folder.read_result() or {})
                     line.skip_to(1.0)
@@ -235,7 +250,8 @@ def _conclude(name: str, out: Path, planned: list[Planned], results: list[dict[s
     )
     page = write_report([out], out / "report.html")
     over = f", {len(targets)} targets" if targets else ""
-    print(f"\n{name}: after the last epoch, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}{over}\n")
+    when = "after the epoch that is best on held-out images" if "chosen" in results[0] else "after the last epoch"
+    print(f"\n{name}: {when}, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}{over}\n")
     print(format_table(table))
     print(f"\n{verdict(table).sentence}\n")
     print(f"Look at:  {page}   (open it in a browser)")

@@ -33,7 +33,10 @@ def metrics_table(result: dict[str, Any]) -> str:
     images = f" on {data['test_images']:,} images" if data.get("test_images") else ""
     if data.get("evaluate_on") == "train":
         images += " that it was trained on"
-    lines = [f"{name_of(result)}: after the last epoch{images}"]
+    when = "after the last epoch"
+    if chosen := result.get("chosen"):
+        when = f"after epoch {chosen['epoch'] + 1} of {result['epochs']}, the best on the {chosen['set']} images,"
+    lines = [f"{name_of(result)}: {when}{images}"]
     labels = {m.key: f"{m.label} ({m.note})" if m.note else m.label for m in shown}
     width, units = max(20, *map(len, labels.values())), max(len(measure.unit) for measure in shown)
     shots = count_shots(counts) if len(set(counts)) > 1 else {}
@@ -45,6 +48,18 @@ def metrics_table(result: dict[str, Any]) -> str:
             line += f"   {classes} {'class' if classes == 1 else 'classes'}"
         lines.append(line.rstrip())
     return "\n".join([*lines, *_speed(result)])
+
+
+def metrics_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """The measures of a run in words, and their values with units."""
+    result = with_current_names(result)
+    shown = [measure for measure in measures_of(result) if measure.key in result["metrics"] and not measure.detail]
+    rows = []
+    for measure in shown:
+        value = result["metrics"][measure.key]
+        number = "–" if value is None or not math.isfinite(value) else f"{value:.2f} {measure.unit}".strip()
+        rows.append((f"{measure.label} ({measure.note})" if measure.note else measure.label, number))
+    return rows
 
 
 def _speed(result: dict[str, Any]) -> list[str]:

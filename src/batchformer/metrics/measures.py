@@ -207,6 +207,15 @@ HANDS = (
     Measure("f15", "F@15 mm"),
     Measure("auc_vertices", "AUC vertices", detail=True),
     Measure("auc_joints", "AUC joints", detail=True),
+    Measure(
+        "pa_mpvpe_mean_pose",
+        "PA-MPVPE, mean pose",
+        "mm",
+        "lower",
+        name="error of the mean pose of the test set",
+        detail=True,
+        bounds=(0.0, None),
+    ),
 )
 PANOPTIC = (
     Measure("pq", "PQ", primary=True, name="panoptic quality"),

@@ -29,12 +29,14 @@ def own_section(name: str, run: Run, section: Mapping[str, Any]) -> str:
     if groups := {str(group): places for group, places in (points.get("groups") or {}).items()}:
         drawn = points_chart(f"{name}-points", section["title"], groups, *_labels(points)) or ""
         pictures += legend_of({style: group for group, style in variant_styles(list(groups)).items()}, drawn) + drawn
-    pictures += pictures_of([run], section["pictures"], whole_width=True) if section.get("pictures") else ""
-    return f'<figure class="own"><h4>{escape(run.name)}</h4>{text}{pictures}</figure>'
+    sheets = pictures_of([run], section["pictures"], whole_width=True) if section.get("pictures") else ""
+    wide = " wide" if sheets else ""  # the words on a sheet are not read at half of the width
+    pictures += sheets
+    return f'<figure class="own{wide}"><h4>{escape(run.name)}</h4>{text}{pictures}</figure>'
 
 
 def series_together(name: str, title: str, runs: Sequence[Run]) -> str:
-    """One chart for all runs, where the section asks for it (`together`): a line for each variant, mean of its runs.
+    """One chart for all runs, where the section sets `together`: a line for each variant, mean of its runs.
 
     Beside its name the primary measure of these runs.
     """

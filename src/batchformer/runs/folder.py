@@ -45,6 +45,15 @@ class RunFolder:
         return self.path / "checkpoints" / "last.ckpt"
 
     @property
+    def best(self) -> Path:
+        return self.path / "checkpoints" / "best.ckpt"
+
+    @property
+    def weights(self) -> Path:
+        """The checkpoint that the result is about: the best one where the run was to choose (`run.best`)."""
+        return self.best if self.finished and self.best.is_file() else self.checkpoint
+
+    @property
     def result(self) -> Path:
         return self.path / "result.json"
 
@@ -88,7 +97,7 @@ class RunFolder:
             raise UserError(
                 f"{self.path} does not look like a run folder, so it is not overwritten; choose another --out."
             )
-        for part in ("checkpoints", "tensorboard", "grad_cam", "mistakes"):
+        for part in ("checkpoints", "tensorboard", "wandb", "grad_cam", "mistakes"):
             shutil.rmtree(self.path / part, ignore_errors=True)
         for file in (self.result, self.metrics, self.config, *self.path.glob("*.png"), *self.path.glob("*.svg")):
             file.unlink(missing_ok=True)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.data.images import open_image
-from batchformer.data.info import DataInfo, class_differences
+from batchformer.data.info import HOLDOUT, DataInfo, class_differences
 from batchformer.data.loading.epoch_loader import Batch, as_batch, samples_in
 from batchformer.errors import UserError
+from batchformer.hub import PRETRAINED
 from batchformer.metrics.gather import gathered
-from batchformer.metrics.measures import Measure
+from batchformer.metrics.measures import Measure, primary_of
 from batchformer.training.captured_step import CapturedStep, align_step_counts, count_step
 from batchformer.training.meter import Meter
 from batchformer.training.optimizers import set_lr
@@ -181,7 +182,8 @@ class Task(L.LightningModule):
             self.data_info, self.built = info, True  # only now: a build that failed may be tried again
             if not self.restored:
                 for part, source in self.init_from.items():
-                    self.load_part(part, source)
+                    if source != PRETRAINED:  # which the network was built with
+                        self.load_part(part, source)
 
     def take_up(self, data: DataInfo) -> None:
         """Called in place of `build` when the task is built already and is given other data with the same classes."""
@@ -339,6 +341,16 @@ class Task(L.LightningModule):
             for optimizer in self.trainer.optimizers:
                 set_lr(optimizer, self._last_lr, self.fused, self.device if self._whole_step else None)
 
+    def running_values(self) -> dict[str, float]:
+        """The mean loss of this epoch so far and the learning rate, for the progress line; waits for the device."""
+        values = {} if self._meter is None else self._meter.values()
+        if "loss" not in values:  # before the first step, which sets the learning rate
+            return {}
+        lr = self._last_lr
+        if lr is None:
+            lr = next((float(group["lr"]) for each in self.trainer.optimizers for group in each.param_groups), None)
+        return {"loss": values["loss"]} if lr is None else {"loss": values["loss"], "lr": lr}
+
     @property
     def fused(self) -> bool:
         """Whether optimizers take torch's fused kernels."""
@@ -397,8 +409,12 @@ class Task(L.LightningModule):
 
     @property
     def all_measures(self) -> list[Measure]:
-        """The measures of the first evaluation set, then those of the others."""
-        others = [measure.of(name) for name in self.evaluation_sets[1:] for measure in self.measures]
+        """The measures of the first evaluation set, then those of the others; of a holdout only the primary one."""
+        others = [
+            measure.of(name)
+            for name in self.evaluation_sets[1:]
+            for measure in ([primary_of(self.measures)] if name == HOLDOUT else self.measures)
+        ]
         return [*self.measures, *others]
 
     # ---- checkpoints

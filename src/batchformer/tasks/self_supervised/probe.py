@@ -150,7 +150,7 @@ class LinearProbe(ClassifierTask):
         if options.name == "sgd":
             keywords: dict[str, Any] = {"momentum": options.momentum, "weight_decay": options.weight_decay}
             return torch.optim.SGD(parameters, lr, fused=self.fused or None, **keywords)
-        from timm.optim import Lars
+        from batchformer.training.lars import Lars
 
         groups = [
             {"params": [p for p in parameters if p.ndim > 1], "always_adapt": True},

@@ -26,6 +26,7 @@ from batchformer.training.options import as_options
 from batchformer.training.task import Batch
 
 _COLLAPSED = 0.1  # of the deviation that directions drawn at random have
+_CURVE = "Of the plain backbone on test images, at every validation."
 _FIRST_STEPS = 500  # embeddings of random weights are nearly the same, too
 
 
@@ -56,7 +57,7 @@ class JudgeOptions:
 
 
 class Pretraining(NetworkTask):
-    """Base class: training batches have no labels, and validation judges the features of the plain backbone.
+    """Base class: training batches have no labels, and validation evaluates the features of the plain backbone.
 
     A subclass gives, besides what `NetworkTask` requires, `features(images)`, `encoder(net)` and `step`.
     """
@@ -77,6 +78,7 @@ class Pretraining(NetworkTask):
         self._held: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self._known: tuple[Tensor, Tensor] | None = None
         self._warned = False
+        self._curve: dict[int, dict[str, float]] = {}  # by epoch, what the features were worth
 
     # ---- what a subclass gives
 
@@ -94,14 +96,14 @@ class Pretraining(NetworkTask):
     # ---- training
 
     def prepare(self, batch: Batch, batch_idx: int) -> Batch:
-        """The batch without its labels: nothing learns from them by accident."""
+        """The batch without its labels, so that no loss can use them by accident."""
         return {name: value for name, value in batch.items() if name != "labels"}
 
     @torch.no_grad()
     def spread_of(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, ""]:
         """Mean deviation of the normalised embeddings over the batch, as a part of that of random directions.
 
-        About 1 where embeddings point everywhere, 0 where all of them are the same: a collapse.
+        About 1 where the directions are those of random vectors, 0 where all embeddings are the same: a collapse.
         """
         unit = F.normalize(embeddings.float(), dim=1)
         return unit.std(0).mean() * unit.shape[1] ** 0.5
@@ -175,6 +177,8 @@ class Pretraining(NetworkTask):
             found["knn"] = self._accuracy(votes, labels)
         if self.judge.linear:
             found["linear"] = self._accuracy(linear_scores(features, known, known_labels, classes), labels)
+        if name == self.evaluation_sets[0] and self.trainer.state.fn == "fit":
+            self._curve[self.current_epoch + 1] = {key: float(value) for key, value in found.items()}
         return found
 
     def _accuracy(self, scores: Tensor, labels: Tensor) -> Tensor:
@@ -183,6 +187,36 @@ class Pretraining(NetworkTask):
         found = torch.zeros_like(count).index_add(0, labels, right)
         self.per_class = (100 * found / count).tolist()
         return 100 * right.mean()
+
+    # ---- the page
+
+    def sections(self) -> list[dict[str, Any]]:
+        """The curve of what the other measures say (the primary one is drawn for every task): the paper's Fig. 4."""
+        return [*(section for one in self.measures if (section := self._curve_of(one))), *super().sections()]
+
+    def _curve_of(self, measure: Measure) -> dict[str, Any] | None:
+        epochs = [epoch for epoch, values in self._curve.items() if measure.key in values]
+        if measure.primary or len(epochs) < 2:
+            return None
+        series = {
+            "x": epochs,
+            "lines": {measure.label: [self._curve[epoch][measure.key] for epoch in epochs]},
+            "xlabel": "epoch of the pre-training",
+            "ylabel": f"{measure.label}, %",
+            "together": True,
+        }
+        name = measure.words
+        return {"title": f"{name[0].upper()}{name[1:]} while training", "text": _CURVE, "series": series}
+
+    # ---- checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["task"]["curve"] = dict(self._curve)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self._curve = dict(checkpoint["task"].get("curve", {}))
 
     # ---- export
 
