@@ -38,7 +38,7 @@ def fit(family: str, out: Path, data: Path, **more: str) -> list[str]:
     if described.needs is not None:
         given["data-root"] = str(data / described.needs)
     words = [word for key, value in given.items() for word in (f"--{key.replace('__', '.')}", value)]
-    return ["fit", recipe, *words, "--no-analysis", "--out", str(out)]
+    return ["fit", recipe, *words, "--out", str(out)]
 
 
 def run(command: list[str], folder: Path, **variables: str) -> str:

@@ -4,11 +4,15 @@ The task as a whole is one sharded unit: its steps gather the parameters before 
 to know nothing of it, whatever networks it has and however its step calls them.
 """
 
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+from batchformer.training.weights import read_checkpoint
 
 STEPS = ("training_step", "validation_step", "test_step")
 
@@ -33,7 +37,23 @@ def shard(task: nn.Module, mesh: Any) -> None:
         register_fsdp_forward_method(task, name)
 
 
-def whole(task: nn.Module) -> None:
-    """Gather the parameters of a sharded task in every process, for good; nothing happens to other tasks."""
-    if isinstance(task, FSDPModule):
-        task.unshard()
+def load_whole(task: nn.Module, state: dict[str, Tensor]) -> None:
+    """`load_state_dict` of whole tensors, for a sharded task, too; every process calls it with the same ones."""
+    set_model_state_dict(task, state, options=StateDictOptions(full_state_dict=True))
+
+
+def as_one_process_has_it(task: Any, checkpoint: Path) -> Any:
+    """A sharded task anew, whole, from its checkpoint; another task is returned as it is.
+
+    What is measured after training runs in one process alone, where gathering a sharded parameter would wait for ever.
+    """
+    if not isinstance(task, FSDPModule):
+        return task
+    plain_class = type(task).__bases__[1]  # fully_shard has put a class of (FSDPModule, this one) in its place
+    saved = read_checkpoint(checkpoint)
+    copy = plain_class(**task.hparams)
+    copy.expect_checkpoint()
+    copy.on_load_checkpoint(saved)
+    copy.load_state_dict(saved["state_dict"])
+    copy.trainer = task.trainer
+    return copy.to(task.device)

@@ -20,7 +20,7 @@ from batchformer.training.captured_step import CapturedStep, align_step_counts, 
 from batchformer.training.meter import Meter
 from batchformer.training.optimizers import set_lr
 from batchformer.training.reseed import reseed
-from batchformer.training.sharding import shard, whole
+from batchformer.training.sharding import shard
 
 CHECK_EVERY = 50  # steps between checks that the loss is finite, where a check synchronises with the device
 Analysis = Callable[["Task", Any, L.Trainer], dict[str, Any]]
@@ -331,7 +331,6 @@ class Task(L.LightningModule):
         self.log_dict(values, sync_dist=self.trainer.world_size > 1)
 
     def on_train_end(self) -> None:
-        whole(self)  # analyses look at the networks in one process, outside the steps
         self._captured = None  # frees its memory; a CUDA graph cannot be copied or pickled
         self._meter = None
 
