@@ -1,4 +1,4 @@
-.PHONY: install demo test test-slow test-all test-gpu reliability lint lock results clean
+.PHONY: install demo test test-slow test-all test-gpu test-oldest reliability lint docs dist lock results clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -49,6 +49,18 @@ test-gpu:
 reliability: install
 	$(BIN)/python -m benchmarks.reliability
 
+# The lowest versions that pyproject.toml allows, in an environment of their own; the library's tests and one training.
+OLDEST := build/oldest
+test-oldest: install
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(OLDEST)
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra train --python $(OLDEST)/bin/python --resolution lowest-direct \
+		--no-emit-index-url --no-header --output-file $(OLDEST)/requirements.txt
+	$(BIN)/uv pip install --quiet --python $(OLDEST)/bin/python -r $(OLDEST)/requirements.txt \
+		pytest hypothesis beartype accelerate pycocotools
+	$(BIN)/uv pip install --quiet --python $(OLDEST)/bin/python --no-deps --editable .
+	$(OLDEST)/bin/python -m pytest -q -m "not slow and not gpu" $(addprefix tests/,nn attach mix losses metrics)
+	$(OLDEST)/bin/batchformer fit digits-lt --trainer.max_epochs 2 --out $(OLDEST)/run --overwrite
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,6 +75,22 @@ results: install
 	$(BIN)/python -m benchmarks.recipes_page docs/recipes.md
 	$(BIN)/python -m benchmarks.domains_section results docs/domains.md
 	$(BIN)/python -m benchmarks.models_table README.md docs/attach.md
+
+# The site, in build/docs; warnings are errors. The examples are run first, those that have not changed since only once.
+docs: install
+	$(BIN)/python -m benchmarks.run_examples build/examples
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo "make docs: open build/docs/index.html (searching needs a server: python -m http.server -d build/docs)"
+
+# sdist and wheel: built, checked, and the wheel tried in an environment that has nothing else of this repository.
+dist: install
+	rm -rf dist build/installed
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/uv tool run twine check --strict dist/*
+	$(BIN)/python -m pytest -q tests/house/test_wheel.py
+	$(BIN)/uv venv --quiet --python $(BIN)/python build/installed
+	$(BIN)/uv pip install --quiet --python build/installed/bin/python --constraints requirements.lock "$$(ls dist/*.whl)[train]"
+	cd build && installed/bin/batchformer fit digits-lt --trainer.max_epochs 2 --out installed/run
 
 # The lock names versions only: no index addresses.
 lock: install

@@ -54,7 +54,7 @@ def _built(cases: Sequence[Case]) -> str:
 
 
 def _places(cases: Iterable[Case]) -> str:
-    inside = {bool(case.places) for case in cases}
+    inside = {bool({"after", "blocks", "encoder_layers"} & dict(case.places).keys()) for case in cases}
     return " or ".join(text for at, text in ((False, "before the classifier"), (True, "after blocks")) if at in inside)
 
 

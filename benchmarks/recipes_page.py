@@ -38,7 +38,7 @@ def recipes_tables() -> str:
     parts = []
     for group, names in recipe_groups().items():
         header = ["recipe", "", "data", *SETTINGS, "paper"]
-        parts.append(f"### {group}\n\n{_table(header, [_settings_row(name) for name in names])}")
+        parts.append(f"## {group}\n\n{_table(header, [_settings_row(name) for name in names])}")
     parts.append(f"## The papers' numbers\n\n{INTRODUCTION_OF_NUMBERS}")
     for keys, names in _by_measures().items():
         header = ["recipe", "table", "row", *(LABELS.get(key, key.replace("_", " ")) for key in keys)]

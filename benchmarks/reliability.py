@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -333,7 +334,7 @@ def names(place: Place, given: argparse.Namespace) -> dict[str, Held]:
             for number in range(count):
                 Image.new("RGB", (32, 32), (40 * label, 10 * number, 90)).save(folder / f"{number}.png")
     words = ["--data-root", str(root), "--data.image_size", "32", "--data.batch_size", "8", "--data.workers", "0"]
-    ended = run(["fit", "folder-lt", *words, "--model.backbone", "test_resnet", *given.scratch, *SHORT.split(),
+    ended = run(["fit", "folder-lt", *words, "--model.backbone", "test_resnet", "--init-from", "scratch", *SHORT.split(),
                  "--trainer.max_epochs", "1", "--out", str(out)])  # fmt: skip
     page = place.folder / "page.html"
     ended = run(["report", str(out), "--out", str(page)]) if not ended.code else ended
@@ -367,7 +368,15 @@ def large_folder(place: Place, given: argparse.Namespace) -> dict[str, Held]:
         Task.on_train_batch_start = step  # type: ignore[method-assign]
 
     words = ["fit", "folder-lt", "--data-root", str(root), "--data.image_size", "64", "--data.batch_size", "32"]
-    words += ["--model.backbone", "test_resnet", *given.scratch, *SHORT.split(), "--out", str(place.new("out"))]
+    words += [
+        "--model.backbone",
+        "test_resnet",
+        "--init-from",
+        "scratch",
+        *SHORT.split(),
+        "--out",
+        str(place.new("out")),
+    ]
     ended = run(words, before=stop_at_first_step)
     seconds = float(told.read_text()) if told.exists() else None
     failures = [] if seconds is not None and seconds < 60 else [ended.said[-400:]]
@@ -375,26 +384,28 @@ def large_folder(place: Place, given: argparse.Namespace) -> dict[str, Held]:
     return {"a folder of 100,000 images": Held(1, int(not failures), what, failures)}
 
 
+def _watch_memory(told: Path, steps: Sequence[int]) -> None:
+    """Write down the resident memory, in MiB, at the begin of these steps."""
+    begin, page = Task.on_train_batch_start, os.sysconf("SC_PAGE_SIZE")
+
+    def step(self: Task, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step in steps:
+            resident = int(Path("/proc/self/statm").read_text().split()[1]) * page / 2**20
+            with told.open("a") as file:
+                file.write(f"{self.trainer.global_step} {resident}\n")
+        begin(self, batch, batch_idx)
+
+    Task.on_train_batch_start = step  # type: ignore[method-assign]
+
+
 def memory(place: Place, given: argparse.Namespace) -> dict[str, Held]:
     """Resident memory over many steps of every family: between a fifth of them and all, it grows by less than 2 %."""
-    rows, page = {}, os.sysconf("SC_PAGE_SIZE")
+    rows = {}
     for name, text in FAMILIES.items():
         if given.family and name not in given.family:
             continue
         told = place.folder / "resident"
         told.unlink(missing_ok=True)
-
-        def watch(told: Path = told) -> None:
-            begin = Task.on_train_batch_start
-
-            def step(self: Task, batch: Any, batch_idx: int) -> None:
-                if self.trainer.global_step in (given.steps // 5, given.steps - 1):
-                    resident = int(Path("/proc/self/statm").read_text().split()[1]) * page / 2**20
-                    with told.open("a") as file:
-                        file.write(f"{self.trainer.global_step} {resident}\n")
-                begin(self, batch, batch_idx)
-
-            Task.on_train_batch_start = step  # type: ignore[method-assign]
 
         words = ["fit", *place.words(text), *SHORT.split(), "--trainer.max_steps", str(given.steps)]
         words += [
@@ -405,7 +416,7 @@ def memory(place: Place, given: argparse.Namespace) -> dict[str, Held]:
             "--out",
             str(place.new("out")),
         ]
-        ended = run(words, before=watch)
+        ended = run(words, before=partial(_watch_memory, told, (given.steps // 5, given.steps - 1)))
         lines = [line.split() for line in told.read_text().splitlines()] if told.exists() else []
         seen = {int(step): float(value) for step, value in lines}
         if ended.code or len(seen) < 2:
@@ -463,7 +474,7 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# It holds",
         "",
-        "What was tried and how often it held, by `make reliability` (`python -m benchmarks.reliability`), which writes",
+        "What was tried and how often it held, by `make reliability` (`python -m benchmarks.reliability`). It writes",
         "`benchmarks/results/reliability.json` and this page. All on a CPU, on embedded and generated data.",
         "",
         "| what | tried | held | |",
@@ -484,7 +495,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--folder", type=Path, help="where to work; default: a temporary folder")
     given = parser.parse_args()
-    given.scratch = []
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {"rows": {}}
     failed = False
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:

@@ -36,7 +36,7 @@ def audio() -> tuple[nn.Module, bf.Attachment, Tensor, Tensor]:
     model = transformers.Wav2Vec2ForSequenceClassification(config)
     times = torch.linspace(0, 60, 400)
     waves = torch.sin(times * (LABELS[:, None] + 1.0)) + 0.1 * torch.randn(SAMPLES, 400)  # each class its frequency
-    return model, bf.attach(model), waves, LABELS  # after=[...] wants example_inputs=waves as well
+    return model, bf.attach(model), waves, LABELS  # for after=[...] give example_inputs=waves as well
 
 
 def video() -> tuple[nn.Module, bf.Attachment, Tensor, Tensor]:

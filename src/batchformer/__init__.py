@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from batchformer.attach import Attachment, attach, attachment_of, detach, find_classifiers, plain_state_dict
     from batchformer.nn import BatchFormer, BatchFormerV2, StreamGuard, TwoStreamLoss, repeat_targets
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["Attachment", "BatchFormer", "BatchFormerV2", "StreamGuard", "TwoStreamLoss", "attach", "attachment_of",
            "detach", "find_classifiers", "mix", "parallel", "plain_state_dict", "repeat_targets"]  # fmt: skip

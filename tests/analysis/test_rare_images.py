@@ -126,6 +126,10 @@ class TestCommand:
         one = Image.open(out)
         assert two.height > one.height
         assert two.width > one.width
+        Image.new("RGB", (2, 2)).save(out)
+        assert main(["grad-cam", str(runs / "baseline"), "--out", str(out)]) == 2
+        assert "was not written by this command" in capsys.readouterr().err
+        assert Image.open(out).size == (2, 2)
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -151,7 +155,7 @@ class TestCommand:
         assert (
             main(["grad-cam", str(runs / "baseline"), str(tmp_path / "other"), "--out", str(tmp_path / "a.png")]) == 2
         )
-        assert "they do not compare" in capsys.readouterr().err
+        assert "they cannot be compared" in capsys.readouterr().err
         assert main(["grad-cam", str(tmp_path / "other"), "--out", str(tmp_path / "a.png")]) == 0  # of files, too
 
 
@@ -161,7 +165,7 @@ def test_a_run_leaves_its_picture_for_the_page_and_overwriting_removes_it(runs, 
     assert "drawn by seed 0" in listed[0]["caption"]
     assert main(["report", str(runs), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
-    assert page.count("Where it looks, ") == 2
+    assert page.count("<h3>Grad-CAM on rare classes, ") == 2
     assert page.count("data:image/png;base64") == 2
     words = ["--trainer.max_epochs", "1", "--model.schedule.warmup_epochs", "0", "--no-analysis", "--overwrite"]
     assert main(["fit", "digits-lt", *words, "--out", str(runs / "baseline")]) == 0

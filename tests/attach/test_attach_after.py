@@ -149,8 +149,8 @@ def test_rectangular_maps_of_a_swin_need_no_word() -> None:
 
 
 def test_after_a_forward_that_failed_parts_of_the_model_are_refused_as_before() -> None:
-    model = timm.create_model("xcit_nano_12_p16_224", img_size=32, depth=2, num_classes=3).train()
-    bf.attach(model, blocks=[0], heads=2)
+    model = timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1), num_classes=3).train()  # its stages note the batch size
+    bf.attach(model, after="stages.1.blocks.0", heads=2)
     x = torch.randn(2, 3, 32, 32)
     with pytest.raises(RuntimeError, match="channels"):
         model(x[:, :2])

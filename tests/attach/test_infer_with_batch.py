@@ -145,8 +145,8 @@ def test_features_come_in_both_streams_and_intermediates_are_refused_in_training
 
 
 def test_features_of_a_model_with_doubled_input_are_refused_by_themselves_in_training() -> None:
-    model, x = timm.create_model("xcit_nano_12_p16_224", img_size=32, num_classes=5).train(), images()
-    bf.attach(model, blocks=[3])
+    model, x = timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1), num_classes=5).train(), images()
+    bf.attach(model, after="stages.1.blocks.0", heads=2)
     assert len(model(x)) == 6
     with pytest.raises(UserError, match="forward_features cannot be called by itself in training"):
         model.forward_features(x)

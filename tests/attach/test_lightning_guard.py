@@ -55,7 +55,7 @@ def fit(
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         trainer.fit(Task(dead), loader, loader, ckpt_path=ckpt_path)
-    return sum("related stream sits at chance" in str(w.message) for w in seen), trainer
+    return sum("related stream stays at chance" in str(w.message) for w in seen), trainer
 
 
 def guard() -> bf.StreamGuard:

@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from torch import nn
 
 import batchformer as bf
 
@@ -21,3 +22,29 @@ def test_a_model_on_the_gpu_is_attached_to_where_it_is(place: dict, dtype: torch
     model.train()(x).float().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in attachment.parameters())
     assert torch.equal(bf.detach(model).eval()(x), expected)
+
+
+@pytest.mark.filterwarnings("error:.*does not train")
+def test_a_captured_training_step_is_neither_checked_nor_a_reason_to_warn() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).cuda().train()
+    bf.attach(model, heads=2, dropout=0.0)
+    optimizer, criterion = torch.optim.SGD(model.parameters(), lr=0.1), bf.TwoStreamLoss(nn.CrossEntropyLoss())
+    x, labels = torch.randn(4, 6, device="cuda"), torch.arange(4, device="cuda") % 3
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        criterion(model(x), labels).backward()
+        optimizer.step()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(32):  # so that the captured forward is one whose norms would be compared
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(100):
+        graph.replay()
+    step()

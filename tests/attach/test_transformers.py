@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from packaging.version import Version
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -300,7 +301,9 @@ def test_the_trainer_goes_on_from_a_checkpoint_of_an_attached_model(tmp_path: Pa
     ],
 )
 def test_models_that_transformers_cannot_resume_are_listed(name: str, make: Any, tmp_path: Path) -> None:
-    """Their files have other names than their weights, which the Trainer does not translate back (5.22)."""
+    """Their files have other names than their weights, which the Trainer does not translate back (5.18 to 5.22)."""
+    if name == "DINOv2" and Version(transformers.__version__) < Version("5.18"):
+        pytest.skip("older versions name the weights of DINOv2 alike in files and models")
     model = make()
     model.save_pretrained(tmp_path)
     assert not set(model.state_dict()) <= set(load_file(tmp_path / "model.safetensors"))

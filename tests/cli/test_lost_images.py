@@ -29,7 +29,7 @@ def test_before_the_first_checkpoint_nothing_is_left_and_the_same_command_starts
     image.write_bytes(b"no image")
     complaint = _complaint(say(*FIT))
     assert f"image {image.relative_to(tmp_path)} cannot be read" in complaint
-    assert "nothing is left in run: then give the same command again" in complaint
+    assert "nothing of this run is kept in run: afterwards give the same command again" in complaint
     assert not (tmp_path / "run").exists()
 
     image.write_bytes(whole)

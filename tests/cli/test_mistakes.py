@@ -255,6 +255,6 @@ def test_debug_shows_the_traceback():
 def test_warnings_are_one_line_without_code_and_python_has_its_own_back():
     before = warnings.formatwarning
     with quiet_libraries():
-        shown = warnings.formatwarning("the related stream\nsits at chance", UserWarning, "stream_guard.py", 122)
-    assert shown == "batchformer: warning: the related stream sits at chance\n"
+        shown = warnings.formatwarning("the related stream\nstays at chance", UserWarning, "stream_guard.py", 122)
+    assert shown == "batchformer: warning: the related stream stays at chance\n"
     assert warnings.formatwarning is before

@@ -65,6 +65,17 @@ class TestClassNames:
             shutil.rmtree(copied / part)
         assert "(missing: fox (2))" in say("test", run, "--data-root", copied)[2]
 
+    def test_predict_keeps_the_names_of_the_training_and_names_other_folders(self, say, run, copied, tmp_path):
+        out = tmp_path / "seen.csv"
+        assert "Note" not in say("predict", run, copied / "val", "--out", out)[1]
+        rename(copied, "cat", "wolf")
+        code, said, _ = say("predict", run, copied / "val", "--out", out)
+        assert code == 0
+        assert "no class of the training has the name of the folders wolf (its classes are cat, dog, fox)" in said
+        with open(out, newline="") as file:
+            assert {row[f"class_{k}"] for row in csv.DictReader(file) for k in (1, 2, 3)} == set(CLASSES)
+        assert "Note" not in say("predict", run, copied / "val/wolf", copied, "--out", out)[1]  # no class folders
+
     def test_a_class_without_images_to_evaluate_on_is_no_other_class(self, say, run, copied):
         shutil.rmtree(copied / "val/fox")
         _, out, err = say("test", run, "--data-root", copied)

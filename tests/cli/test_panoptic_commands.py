@@ -16,11 +16,11 @@ from PIL import ExifTags, Image
 from safetensors.torch import load_file
 
 from batchformer.cli import main
+from batchformer.data.images import output_names
 from batchformer.data.sets import write_miniature
 from batchformer.data.sets.coco_panoptic import read_segment_ids
 from batchformer.errors import UserError
 from batchformer.recipes import about, find_recipe, read_recipe
-from batchformer.tasks.detection.predict import output_names
 
 SMALL = {
     **dict(about("coco128-panoptic").small_overrides()),
@@ -214,7 +214,7 @@ def test_what_is_found_in_a_photo_lies_where_viewers_show_it(say, stages, data, 
 
 
 def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):
-    boxes, _ = stages(STAGES[1], "batchformer")
+    boxes, segments = stages(STAGES[1], "batchformer")
     photo = tmp_path / "photo.png"
     Image.new("RGB", (40, 30), 77).save(photo)
     (page := tmp_path / "page.jpg").write_text("<html>not found</html>")
@@ -229,6 +229,7 @@ def test_wrong_calls_of_predict_are_told(say, stages, tiny_run, data, tmp_path):
         ((boxes, photo, "--threshold", 1.5), "from 0 to 1"),
         ((boxes, tmp_path / "nothing.jpg"), "There is no image"),
         ((boxes, photo, page, "--strict", "--out", tmp_path / "new"), "page.jpg cannot be read"),
+        ((segments, photo, page, "--strict", "--out", tmp_path / "new"), "page.jpg cannot be read"),
         ((tiny_run, photo, "--threshold", 0.5), "which takes: --topk"),
     ]:
         code, _, err = say("predict", *arguments)

@@ -491,6 +491,17 @@ def test_a_list_that_names_a_missing_file_or_a_wrong_label_is_refused(copied):
 # what is told
 
 
+@pytest.mark.parametrize("kind", ["pacs", "visda"])
+def test_an_image_of_a_list_outside_the_root_is_refused_and_its_line_named(kind, roots, tmp_path):
+    root = Path(shutil.copytree(roots[kind], tmp_path / "inside" / kind))
+    shutil.copy(next(root.rglob("*.jpg")), tmp_path / "secret.jpg")
+    file = root / ("splits/sketch_train_kfold.txt" if kind == "pacs" else "train/image_list.txt")
+    file.write_text(f"{tmp_path / 'secret.jpg'} 1\n{file.read_text()}")
+    data = pacs(root, lists="splits") if kind == "pacs" else VisDA(str(root), adapt=True, batch_size=4, **SMALL)
+    with pytest.raises(UserError, match=rf"{file.name}, line 1, names .*secret.jpg, which is outside"):
+        data.setup()
+
+
 def test_the_data_tell_of_their_domains(roots):
     data = pacs(roots["pacs"])
     assert data.describe()["details"] == [

@@ -12,7 +12,7 @@ import batchformer
 
 PACKAGE = Path(batchformer.__file__).parent
 ROOMS = [
-    *("errors", "files", "lazy", "kernels", "parallel", "nn", "attach", "mix"),
+    *("errors", "files", "hub", "lazy", "kernels", "parallel", "nn", "attach", "mix"),
     *("losses", "metrics", "models", "data", "training", "tasks"),
     *("analysis", "report", "runs", "recipes", "cli"),
 ]

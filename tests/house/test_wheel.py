@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
+import yaml
 
 from .pages import REPOSITORY
 
@@ -44,12 +48,18 @@ print(bf.__file__)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(REPOSITORY)]
+def built(tmp_path_factory):
+    """The folder of an sdist, and of the wheel that was built from it, as a release is."""
+    out = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(REPOSITORY)]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    (file,) = out.glob("*.whl")
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    (file,) = built.glob("*.whl")
     return file
 
 
@@ -89,11 +99,45 @@ def test_wheel_holds_package_recipes_style_types_and_licence(wheel):
     assert all(name.startswith("batchformer") for name in inside), "the wheel puts other folders beside the package"
 
 
+def test_sdist_holds_the_source_and_nothing_that_was_made_from_it(built):
+    (file,) = built.glob("*.tar.gz")
+    with tarfile.open(file) as archive:
+        inside = {Path(*Path(name).parts[1:]).as_posix() for name in archive.getnames()}
+    assert {"src/batchformer/py.typed", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= inside
+    assert {name.split("/")[0] for name in inside if "/" in name} == {"src"}
+    assert [name for name in inside if name.endswith((".pyc", ".ckpt", ".safetensors"))] == []
+
+
+def test_one_version_everywhere():
+    import batchformer
+
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == batchformer.__version__
+    changes = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = next(line for line in changes.splitlines() if line.startswith("## "))
+    assert newest in ("## Unreleased", f"## {batchformer.__version__}")
+
+
+def test_workflows_call_what_the_makefile_has_on_every_supported_python():
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    workflows = {
+        file.stem: file.read_text(encoding="utf-8") for file in (REPOSITORY / ".github/workflows").glob("*.yml")
+    }
+    assert {"tests", "docs", "release"} == set(workflows)
+    called = {target for text in workflows.values() for target in re.findall(r"run: make ([a-z-]+)", text)}
+    assert {"lint", "test", "test-slow", "test-oldest", "docs", "dist"} == called <= targets
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    supported = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    assert yaml.safe_load(workflows["tests"])["jobs"]["test"]["strategy"]["matrix"]["python"] == supported
+    for template in (REPOSITORY / ".github/ISSUE_TEMPLATE").glob("*.yml"):
+        assert yaml.safe_load(template.read_text(encoding="utf-8"))
+
+
 def test_metadata_gives_ranges_licence_and_the_extra(wheel):
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(archive.read(name).decode())
-    assert set(metadata["Requires-Python"].split(",")) == {">=3.11", "<3.13"}
+    assert set(metadata["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
     assert metadata["License-Expression"] == "Apache-2.0"
     needs = metadata.get_all("Requires-Dist") or []
     (torch,) = (need for need in needs if need.startswith("torch<") or need.startswith("torch>"))

@@ -77,7 +77,8 @@ def min_cut(first: np.ndarray, second: np.ndarray, links: list[tuple[int, int, i
         rows += [one, two]
         columns += [two, one]
         weights += [weight, weight]
-    graph = coo_array((np.array(weights, dtype=np.int32), (rows, columns)), shape=(count + 2, count + 2)).tocsr()
+    ends = np.array(rows, dtype=np.int32), np.array(columns, dtype=np.int32)  # what maximum_flow takes in every scipy
+    graph = coo_array((np.array(weights, dtype=np.int32), ends), shape=(count + 2, count + 2)).tocsr()
     flow = maximum_flow(graph, source, sink).flow
     residual = (graph - flow).tocsr()
     residual.data = np.maximum(residual.data, 0)

@@ -8,6 +8,7 @@ import timm.data
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 
 import batchformer as bf
 from batchformer.errors import UserError
@@ -89,6 +90,7 @@ def test_the_box_is_that_of_the_paper_clipped_at_the_border(share, centre, size)
     torch.testing.assert_close(mask.mean((1, 2, 3)), box_share(box, height, width))
 
 
+@pytest.mark.skipif(Version(timm.__version__) < Version("1.0.29"), reason="older ones cut boxes of odd size too small")
 def test_flipped_pairs_are_cut_as_timm_does():
     images, ids = torch.randn(6, 3, 16, 24), torch.arange(6)
     theirs = timm.data.Mixup(mixup_alpha=0, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=6)

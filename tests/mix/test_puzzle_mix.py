@@ -284,7 +284,7 @@ def test_bad_input_is_refused_with_a_way_out():
     with pytest.raises(UserError, match="criterion='bce' must be a function"):
         PuzzleMix(model, 4, criterion="bce")
     for criterion in (nn.CrossEntropyLoss(reduction="none"), lambda logits, targets: logits.detach().mean()):
-        with pytest.raises(UserError, match="criterion= gave none to look at"):
+        with pytest.raises(UserError, match="criterion= returned has none"):
             PuzzleMix(model, 4, criterion=criterion)(torch.rand(2, 3, 16, 16), ids)
     with pytest.raises(UserError, match="labels=4"):
         PuzzleMix(model, 4, labels=4)

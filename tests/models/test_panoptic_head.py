@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused(trained):
     network = attached_head()
     with pytest.raises(UserError, match="trained without BatchFormerV2"):
         load_detector(network, BUILD["detr"]().state_dict(), "runs/a", with_module=True)
-    with pytest.raises(UserError, match="knows 9 categories and the data has 3"):
+    with pytest.raises(UserError, match="has 9 categories and the data have 3"):
         load_detector(network, {**BUILD["detr"](num_labels=9).state_dict(), "batchformer.x": torch.ones(1)}, "a", True)
     with pytest.raises(UserError, match="another one than this recipe describes"):
         load_detector(network, {k: v for k, v in trained.state_dict().items() if "layers.1" not in k}, "a", True)
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused(trained):
         load_detector(network, {k: v for k, v in trained.state_dict().items() if "linear1.bias" not in k}, "a", True)
     with pytest.raises(UserError, match="with a mask head already"):
         load_detector(network, network.state_dict(), "a", True)
-    with pytest.raises(UserError, match="stands on DETR"):
+    with pytest.raises(UserError, match="needs a DETR"):
         with_mask_head(BUILD["conditional"]())
     with pytest.raises(UserError, match="divide by 8"):
         with_mask_head(BUILD["detr"](encoder_attention_heads=4))

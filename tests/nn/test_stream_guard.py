@@ -106,7 +106,7 @@ def test_options_that_would_never_warn_are_refused(options, words):
 
 def test_losses_may_be_plain_numbers_but_not_those_of_rows():
     guard = StreamGuard(CLASSES, every=1, looks=1)
-    with pytest.warns(UserWarning, match="sits at chance"):
+    with pytest.warns(UserWarning, match="stays at chance"):
         guard.update(0.5, CHANCE)
     with pytest.raises(UserError, match="every row to update_rows"):
         StreamGuard(CLASSES).update(torch.ones(3), torch.ones(3))

@@ -1,39 +1,26 @@
 """The page in a real browser: laptop and phone, light and dark, offline."""
 
 import json
-import shutil
 
 import pytest
 from made_up import classification, comparison, health, pose, result, write
 from PIL import Image
 
 from batchformer.report import write_report
+from tests.browser import MISSING, PROGRAM, QUIET, SIZES
 from tests.selection import others_slow
-
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-SIZES = {"laptop": (1280, 800), "phone": (390, 844)}
 
 LEAVES = [f"kind of leaf {k}" for k in range(10)]
 COMMAND = "batchformer fit own --seed 3 --trainer.max_epochs 90 --model.optimizer.lr 0.05 --data.augment autoaugment"
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (dev extra)")
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine (Debian: apt install chromium)")
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason=MISSING)
 
 
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=BROWSER, args=QUIET)
+        opened = driver.chromium.launch(executable_path=PROGRAM, args=QUIET)
         yield opened
         opened.close()
 
@@ -221,7 +208,7 @@ def test_lines_of_a_legend_look_like_those_of_the_picture(visit):
 def test_the_two_streams_are_seen(visit, size):
     page = visit("streams", size)
     section = page.locator("#recipe-1")
-    for words in ("The two streams", "sits at chance (4.60)", "What survives of the related tokens", "A tall picture"):
+    for words in ("The two streams", "stays at chance (4.60)", "What survives of the related tokens", "A tall picture"):
         assert section.get_by_text(words).first.is_visible()
     assert section.locator("figure > svg").count() == 10
     pictures = section.locator("figure.seen img")

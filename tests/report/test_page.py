@@ -380,6 +380,16 @@ def test_an_interval_wider_than_is_possible_is_cut_in_the_chart(tmp_path):
     assert "beyond what is possible" not in page_of(tmp_path / "narrow", comparison(seeds=3))
 
 
+def test_the_axis_of_differences_ends_where_they_can(tmp_path):
+    results = pose(seeds=2)
+    for made in results:  # of an error between 0 and 25 mm; a round axis would go to 30
+        made["measures"][0]["bounds"] = [0.0, 25.0]
+        made["metrics"]["mpjpe"] = 24.0 if made["variant"] == "scratch" else 1.0 + made["seed"]
+    chart = re.search(r"<title[^>]*>Difference.*?</svg>", page_of(tmp_path, results)).group(0)
+    ticks = [float(text.replace("−", "-")) for text in re.findall(r'class="tick x"[^>]*>([^<]+)<', chart)]
+    assert -25 <= min(ticks) < max(ticks) <= 25
+
+
 def test_recipes_with_different_measures_share_an_overview(tmp_path):
     page = page_of(tmp_path, pose(seeds=2) + comparison(seeds=2))
     overview = re.search(r'<div class="card overview">.*?</div>', page, flags=re.S).group(0)
@@ -398,6 +408,13 @@ def test_the_page_of_one_run_compares_with_nothing_and_has_no_gaps(tmp_path):
     for present in ("Learning curves", "Accuracy per class", "Fig. 6", "Seeds", "batchformer compare digits-lt"):
         assert present in said
     assert 'class="legend"' not in page
+
+
+def test_a_line_is_explained_where_there_is_one(tmp_path):
+    for classes in (3, 10):
+        page = page_of(tmp_path / str(classes), [result(classes=classes, recipe="digits-lt")])
+        drawn = "related trend" in page.partition("<body>")[2]
+        assert drawn == ("Line: the mean over all classes" in page) == (classes > 4)
 
 
 def test_the_overview_of_single_runs_has_their_numbers_alone(tmp_path):

@@ -3,8 +3,8 @@
 Its argument is a JSON list of [where, number, arguments]. SIGKILL: where is "step" (at the start of that training step)
 or "write" (in the middle of writing that checkpoint, counted from 1). A signal of this number to the whole process
 group: "before" (the training), "start" (as a worker process starts) or "load" (as one loads a batch that is waited
-for). Each case is a process of its own, forked after the slow imports; what it ended with and what it said on standard
-error are printed as JSON.
+for); "worker": to that worker alone, as if it got the signal of the group first. Each case is a process of its own,
+forked after the slow imports; what it ended with and what it said on standard error are printed as JSON.
 """
 
 import json
@@ -49,12 +49,12 @@ def die_in_write(count: int) -> None:
     checkpoints.torch.save = half
 
 
-def stop_at(owner, name: str, number: int) -> None:
-    """The whole process group, when this function is called."""
+def stop_at(owner, name: str, number: int, group: bool = True) -> None:
+    """The whole process group, or this process alone, when this function is called."""
     begin = getattr(owner, name)
 
     def stopping(*args, **keywords):
-        os.killpg(0, number)
+        os.killpg(0, number) if group else os.kill(os.getpid(), number)
         return begin(*args, **keywords)
 
     setattr(owner, name, stopping)
@@ -67,6 +67,7 @@ WHERE = {
     "before": lambda number: stop_at(Task, "construct", number),
     "start": lambda number: stop_at(WORKER.worker, "_worker_loop", number),
     "load": lambda number: stop_at(WORKER.fetch._MapDatasetFetcher, "fetch", number),
+    "worker": lambda number: stop_at(WORKER.fetch._MapDatasetFetcher, "fetch", number, group=False),
 }
 
 if __name__ == "__main__":
@@ -75,6 +76,7 @@ if __name__ == "__main__":
         with tempfile.TemporaryFile() as said:
             if (child := os.fork()) == 0:
                 os.setpgid(0, 0)
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts with &
                 os.dup2(said.fileno(), 2)
                 WHERE[where](number)
                 os._exit(main(arguments))

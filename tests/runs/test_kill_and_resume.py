@@ -64,6 +64,7 @@ WORKERS = ["--data.on_device", "false", "--data.workers", "2"]
 STOPS = {
     "SIGTERM, before the training": ("before", signal.SIGTERM),
     "SIGTERM, while a batch is loaded": ("load", signal.SIGTERM),
+    "SIGTERM, which a worker gets first": ("worker", signal.SIGTERM),
     "Ctrl-C, while workers start": ("start", signal.SIGINT),
 }
 

@@ -12,6 +12,7 @@ import pytest
 from batchformer.cli import main
 from batchformer.cli.training import RunMaker
 from batchformer.errors import UserError
+from batchformer.runs import lock as lock_module
 from batchformer.runs.folder import LOCK, RunFolder
 from batchformer.runs.lock import locked
 
@@ -142,6 +143,15 @@ def test_of_many_that_want_it_at_the_same_moment_one_gets_it(dead, tmp_path, gon
         for thread in threads:
             thread.join(timeout=60)
         assert won == [True]
+
+
+def test_a_dead_lock_that_another_command_replaces_meanwhile_is_theirs(folder, left_by, gone, monkeypatch):
+    left_by()
+    theirs = (folder.path / LOCK).rename(folder.path / "theirs")
+    monkeypatch.setattr(lock_module.fcntl, "flock", lambda *_: os.replace(theirs, folder.path / LOCK))
+    (folder.path / LOCK).write_text(json.dumps({**json.loads(theirs.read_text()), **gone}))
+    with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+        locked([folder]).__enter__()
 
 
 def test_of_several_processes_the_first_holds_the_lock_for_all(folder, monkeypatch):

@@ -169,7 +169,7 @@ class TestGuard:
                 self._guard.every = self._guard.looks = 1
                 self._guard.at_chance, self._guard.has_learnt = 0.0, 9.0
 
-        with pytest.warns(UserWarning, match="related stream sits at chance") as seen:
+        with pytest.warns(UserWarning, match="related stream stays at chance") as seen:
             fit(vit_task(Nervous), max_epochs=2)
         assert len([w for w in seen if "related stream" in str(w.message)]) == 1
 

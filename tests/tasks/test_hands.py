@@ -1,5 +1,6 @@
 """Rendered hands, FreiHAND's files, and the task of hand meshes."""
 
+import csv
 import json
 
 import numpy as np
@@ -200,6 +201,22 @@ class TestTask:
         assert len(vertices) == len(read_rig().vertices)
         assert (out / "hand.glb").read_bytes().startswith(b"glTF")
         assert main(["predict", str(run), str(tmp_path / "hand.jpg"), "--out", str(tmp_path / "hand.jpg")]) == 2
+        (tmp_path / "more").mkdir()
+        for name in ("hand.jpg", "broken.jpg"):
+            (tmp_path / "more" / name).write_bytes((tmp_path / "hand.jpg").read_bytes() if name == "hand.jpg" else b"")
+        given = [str(tmp_path / "hand.jpg"), str(tmp_path / "more")]
+        assert main(["predict", str(run), *given, "--out", str(out)]) == 1  # its own files it replaces
+        rows = [row[1:] for row in csv.reader((out / "predictions.csv").open())]
+        assert [name for name, _ in rows] == ["mesh", "hand.obj", "", "hand-2.obj"]
+        assert "cannot be read" in rows[2][1]
+        for name in ("hand.png", "hand.obj", "hand.glb", "predictions.csv"):
+            theirs = tmp_path / "theirs" / name
+            theirs.parent.mkdir(exist_ok=True)
+            theirs.write_bytes(b"theirs")
+            assert main(["predict", str(run), given[0], "--out", str(theirs.parent)]) == 2
+            assert "not written by this command" in capsys.readouterr().err
+            assert [file.read_bytes() for file in theirs.parent.iterdir()] == [b"theirs"]
+            theirs.unlink()
 
 
 def test_obj_counts_vertices_from_one():

@@ -49,18 +49,18 @@ class Stop(L.Callback):
     """An error inside an epoch, before a batch."""
 
     def on_train_batch_start(self, trainer, task, batch, batch_idx) -> None:
-        if batch_idx == 5:
+        if batch_idx == 8:
             raise RuntimeError("stopped")
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_checkpoints_of_steps_do_not_fall_between_the_batches_of_an_accumulated_step(tmp_path):
-    """Gradients are in no checkpoint: one after the fifth batch would lack those of that batch."""
+    """Gradients are in no checkpoint: one after the seventh batch would lack those of that batch."""
 
     def fit(*callbacks, resume=None):
         last = LastCheckpoint(tmp_path / "last.ckpt", every_steps=1)
         trainer = make_trainer(
-            max_epochs=1, accumulate_grad_batches=2, limit_train_batches=8, limit_val_batches=0,
+            max_epochs=1, accumulate_grad_batches=3, limit_train_batches=12, limit_val_batches=0,
             enable_checkpointing=True, callbacks=[last, *callbacks], plugins=[AtomicCheckpointIO()],
         )  # fmt: skip
         task = LongTailed("resnet20", backbone_args={"widths": [4, 8]}, method="baseline")
@@ -72,7 +72,7 @@ def test_checkpoints_of_steps_do_not_fall_between_the_batches_of_an_accumulated_
         fit(Stop())
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert saved["global_step"] == 2
-    assert saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["processed"] == 4
+    assert saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["processed"] == 6
     resumed = fit(resume=tmp_path / "last.ckpt")
     for name, value in fit().items():
         assert torch.equal(resumed[name], value), name

@@ -1,4 +1,4 @@
-"""Pictures of mistakes: images with what a network said and what they are."""
+"""Pictures of mistakes: images with their predicted and their true classes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ _COLUMNS, _WIDTH = 4, TILE + 60
 
 
 def draw_mistakes(mistakes: Sequence[Mistake]) -> Image.Image:
-    """Tiles in rows of four, below each what was said and what is right."""
+    """Tiles in rows of four, below each the predicted and the true class."""
     tiles = []
     for image, said, truth in mistakes:
         wide = blank(_WIDTH, TILE)

@@ -1,4 +1,4 @@
-"""The pictures: attention mass (V2, Figs. 5 and 10), who looks at whom, features (8); Grad-CAM (BatchFormer, 5)."""
+"""The pictures: attention mass (V2, Figs. 5 and 10) and table, features (8); Grad-CAM (BatchFormer, Fig. 5)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -129,7 +129,7 @@ def draw_grad_cam(
     plain, rows = [tile(pictures[k]) for k in shown], []
     if classes is not None:
         plain = [captioned(each, classes[k]) for each, k in zip(plain, shown, strict=True)]
-    rows.append(("what the models are shown", plain))
+    rows.append(("images", plain))
     for name, evidence in maps.items():
         tiles = [tile(light_over(fit(pictures[k]), evidence[k])) for k in shown]
         if classes is not None and said is not None:

@@ -2,7 +2,7 @@
 
 The paper shows "low-shot test images" that somebody selected. The released code explains the true class by what leaves
 `layer3`, for classes of ten training images or more. Here the images are drawn among the classes with few training
-images, so that nobody chooses those that look well.
+images, so that they are not selected by their looks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ from batchformer.errors import UserError
 from batchformer.metrics.shots import shot_of
 
 FOLDER = "grad_cam"  # of the picture in a run folder
-TITLE = "Where the network looks (Grad-CAM)"
+TITLE = "Evidence for the true class (Grad-CAM)"
 RULE = (
-    "Test images of {classes}, drawn by seed {seed}, with their classes; below each map what the network says, orange "
-    "where it is wrong. Bright: what speaks for the true class, at {layer}; each image has a scale of its own."
+    "Test images of {classes}, drawn by seed {seed}, with their classes; below each map the predicted class, orange "
+    "where it is wrong. Bright: evidence for the true class, at {layer}; each image has a scale of its own."
 )
 
 
@@ -56,7 +56,7 @@ def rare_images(
 
 @dataclass
 class Explained:
-    """What a network says about images and where it looks, beside what they are."""
+    """Grad-CAM maps of images, their predicted classes and their true ones."""
 
     pictures: list[Image.Image]
     classes: list[str]
@@ -92,7 +92,7 @@ def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str
 
 
 def usual_layer(net: nn.Module, images: Tensor) -> str:
-    """Where to look: `layer3` of a ResNet as released, `norm1` of a ViT's last block, else the last map of features."""
+    """The layer: `layer3` of a ResNet as released, `norm1` of a ViT's last block, else the last feature map."""
     seen: dict[str, Tensor] = {}
     with untouched(net), torch.no_grad():
         net.eval()
@@ -128,7 +128,8 @@ def draw_explained(explained: Mapping[str, Explained]) -> Image.Image:
 def caption_of(explained: Explained, class_counts: Sequence[int], names: Sequence[str], seed: int) -> str:
     """How the images were chosen, in words."""
     counts = [class_counts[list(names).index(name)] for name in explained.classes]
-    classes = f"classes of {min(counts)} to {max(counts)} training images"
+    least, most = min(counts), max(counts)
+    classes = f"classes of {least if least == most else f'{least} to {most}'} training images"
     return RULE.format(classes=classes, seed=seed, layer=explained.layer)
 
 
@@ -143,6 +144,6 @@ def grad_cam_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     task.net.to(trainer.strategy.root_device).float()  # of a run in 16 or 64 bits too: training is over
     found = explain(task, data, rare_images(task.class_counts, labels))
     caption = caption_of(found, task.class_counts, [str(name) for name in task.data_info.classes], 0)
-    sheet = draw_explained({"what speaks for the true class": found})
+    sheet = draw_explained({"evidence for the true class": found})
     write_index(Path(trainer.default_root_dir) / FOLDER, [("grad-cam.png", sheet, TITLE, caption)], keep=False)
     return {}

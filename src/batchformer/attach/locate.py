@@ -165,7 +165,7 @@ class Feature:
 
 
 def feature_from_layer(layer: nn.Module) -> Feature | None:
-    """The feature a layer reads, where the layer itself tells."""
+    """The feature a layer reads, where its type determines it."""
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
         raise UserError(f"{type(layer).__name__} has no weights yet: run one batch through the model, then attach.")
     if isinstance(layer, nn.Linear):
@@ -182,7 +182,7 @@ def feature_from_layer(layer: nn.Module) -> Feature | None:
 
 
 def feature_from_tensor(x: Tensor, path: str, scoring: str) -> Feature:
-    """The feature a tensor is, where its shape alone tells; `scoring` is the layer in `path` that turns it into scores.
+    """The feature a tensor is, where its shape determines it; `scoring`: the layer in `path` that turns it into scores.
 
     transformers' ResNet has a `classifier` that flattens a map of one pixel first: before its Linear there is one row.
     """
@@ -221,7 +221,7 @@ def feature_of_output(path: str, calls: Calls | None, dim: int | None, channels:
 
 
 def known_layout(model: nn.Module, layer: nn.Module) -> Channels | None:
-    """Where the layer's kind, or what timm's models say of their maps, tells where the channels are."""
+    """The axis of the channels, where the type of the layer or timm's own entry about the maps determines it."""
     if isinstance(layer, nn.Conv1d | nn.BatchNorm1d | nn.Conv2d | nn.BatchNorm2d):
         return "first"
     return {"NHWC": "last", "NCHW": "first"}.get(str(getattr(model, "output_fmt", None)))  # type: ignore[return-value]

@@ -18,12 +18,13 @@ from batchformer.errors import UserError, causes, did_you_mean, interruption
 COMMANDS = {
     "fit": "train one recipe",
     "compare": "train a recipe with and without BatchFormer, over several seeds, and print one table",
+    "tune": "find a learning rate and the largest batch for a recipe",
     "test": "evaluate a finished run again",
     "predict": "classify images, or draw what a detector finds in them, with a finished run",
     "probe": "train a linear classifier on the frozen backbone of a run",
     "export": "write the plain weights of a run as safetensors, and prove that they load",
     "report": "write one HTML page about runs or comparisons",
-    "grad-cam": "draw where the networks of runs look, on test images of rare classes",
+    "grad-cam": "draw Grad-CAM maps of runs, on test images of rare classes",
     "recipes": "list the recipes, or print one",
     "data": "what data a recipe needs, and what is there",
 }

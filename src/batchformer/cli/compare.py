@@ -12,11 +12,13 @@ from batchformer.cli.show import program
 from batchformer.cli.training import (
     COMMON,
     SEED_OF_LIGHTNING,
+    SHORT,
     RunMaker,
     a_word_while_loading,
     recipe_of,
     recipe_overrides,
     refuse_odd_names,
+    refuse_unreachable_weights,
     seed_overrides,
     variants_on_the_line,
     words_again,
@@ -42,7 +44,9 @@ is the reference that the others are compared with.
   --name NAME        what the results call the recipe (the name of its file)
   --out DIR          folder of the comparison (runs/RECIPE-compare): a run folder each, compare.json, report.html
   --data-root DIR    where the data is (data)
-  --init-from [PART=]SOURCE   begin with these weights (batchformer fit --help)
+  --epochs N  --lr X  --batch-size N  --device NAME  --init-from [PART=]SOURCE  --best
+  --early-stop N  --skip-bad
+                     as in batchformer fit --help
   --resume           go on; runs that are finished are kept
   --overwrite        start anew in a folder that exists
   --no-analysis      leave out the analyses after each training
@@ -77,12 +81,15 @@ def run(args: list[str]) -> int:
         raise UserError(f"compare trains both methods over --seeds: leave out --{taken[0]}.")
     name, file = recipe_of(given, "compare")
     seeds = read_seeds(given.values.get("seeds", ["3"]))
+    overrides = [*recipe_overrides(given), ("run.recipe", name)]
     out = Path(given.value("out") or f"runs/{name}-compare")
     resume = given.flag("resume")
     allowed = resume or given.flag("overwrite")
     if is_main_process() and not allowed and (out / "compare.json").exists():
         _refuse_what_exists(out, [], allowed)
 
+    if not resume:
+        refuse_unreachable_weights(file, overrides)
     with a_word_while_loading():
         import torch
 
@@ -91,13 +98,12 @@ def run(args: list[str]) -> int:
         from batchformer.runs.train import refuse_other_settings
 
     cli = RecipeCLI()
-    overrides = [*recipe_overrides(given), ("run.recipe", name)]
     planned = _plan(cli, file, given, overrides, seeds, out)
     folders = [each.folder for each in planned]
     if is_main_process():
         _refuse_what_exists(out, folders, allowed)
     line, results = ProgressLine(len(planned)), []
-    kept = ("name", "seeds", "variant", "variants", "targets", "init-from", "no-analysis")
+    kept = ("name", "seeds", "variant", "variants", "targets", "init-from", *SHORT, "no-analysis")
     again = f"batchformer compare {words_again(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
 
@@ -235,7 +241,8 @@ def _conclude(name: str, out: Path, planned: list[Planned], results: list[dict[s
     )
     page = write_report([out], out / "report.html")
     over = f", {len(targets)} targets" if targets else ""
-    print(f"\n{name}: after the last epoch, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}{over}\n")
+    when = "after the epoch that is best on held-out images" if "chosen" in results[0] else "after the last epoch"
+    print(f"\n{name}: {when}, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}{over}\n")
     print(format_table(table))
     print(f"\n{verdict(table).sentence}\n")
     print(f"Look at:  {page}   (open it in a browser)")

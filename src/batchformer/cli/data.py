@@ -1,7 +1,10 @@
-"""``batchformer data [RECIPE]`` and ``batchformer data miniature NAME DEST``."""
+"""``batchformer data [RECIPE] [--check]`` and ``batchformer data miniature NAME DEST``."""
+
+from pathlib import Path
 
 from batchformer.cli.arguments import Option, read_arguments
-from batchformer.cli.training import recipe_overrides
+from batchformer.cli.show import program
+from batchformer.cli.training import check_file, recipe_overrides
 from batchformer.errors import UserError
 from batchformer.metrics.shots import SHOTS
 from batchformer.recipes import find_recipe
@@ -9,8 +12,15 @@ from batchformer.recipes import find_recipe
 HELP = """
 batchformer data                              the data sets and the layouts of their folders
 batchformer data RECIPE [--data-root DIR]     look at the data of a recipe: classes, images, what is passed over
+batchformer data RECIPE --check               read every image once and list what is wrong
 batchformer data miniature NAME DEST          write a tiny data set in the official layout, to try a recipe out
+
+  --check     damaged files, files passed over, the same picture in training and evaluation or in several classes (by
+              its pixels), classes with few images, sizes and channels, label and box errors. Writes data-check.html
+              and data-check.json, which `fit --skip-bad` reads. The exit code is 1 where there is an error.
+  --out DIR   folder of both files (runs/RECIPE)
 """
+_SHOWN = 5  # findings of a kind in the terminal
 FOOTNOTE = """\
 DIR is --data-root (default: data, in the current folder). CIFAR can be fetched: --data.download true
 Look at one:  batchformer data cifar100-lt-100 --data-root DIR
@@ -18,7 +28,8 @@ No data yet?  batchformer data miniature cifar100 DIR     a tiny generated set i
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [Option("data-root")], recipe_keys=True)
+    options = [Option("data-root"), Option("check", "nothing"), Option("out")]
+    given = read_arguments(args, options, recipe_keys=True)
     words = given.positional
     if not words:
         print(f"{layout_table()}\n\n{FOOTNOTE}")
@@ -29,11 +40,55 @@ def run(args: list[str]) -> int:
 
         made = write_miniature(*words[1:])
         print(f"{made}: a tiny {words[1]} in its official layout; use it with --data-root {words[2]}")
+    elif len(words) == 1 and given.flag("check"):
+        return _check(words[0], recipe_overrides(given), given.value("out"))
     elif len(words) == 1:
         _describe(words[0], recipe_overrides(given))
     else:
         raise UserError(f"Unexpected argument {words[1]}: data takes one recipe.")
     return 0
+
+
+def _check(recipe: str, overrides: list[tuple[str, str]], out: str | None) -> int:
+    name, file = find_recipe(recipe)
+    from batchformer.cli.recipe_cli import RecipeCLI
+    from batchformer.data.check import KINDS, check_data
+    from batchformer.files import refuse_unwritable, write_json, write_text
+    from batchformer.report.data_page import render_check
+    from batchformer.runs.progress import ProgressLine
+
+    target = Path(out) / "data-check.json" if out else Path(check_file(name))
+    refuse_unwritable(target)
+    cli = RecipeCLI()
+    cli.load(file, overrides)
+    _, data, *_ = cli.build()
+    line = ProgressLine()
+    check = check_data(data, lambda done, all_of_them: line.update(done / all_of_them, f"{done:,} images"))
+    line.clear()
+    skip = "--skip-bad" if not out else f"--data.skip_bad {target}"
+    way_out = f"train without them: `{program()} fit {recipe} --data-root {check.root} {skip}`"
+    content = check.as_dict()
+    page = target.with_suffix(".html")
+    write_json(target, {"recipe": name, **content})
+    write_text(page, render_check(name, content, KINDS, f"Repair them, or {way_out}" if check.errors else ""))
+    print(f"{name}: {', '.join(f'{count:,} {part}' for part, count in check.sets.items())} images in {check.root}")
+    for each in ("widths", "heights"):
+        low, middle, high = getattr(check, each)
+        print(f"  {each:<8} {low:,} to {high:,}, half of them up to {middle:,}")
+    print(f"  channels {', '.join(f'{mode} {count:,}' for mode, count in check.modes.items())}")
+    if check.image_size and check.smaller:
+        print(f"  {check.smaller:,} smaller than data.image_size {check.image_size}")
+    if check.turned:
+        print(f"  {check.turned:,} rotated by their EXIF orientation")
+    for kind, lines in check.findings.items():
+        title, error, remedy = KINDS[kind]
+        print(f"\n{'error' if error else 'note'}: {title[:1].lower()}{title[1:]}: {len(lines):,} ({remedy})")
+        print("\n".join(f"  {each}" for each in lines[:_SHOWN]))
+        if len(lines) > _SHOWN:
+            print(f"  ... and {len(lines) - _SHOWN:,} more")
+    print(f"\n{'No error' if not check.errors else f'{check.errors:,} to repair; or ' + way_out.replace('`', '')}")
+    print(f"Look at:  {page}   (open it in a browser)")
+    return 1 if check.errors else 0
 
 
 def layout_table() -> str:

@@ -38,11 +38,12 @@ def load_run(path: str, overrides: list[tuple[str, str]] | None = None, trust: b
     from batchformer.cli.recipe_cli import RecipeCLI
     from batchformer.training.weights import read_checkpoint
 
-    checkpoint = read_checkpoint(folder.checkpoint)
+    checkpoint = read_checkpoint(folder.weights)
     result = folder.read_result()
-    if result is not None and checkpoint["global_step"] != result["steps"]:
+    step = None if result is None else result.get("chosen", {}).get("step", result["steps"])
+    if result is not None and checkpoint["global_step"] != step:
         raise UserError(
-            f"{folder.checkpoint} is of step {checkpoint['global_step']}, {folder.result} of step {result['steps']}: "
+            f"{folder.weights} is of step {checkpoint['global_step']}, {folder.result} of step {step}: "
             "they are not the same network; restore the one that belongs to the other, or train again with --overwrite."
         )
     cli = RecipeCLI(trust)
@@ -54,7 +55,7 @@ def load_run(path: str, overrides: list[tuple[str, str]] | None = None, trust: b
         task.load_state_dict(checkpoint["state_dict"])
     except (KeyError, RuntimeError) as problem:
         raise UserError(
-            f"{folder.checkpoint} does not fit {folder.config} ({_first_reason(problem)}): was one of them changed?"
+            f"{folder.weights} does not fit {folder.config} ({_first_reason(problem)}): was one of them changed?"
         ) from problem
     task.eval()
     _name_classes_of_0_1(task, checkpoint)
@@ -63,7 +64,7 @@ def load_run(path: str, overrides: list[tuple[str, str]] | None = None, trust: b
 
 def _name_classes_of_0_1(task: Any, checkpoint: dict[str, Any]) -> None:
     """Version 0.1 kept the names of the classes in another part of the checkpoint."""
-    states: dict[str, dict[str, Any]] = checkpoint["callbacks"]
+    states: dict[str, dict[str, Any]] = checkpoint.get("callbacks", {})
     names = next((state["class_names"] for state in states.values() if state.get("class_names")), None)
     if names is not None:
         task.data_info = DataInfo(**{**task.data_info.as_dict(), "classes": list(names)})

@@ -10,11 +10,13 @@ from batchformer.cli.show import metrics_table, program
 from batchformer.cli.training import (
     COMMON,
     SEED_OF_LIGHTNING,
+    SHORT,
     RunMaker,
     a_word_while_loading,
     method_override,
     recipe_of,
     recipe_overrides,
+    refuse_unreachable_weights,
     seed_overrides,
     variants_on_the_line,
     words_again,
@@ -34,8 +36,15 @@ Train one recipe: a shipped name (batchformer recipes) or a YAML file of your ow
   --out DIR                       run folder (runs/RECIPE/VARIANT-seedN)
   --variant NAME                  one of the recipe's variants, by name
   --data-root DIR                 where the data is (data)
+  --epochs N  --lr X  --batch-size N   short for --trainer.max_epochs, --model.optimizer.lr, --data.batch_size
+  --device cpu|cuda|cuda:1|0,1|mps     where to train (Lightning's choice)
   --init-from [PART=]SOURCE       begin with these weights: a run folder, a .safetensors, .pth or .pt file, a folder of
-                                  save_pretrained; of the whole network or of a part (backbone=FILE, detector=RUN)
+                                  save_pretrained; of the whole network or of a part (backbone=FILE, detector=RUN);
+                                  pretrained: timm's; scratch: random ones
+  --best                          report the best epoch on a tenth of the training images, which is held out
+                                  (--data.holdout), instead of the last epoch; val chooses nothing
+  --early-stop N                  end after N evaluations without a better one on these images
+  --skip-bad                      leave out what batchformer data RECIPE --check found
   --resume                        go on from the last checkpoint, to the same weights as without the stop
   --overwrite                     start anew in a run folder that exists
   --no-analysis                   leave out the analyses at the end
@@ -59,6 +68,8 @@ def run(args: list[str]) -> int:
     if (method := given.value("method")) is not None:
         overrides += method_override(method)
 
+    if not given.flag("resume"):
+        refuse_unreachable_weights(file, overrides)
     with a_word_while_loading():
         from batchformer.cli.recipe_cli import RecipeCLI
         from batchformer.runs.progress import ProgressLine
@@ -67,7 +78,7 @@ def run(args: list[str]) -> int:
 
     cli, resume = RecipeCLI(), given.flag("resume")
     line = ProgressLine()
-    kept = ("name", "method", "variant", SEED_OF_LIGHTNING, "seed", "init-from", "no-analysis")
+    kept = ("name", "method", "variant", SEED_OF_LIGHTNING, "seed", "init-from", *SHORT, "no-analysis")
     again = f"batchformer fit {words_again(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
     overrides = [*_variant(cli, file, given, overrides), *overrides]

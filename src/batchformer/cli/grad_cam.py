@@ -1,26 +1,24 @@
-"""``batchformer grad-cam RUNS...``: where the networks of finished runs look, side by side."""
+"""``batchformer grad-cam RUNS...``: Grad-CAM maps of finished runs, side by side."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.errors import UserError
-from batchformer.files import refuse_to_replace, refuse_unwritable, write_atomically
+from batchformer.files import refuse_to_replace, refuse_unwritable
 
 HELP = """
 batchformer grad-cam RUNS... [--out grad-cam.png] [--images 8] [--seed 0] [--layer NAME] [--data-root DIR]
 
-Draw where the networks of runs look (Grad-CAM, the paper's Fig. 5): test images of rare classes, chosen by a rule and a
-seed and not by hand, and below them for each run the evidence for the true class and the class that it says. Runs must
-have been trained on the same classes; two of one recipe, with and without BatchFormer, for example.
+Draw Grad-CAM maps (the paper's Fig. 5) of test images of rare classes, chosen by a rule and a seed and not by hand:
+below the images, for each run, the map of the true class and the predicted class. Runs must have been trained on the
+same classes; two of one recipe, with and without BatchFormer, for example.
 
   --images N   how many images, at most 8
   --seed N     which of the rare classes, and which of their images
   --layer NAME a submodule whose output has rows and columns; layer3 of a ResNet, as released, unless given
   --trust      import classes outside this package that a run folder names; only if you know where it comes from
 """
-_PNG = b"\x89PNG"
 
 
 def run(args: list[str]) -> int:
@@ -33,12 +31,13 @@ def run(args: list[str]) -> int:
     if out.suffix != ".png":
         raise UserError(f"--out {out}: a picture is written, so the name must end in .png.")
     refuse_unwritable(out)
-    refuse_to_replace(out, lambda content: content.startswith(_PNG))
+    refuse_to_replace(out, lambda content: b"batchformer grad-cam" in content)
     seed, count = given.integer("seed", 0), given.integer("images", 8, at_least=1)
 
     from batchformer.analysis.pictures import MOST_SHOWN
     from batchformer.analysis.rare_images import caption_of, draw_explained, explain, rare_images
     from batchformer.cli.finished_run import best_device, load_run
+    from batchformer.data.drawing import save_marked
     from batchformer.runs.result import variant_of
 
     root = given.value("data-root")
@@ -57,13 +56,13 @@ def run(args: list[str]) -> int:
             first = classes, labels
             chosen = rare_images(task.class_counts, labels, min(count, MOST_SHOWN), seed)
         elif classes != first[0] or labels.tolist() != first[1].tolist():
-            raise UserError(f"{path} has other classes or test images than {given.positional[0]}: they do not compare.")
+            raise UserError(
+                f"{path} has other classes or test images than {given.positional[0]}: they cannot be compared."
+            )
         name = f"{variant_of(found.config)}, seed {task.seed}"
         name = f"{name} ({path})" if name in explained else name
         explained[name] = explain(task, data, chosen, given.value("layer"))
-    content = io.BytesIO()
-    draw_explained(explained).save(content, "PNG", optimize=True)
-    write_atomically(out, lambda file: file.write(content.getvalue()))
+    save_marked(draw_explained(explained), out, "grad-cam")
     for name, each in explained.items():
         right = sum(said == true for said, true in zip(each.said, each.classes, strict=True))
         print(f"{name}: {right} of {len(each.classes)} right, at {each.layer}")

@@ -23,7 +23,10 @@ are drawn with class and score, and with predictions.json (COCO's format of resu
 says from which score a box is drawn (0.5; the files hold the 100 best of each image), or how sure a query must be to
 take part in a segmentation (0.85).
 
-An image that cannot be read has a row with the reason (error) in the CSV file, and the exit code is 1.
+Hand meshes: writes a folder with NAME.png, NAME.obj and NAME.glb for each image, and predictions.csv.
+
+An image that cannot be read has a row with the reason (error) in the CSV file, and the exit code is 1. Existing files
+are replaced only if an earlier prediction wrote them.
 
   --strict  stop at the first image that cannot be read
   --trust   import classes outside this package that the run folder names; only if you know where it comes from
@@ -50,6 +53,8 @@ def run(args: list[str]) -> int:
             raise UserError(f"--{name} is not for {type(task).__name__}, which takes: {known or 'no option'}.")
     if note := found.note():
         print(note)
+    if note := other_class_folders(places, images, [str(name) for name in task.data_info.get("classes", ())]):
+        print(note)
     line = ProgressLine()
     line.begin_run(0, "predict")
     out = given.value("out")
@@ -62,6 +67,17 @@ def run(args: list[str]) -> int:
         )
         return 1
     return 0
+
+
+def other_class_folders(places: list[str], images: list[Path], classes: list[str]) -> str:
+    """A note where folders that are searched have class folders of which some are no classes of the training."""
+    inside = [image.relative_to(place) for place in map(Path, places) for image in images if place in image.parents]
+    names = dict.fromkeys(image.parts[0] for image in inside if len(image.parts) > 1)
+    others = [name for name in names if name not in classes]
+    if not others or len(others) == len(names):
+        return ""
+    told, known = (", ".join(words[:5]) + ", ..." * (len(words) > 5) for words in (others, classes))
+    return f"Note: no class of the training has the name of the folders {told} (its classes are {known})."
 
 
 def find_images(places: list[str]) -> Iterator[Path]:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.cli.arguments import Option, read_arguments
-from batchformer.cli.training import COMMON
+from batchformer.cli.training import ALIASES, COMMON
 from batchformer.errors import UserError, did_you_mean
 from batchformer.files import refuse_to_replace, write_text
 from batchformer.runs.folder import RunFolder
@@ -72,7 +72,7 @@ def run(args: list[str]) -> int:
     out = given.value("out") or f"{folder.path}-{'finetune' if protocol == 'finetune' else 'probe'}"
     name = f"{recipe['run'].pop('recipe')}-{protocol}"
     words = [word for key, value in given.recipe_keys for word in (f"--{key}", value)]
-    for option in ("seed", "data-root"):
+    for option in ("seed", "data-root", *ALIASES, "device"):
         words += [f"--{option}", str(given.value(option))] if given.flag(option) else []
     words += [f"--{flag}" for flag in ("resume", "overwrite", "no-analysis") if given.flag(flag)]
     file = Path(f"{out}.yaml")
@@ -95,7 +95,10 @@ def recipe_of_probe(folder: RunFolder, protocol: str, labels: str | None) -> dic
     if labels is not None:
         if task != "linear_probe":
             raise UserError("--labels goes with a linear probe: leave out --protocol finetune.")
-        probed["labels"] = float(labels)
+        try:
+            probed["labels"] = float(labels)
+        except ValueError:
+            raise UserError(f"--labels {labels}: expected a part of the labels above 0, up to 1.") from None
     trainer = {key: config["trainer"][key] for key in ("precision", "accelerator") if config["trainer"].get(key)}
     return {
         "task": task,

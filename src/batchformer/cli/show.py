@@ -33,7 +33,10 @@ def metrics_table(result: dict[str, Any]) -> str:
     images = f" on {data['test_images']:,} images" if data.get("test_images") else ""
     if data.get("evaluate_on") == "train":
         images += " that it was trained on"
-    lines = [f"{name_of(result)}: after the last epoch{images}"]
+    when = "after the last epoch"
+    if chosen := result.get("chosen"):
+        when = f"after epoch {chosen['epoch'] + 1} of {result['epochs']}, the best on the {chosen['set']} images,"
+    lines = [f"{name_of(result)}: {when}{images}"]
     labels = {m.key: f"{m.label} ({m.note})" if m.note else m.label for m in shown}
     width, units = max(20, *map(len, labels.values())), max(len(measure.unit) for measure in shown)
     shots = count_shots(counts) if len(set(counts)) > 1 else {}

@@ -39,17 +39,18 @@ def run(args: list[str]) -> int:
         trainer.validate(found.task, datamodule=found.data, verbose=False)
     if not is_main_process():
         return 0  # rank 0 has the results of all processes and prints them
+    stored = found.folder.read_result()
     fresh = {
         "recipe": found.config["run"]["recipe"],
         "variant": variant_of(found.config),
         "target": getattr(found.data, "target", None),
         "seed": found.task.seed,
+        **({key: stored[key] for key in ("chosen", "epochs") if key in stored} if stored else {}),
         "measures": recorder.measures,
         "metrics": recorder.metrics,
         "class_counts": found.task.data_info.get("class_counts", []),
     }
     print(metrics_table(fresh))
-    stored = found.folder.read_result()
     if stored is None:
         print(f"\nThe run is not finished (epoch {found.epochs_done} of {found.config['trainer']['max_epochs']}): "
               "there is no result.json to compare with.")  # fmt: skip

@@ -11,11 +11,17 @@ from typing import Any
 
 from batchformer.cli.arguments import Arguments, Option
 from batchformer.errors import UserError
+from batchformer.hub import PRETRAINED, SCRATCH, refuse_unreachable
 from batchformer.recipes import find_recipe, read_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.options import current_key
 
+#: short names of fields that every recipe has
+ALIASES = {"epochs": "trainer.max_epochs", "lr": "model.optimizer.lr", "batch-size": "data.init_args.batch_size"}
+SHORT = (*ALIASES, "device", "skip-bad", "best", "early-stop")
 COMMON = (
+    *(Option(name) for name in (*ALIASES, "device", "early-stop")),
+    *(Option(name, "nothing") for name in ("skip-bad", "best")),
     Option("out"),
     Option("name"),
     Option("data-root"),
@@ -57,8 +63,80 @@ def recipe_overrides(given: Arguments) -> Overrides:
         overrides.append(("data.init_args.root", root))
     for source in given.values.get("init-from", []):
         part, equals, place = source.partition("=")
-        overrides.append((f"run.init_from.{part}", place) if equals else ("run.init_from.network", source))
-    return [*overrides, *given.recipe_keys]
+        if not equals and source == SCRATCH:
+            overrides.append(("run.init_from", "{}"))
+        elif equals:
+            overrides.append((f"run.init_from.{part}", "null" if place == SCRATCH else place))
+        else:
+            overrides.append(("run.init_from.network", source))
+    return [*overrides, *_short(given), *given.recipe_keys]
+
+
+def _short(given: Arguments) -> Overrides:
+    """The fields that aliases stand for."""
+    overrides = [(key, str(given.value(name))) for name, key in ALIASES.items() if given.flag(name)]
+    if given.flag("epochs") and (steps := _steps_of(given)):
+        raise UserError(
+            f"--epochs: this recipe ends after {steps} steps, not epochs: give --trainer.max_steps, or "
+            f"--trainer.max_steps -1 with --trainer.max_epochs."
+        )
+    if given.flag("skip-bad"):
+        overrides.append(("data.init_args.skip_bad", check_file(find_recipe(given.positional[0])[0])))
+    if given.flag("best") or given.flag("early-stop"):
+        overrides += _choose(given)
+    return [*overrides, *(_device(str(given.value("device"))) if given.flag("device") else [])]
+
+
+def _choose(given: Arguments) -> Overrides:
+    """`--best` and `--early-stop N`; a tenth of the training images is held out, unless the recipe says how many."""
+    data = read_recipe(find_recipe(given.positional[0])[1]).get("data")
+    known = (data.get("init_args") or {}) if isinstance(data, dict) else {}
+    overrides = [] if "holdout" in known else [("data.init_args.holdout", "0.1")]
+    overrides += [("run.best", "true")] if given.flag("best") else []
+    if given.flag("early-stop"):
+        overrides.append(("run.early_stop", str(given.integer("early-stop", 1, 1))))
+    return overrides
+
+
+def _steps_of(given: Arguments) -> int:
+    trainer = read_recipe(find_recipe(given.positional[0])[1]).get("trainer")
+    steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
+    return steps if isinstance(steps, int) and steps > 0 else 0
+
+
+def check_file(recipe: str) -> str:
+    """Where `data --check` writes what it found, and `--skip-bad` reads it."""
+    return f"runs/{recipe}/data-check.json"
+
+
+def _device(name: str) -> Overrides:
+    """``cpu``, ``cuda``, ``cuda:1``, ``0``, ``0,1``, ``mps`` or ``auto`` in Lightning's words."""
+    found = re.fullmatch(r"(?:(?:cuda|gpu):?)?([\d,]+)?", name)
+    if name in ("cpu", "mps", "auto"):
+        kind, devices = name, "auto" if name == "auto" else "1"
+    elif name and found:
+        kind, devices = "gpu", f"[{found[1].strip(',')}]" if found[1] else "1"
+    else:
+        raise UserError(f"--device {name}: expected cpu, cuda, cuda:1, a number or several (0,1), mps, or auto.")
+    return [("trainer.accelerator", kind), ("trainer.devices", devices)]
+
+
+def refuse_unreachable_weights(file: Path, overrides: Sequence[tuple[str, str]]) -> None:
+    """Say at once where pretrained weights cannot be had: importing torch and Lightning alone takes longer."""
+    recipe = read_recipe(file)
+    run, model = (recipe.get(name) if isinstance(recipe.get(name), dict) else {} for name in ("run", "model"))
+    sources = dict(run.get("init_from") or {})  # type: ignore[union-attr]
+    backbone = model.get("backbone")  # type: ignore[union-attr]
+    for key, value in overrides:
+        if key == "run.init_from":
+            sources = {}
+        elif current_key(key).startswith("run.init_from."):
+            sources[current_key(key).removeprefix("run.init_from.")] = value
+        elif key == "model.backbone":
+            backbone = value
+    parts = [part for part, source in sources.items() if source == PRETRAINED]
+    if parts and isinstance(backbone, str) and not (parts != ["network"] and sources.get("network")):
+        refuse_unreachable(backbone, "" if parts == ["network"] else parts[0])
 
 
 def seed_overrides(seed: int) -> Overrides:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from batchformer.data.sets.coco_panoptic import CocoPanoptic
     from batchformer.data.sets.compositional import CompositionalData, PairFolders
     from batchformer.data.sets.detection import DetectionData
+    from batchformer.data.sets.detection_folder import DetectionFolder
     from batchformer.data.sets.digit_domains import DigitDomains
     from batchformer.data.sets.digits import DigitNumbers, DigitsDomains, DigitsLT, DigitsStates
     from batchformer.data.sets.domain_folders import PACS, VLCS, DomainFolders, OfficeHome, TerraIncognita, VisDA
@@ -50,6 +51,7 @@ __all__ = [
     "DataInfo",
     "DataModule",
     "DetectionData",
+    "DetectionFolder",
     "DeviceLoader",
     "DigitDomains",
     "DigitNumbers",
@@ -93,6 +95,7 @@ __getattr__ = lazy_names(
         "sets.coco_panoptic": ("CocoPanoptic",),
         "sets.compositional": ("CompositionalData", "PairFolders"),
         "sets.detection": ("DetectionData",),
+        "sets.detection_folder": ("DetectionFolder",),
         "sets.digit_domains": ("DigitDomains",),
         "sets.digits": ("DigitNumbers", "DigitsDomains", "DigitsLT", "DigitsStates"),
         "sets.domain_folders": ("PACS", "VLCS", "DomainFolders", "OfficeHome", "TerraIncognita", "VisDA"),

@@ -6,14 +6,18 @@ lets names overlap and cuts them off at the border; without names its boxes are 
 
 import colorsys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 from torchvision.transforms.v2.functional import pil_to_tensor, to_dtype, to_pil_image
 from torchvision.utils import draw_segmentation_masks
+
+from batchformer.files import refuse_to_replace, write_atomically
 
 Colour = tuple[int, int, int]
 
@@ -158,3 +162,15 @@ def _point_inside(mask: np.ndarray) -> tuple[float, float]:
     starts, ends = np.flatnonzero(np.diff(line) == 1), np.flatnonzero(np.diff(line) == -1)
     longest = int((ends - starts).argmax())
     return (starts[longest] + ends[longest]) / 2, row + 0.5
+
+
+def save_marked(picture: Image.Image, path: Path, command: str) -> None:
+    """Write a PNG whose metadata name the command, so that a later call of it may replace the file."""
+    note = PngInfo()
+    note.add_text("Software", f"batchformer {command}")
+    write_atomically(path, lambda file: picture.save(file, "PNG", pnginfo=note))
+
+
+def refuse_other_picture(path: Path, command: str) -> None:
+    """Refuse a picture that is there, unless this command wrote it."""
+    refuse_to_replace(path, lambda content: f"batchformer {command}".encode() in content)

@@ -1,11 +1,13 @@
 """Find image files in folders; open one, with an error that names the file; decode many small ones to one array."""
 
 import os
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
@@ -14,6 +16,7 @@ from PIL import Image, ImageOps, features
 from batchformer.errors import UserError
 
 _AT_ONCE = 256
+_ORIENTATION = 0x0112  # the tag in EXIF
 _PATIENCE = 2.0  # seconds before a progress bar is shown
 _ALWAYS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif", ".jfif")
 _READ_WITH = {".heic": "pillow-heif", ".heif": "pillow-heif", ".avif": "--upgrade pillow"}
@@ -37,11 +40,12 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in EXTENSIONS
 
 
-def images_in(folder: str | Path, others: Counter[str] | None = None) -> list[str]:
+def images_in(folder: str | Path, others: Counter[str] | None = None, passed: list[str] | None = None) -> list[str]:
     """Paths of the images in a folder and in the folders inside it, in alphabetical order.
 
     Links are followed, as torchvision's ImageFolder does. Hidden files are skipped: they are written by programs
-    (macOS' ._photo.jpg, Jupyter's .ipynb_checkpoints). `others` counts the other files by their extensions.
+    (macOS' ._photo.jpg, Jupyter's .ipynb_checkpoints). `others` counts the other files by their extensions, and
+    `passed` lists them.
     """
     found = []
     for current, names in _visible_folders(folder):
@@ -49,7 +53,10 @@ def images_in(folder: str | Path, others: Counter[str] | None = None) -> list[st
         images = [name for name in visible if name.lower().endswith(EXTENSIONS)]  # a Path for each takes seconds
         found += [os.path.join(current, name) for name in images]
         if others is not None and len(images) < len(visible):
-            others.update(os.path.splitext(name)[1].lower() for name in set(visible).difference(images))
+            left = sorted(set(visible).difference(images))
+            others.update(os.path.splitext(name)[1].lower() for name in left)
+            if passed is not None:
+                passed += [os.path.join(current, name) for name in left]
     return sorted(found)
 
 
@@ -77,6 +84,20 @@ def _visible_folders(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
         yield current, files
 
 
+def output_names(images: Sequence[Path]) -> list[str]:
+    """The names of the images without their endings, made different where several are the same."""
+    names: dict[str, None] = {}  # a dict: ordered, with fast lookup for thousands of images
+    stems = [path.stem for path in images]
+    taken, last = set(stems), dict.fromkeys(stems, 1)
+    for stem in stems:
+        name, number = stem, last[stem]  # the numbers before are taken: not to be tried again
+        while name in names or (number > 1 and name in taken):
+            number += 1
+            name = f"{stem}-{number}"
+        names[name], last[stem] = None, number
+    return list(names)
+
+
 def open_image(path: str | Path, upright: bool = False) -> Image.Image:
     """The whole image in RGB, decoded now: a cut-off file is found here and not in the middle of a transform.
 
@@ -89,6 +110,35 @@ def open_image(path: str | Path, upright: bool = False) -> Image.Image:
 def check_image(path: str | Path) -> None:
     """Check that the file is an image, by its first bytes; nothing is decoded."""
     _read(path, lambda image: image)
+
+
+class ImageFacts(NamedTuple):
+    """What `inspect_image` finds. Images of equal `content` (size, mode, 64 bits of checksums) have the same pixels."""
+
+    width: int
+    height: int
+    mode: str
+    turned: bool  # its EXIF orientation says that viewers rotate it
+    content: tuple[int, ...]
+
+
+def inspect_image(path: str | Path) -> ImageFacts:
+    """Read a file once and decode it as training will; a damaged one is a UserError that names it."""
+    facts: list[ImageFacts] = []
+
+    def look(image: Image.Image) -> Image.Image:
+        image.load()
+        if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+            _in_colour(image)  # which refuses some of them
+        pixels = image.tobytes()
+        palette = zlib.crc32(image.palette.tobytes()) if image.palette is not None else 0
+        content = (*image.size, zlib.crc32(pixels), zlib.adler32(pixels), palette, zlib.crc32(image.mode.encode()))
+        turned = "exif" in image.info and image.getexif().get(_ORIENTATION, 1) not in (0, 1)
+        facts.append(ImageFacts(*image.size, image.mode, turned, content))
+        return image
+
+    _read(path, look)
+    return facts[0]
 
 
 def _in_colour(image: Image.Image) -> Image.Image:

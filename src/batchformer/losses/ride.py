@@ -13,7 +13,7 @@ ExpertLogits = Float[Tensor, "rows experts classes"]
 
 
 class RideLoss(nn.Module):
-    """Sum over the experts of a loss of each and of its distance to the mean of all, which a negative factor increases.
+    """Sum over the experts of the loss of each and its distance to their mean (a negative factor makes them diverse).
 
     Wang et al., "Long-tailed Recognition by Routing Diverse Distribution-Aware Experts" (ICLR 2021), section 3, for
     logits z_e of expert e and their mean m, which is not differentiated, class counts n_c and C classes:

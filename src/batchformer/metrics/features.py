@@ -1,4 +1,4 @@
-"""What frozen features are worth: weighted nearest neighbours, and a linear classifier on them."""
+"""Evaluation of frozen features: weighted nearest neighbours, and a linear classifier on them."""
 
 import torch
 import torch.nn.functional as F

@@ -259,6 +259,6 @@ def refuse_in_worker(name: str) -> None:
     """Raise in a DataLoader worker: it has a stale copy of the model, which methods that run the model cannot use."""
     if get_worker_info() is not None:
         raise UserError(
-            f"{name} asks the model that is trained, and a DataLoader's worker has only a copy of it: mix in the "
+            f"{name} runs the model that is trained, and a DataLoader's worker has only a copy of it: mix in the "
             f"training step, not in collate_fn."
         )

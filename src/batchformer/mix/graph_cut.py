@@ -46,7 +46,7 @@ def least_energy(energy: GridEnergy) -> Int[Tensor, "batch height width"]:
     unary, right, down = energy.unary.detach(), energy.right.detach(), energy.down.detach()
     labels = unary.shape[1]
     if labels not in (2, 3):
-        raise UserError(f"the graph cut knows 2 or 3 labels, and the energy has {labels}.")
+        raise UserError(f"the graph cut is for 2 or 3 labels, and the energy has {labels}.")
     if unary.device.type == "cpu":  # on other devices the check would synchronise the host
         _check(unary, right, down)
     edge = 1 / (labels - 1) ** 2

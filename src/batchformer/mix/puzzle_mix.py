@@ -151,7 +151,7 @@ class PuzzleMix(Mix):
             loss = self.criterion(model(seen), clean)
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise UserError(
-                    "PuzzleMix looks at the gradient of the loss, and criterion= gave none to look at: let it return "
+                    "PuzzleMix needs the gradient of the loss, and what criterion= returned has none: let it return "
                     "the mean of the batch as one number, computed from what the model gives."
                 )
             (gradient,) = torch.autograd.grad(loss * len(images), seen)
@@ -187,7 +187,7 @@ def cross_entropy(outputs: Any, targets: SoftLabels) -> Tensor:
     if not isinstance(logits, Tensor) or logits.shape != targets.shape:
         got = f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise UserError(
-            f"PuzzleMix: the model gives {got} where num_classes asks for logits of {tuple(targets.shape)}: let "
+            f"PuzzleMix: the model gives {got} and num_classes needs logits of {tuple(targets.shape)}: let "
             f"num_classes be the number of its classes, or pass a criterion= for what it gives."
         )
     return F.cross_entropy(logits.float(), targets)

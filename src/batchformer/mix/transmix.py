@@ -73,7 +73,7 @@ class TransMix(Mix):
         need_module("TransMix", "the model in training", model)
         super().__init__(num_classes, **options)
         if query not in (None, "class", "mean"):
-            raise UserError(f'TransMix: query={query!r} must be "class", "mean" or None, which asks the model.')
+            raise UserError(f'TransMix: query={query!r} must be "class", "mean" or None, to take what the model has.')
         pair = isinstance(grid, tuple | list) and len(grid) == 2 and all(isinstance(n, int) and n > 0 for n in grid)
         if grid is not None and not pair:
             raise UserError(f"TransMix: grid={grid!r} must be the rows and columns of the token grid, as (14, 14).")
@@ -241,7 +241,7 @@ def _recorders(model: nn.Module, block: int | str | None, query: ClassQuery | No
     if block is None and (later := [path for path in unread if order.index(path) > order.index(found[-1][0])]):
         warnings.warn(
             f"TransMix reads the attention of {found[-1][0]!r}, since that of {later[-1]!r}, which comes after it, "
-            f"cannot be read: block=-1 says that this is meant, another number asks another layer.",
+            f"cannot be read: block=-1 chooses this layer without a warning, another number another layer.",
             stacklevel=4,
         )
     index = -1 if block is None else block

@@ -270,7 +270,7 @@ def _most_similar(words: Float[Tensor, "n dim"], seen_with: Bool[Tensor, "m n"])
 class ProductScorer(PairScorer):
     """Visual product: a classifier of attributes and one of objects; a pair's score is the product of both, in logs.
 
-    The baseline that knows nothing of words: log p(attribute | image) + log p(object | image), trained by cross entropy
+    The baseline without word vectors: log p(attribute | image) + log p(object | image), trained by cross entropy
     of both (Misra et al., CVPR 2017, "individual"). The released code multiplies probabilities without the logarithm:
     the same order of pairs, another curve over the bias (`log_scores` False).
     """

@@ -1,20 +1,17 @@
 """Create a backbone by name, read files of weights, and load the pretrained teacher of a distillation."""
 
 import re
-import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.errors import UserError, did_you_mean
+from batchformer.hub import fetching
 from batchformer.mix import Renormalize
 from batchformer.models.resnets import (
     resnet10,
@@ -26,7 +23,6 @@ from batchformer.models.resnets import (
     resnet56,
 )
 
-_PATIENCE = 3.0  # seconds for a connection to the Hugging Face Hub
 OWN: dict[str, Callable[..., nn.Module]] = {
     make.__name__: make
     for make in (resnet10, resnet18_small_images, resnet20, resnet32, resnet44, resnet56, resnet50_stride_in_1x1)
@@ -53,6 +49,11 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
     except TypeError as problem:
         if (unknown := re.search(r"unexpected keyword argument '(\w+)'", str(problem))) is None:
             raise
+        if unknown[1] == "pretrained":
+            raise UserError(
+                f"there are no pretrained weights of {name}: choose a backbone of timm, give a file (--init-from "
+                "FILE), or begin with random weights (--init-from scratch)."
+            ) from problem
         raise UserError(
             f"backbone {name} does not take {unknown[1]}: leave model.backbone_args.{unknown[1]} out; where a recipe "
             "sets it, give --model.backbone_args {}."
@@ -64,8 +65,8 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
         reason = (str(problem).strip() or type(problem).__name__).splitlines()[0].split(". ")[0].rstrip(".")
         raise UserError(
             f"the pretrained weights of {name} could not be loaded ({reason}): timm downloads them once; without a "
-            "network, name a file of timm's weights with model.backbone_args.pretrained_cfg_overlay.file, or leave "
-            "model.backbone_args.pretrained out."
+            "network, give a file with --init-from FILE (or model.backbone_args.pretrained_cfg_overlay.file), or begin "
+            "with random weights, --init-from scratch (where model.backbone_args.pretrained is set, leave that out)."
         ) from problem
 
 
@@ -75,38 +76,6 @@ def creation_code(name: str, num_classes: int, arguments: Mapping[str, Any]) -> 
     if name in OWN:
         return f"{name}(num_classes={num_classes}{given})", f"from batchformer.models import {name}"
     return f"timm.create_model({name!r}, num_classes={num_classes}{given})", "import timm"
-
-
-@contextmanager
-def fetching() -> Iterator[None]:
-    """Use the local Hugging Face cache only where the Hub is not reachable: its client would retry for a minute."""
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or not _reachable(constants.ENDPOINT)
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
-
-
-def _reachable(address: str) -> bool:
-    """Whether the host, or its proxy, accepts a connection within a few seconds."""
-    proxies = getproxies()
-    proxy = proxies.get(urlsplit(address).scheme) or proxies.get("all")
-    place = urlsplit(address if proxy is None else proxy if "://" in proxy else f"http://{proxy}")
-    taken = Event()
-
-    def connect() -> None:
-        with suppress(OSError):
-            port = place.port or (443 if place.scheme == "https" else 80)
-            socket.create_connection((place.hostname or "", port), timeout=_PATIENCE).close()
-            taken.set()
-
-    asking = Thread(target=connect, daemon=True)  # a DNS lookup has no timeout
-    asking.start()
-    asking.join(_PATIENCE)
-    return taken.is_set()
 
 
 def read_tensors(file: Path, way_out: str = "give a .pth, .pt or .safetensors file") -> dict[str, Tensor]:

@@ -12,9 +12,8 @@ from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
-from batchformer.models.create import fetching, read_tensors
-
-PRETRAINED = "pretrained"  # instead of a file: timm's weights for the name, which may be downloaded
+from batchformer.hub import PRETRAINED, fetching
+from batchformer.models.create import read_tensors
 
 # torchvision's MobileNetV2 numbers its blocks consecutively, timm's by stages of so many
 _STAGES_OF_MOBILENET_V2 = (1, 2, 3, 4, 3, 3, 1)

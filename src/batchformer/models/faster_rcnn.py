@@ -31,9 +31,9 @@ class RegionOutput:
 class FasterRCNN(nn.Module):
     """A ResNet up to its third stage, region proposals on it, and its last stage as the head of the regions.
 
-    detectron2's R50-C4 with the settings of MoCo (facts beside torchvision's defaults): regions are cut with the
-    half-pixel shift (`aligned`), box losses are L1 and not smooth, a BatchNorm follows the last stage, 12,000 proposals
-    go into the suppression in training and 6,000 in testing, and every layer is trained.
+    detectron2's R50-C4 with the settings of MoCo. Unlike in torchvision regions are cut with the half-pixel shift
+    (`aligned`), box losses are L1 and not smooth, a BatchNorm follows the last stage, 12,000 proposals go into the
+    suppression in training and 6,000 in testing, and every layer is trained.
 
     Args:
         backbone: a ResNet of timm, by name; keys `conv1`, `bn1`, `layer1` ... are its own, so that weights of a

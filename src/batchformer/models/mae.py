@@ -13,7 +13,7 @@ _OUTER_STD = 0.02
 
 
 class MaskedAutoencoder(nn.Module):
-    """Encodes the patches that a mask leaves, and predicts all of them from these.
+    """Encodes the patches that are not masked, and predicts all of them from these.
 
     The encoder is timm's ViT as it is, so that its weights are exported under stock keys; its classifier is not used.
     The decoder gets the encoded patches at their places and a learnt token at the masked ones. Position embeddings are

@@ -30,8 +30,7 @@ def with_mask_head(detector: Any, **config: Any) -> Any:
 
     if not isinstance(detector, transformers.DetrForObjectDetection):
         raise UserError(
-            f"the mask head stands on DETR, not on {type(detector).__name__}: train the detector with "
-            f"model.detector=detr."
+            f"the mask head needs a DETR, not a {type(detector).__name__}: train the detector with model.detector=detr."
         )
     maps = detector.model.backbone.intermediate_channel_sizes
     if len(maps) != _MAPS:
@@ -89,7 +88,7 @@ def load_detector(network: Any, weights: Mapping[str, Tensor], source: str, with
     own, name = network.detr.state_dict(), "class_labels_classifier.bias"
     if name in plain and len(plain[name]) != len(own[name]):
         raise UserError(
-            f"the detector in {source} knows {len(plain[name]) - 1} categories and the data has {len(own[name]) - 1}: "
+            f"the detector in {source} has {len(plain[name]) - 1} categories and the data have {len(own[name]) - 1}: "
             f"the mask head needs a detector of all categories, things and stuff."
         )
     _check_fit(own, plain, source)

@@ -1,4 +1,4 @@
-"""RIDE's networks: experts that share the early stages of a ResNet, and a router that lets images leave early."""
+"""RIDE's networks: experts that share the early stages of a ResNet, and a router for early exit."""
 
 import math
 from collections import OrderedDict
@@ -96,7 +96,7 @@ class Router(nn.Module):
 
 
 class RoutedExperts(ExpertNetwork):
-    """Experts of which each image passes as many as the router asks for; everything but the router is frozen.
+    """Experts with a router that decides how many of them an image passes; everything but the router is frozen.
 
     In eval mode an image leaves after the first expert whose router score is at most `threshold`, with the mean of the
     experts it passed; experts are computed for the images that go on. In training it returns the logits of all experts

@@ -26,7 +26,7 @@ _FINGERS = ("index-finger", "middle-finger", "ring-finger", "pinky-finger")
 class Rig:
     """A mesh with a skeleton, in the rest pose: metres, and float64 on the host.
 
-    Vertices that stand at one place are one vertex: files split them along seams of the texture, which would leave
+    Vertices at one place are one vertex: files split them along seams of the texture, which would leave
     holes in the graph of the mesh.
     """
 
@@ -142,7 +142,7 @@ def _parents(scene: dict[str, Any], members: list[int], names: list[str], name: 
 
 
 def hand_chains() -> dict[str, str]:
-    """The joints of a hand as WebXR names them, each with the joint it hangs on; the wrist on none."""
+    """The joints of a hand as WebXR names them, each with its parent; the wrist has none."""
     thumb = ["thumb-metacarpal", "thumb-phalanx-proximal", "thumb-phalanx-distal", "thumb-tip"]
     parts = ("metacarpal", "phalanx-proximal", "phalanx-intermediate", "phalanx-distal", "tip")
     chains = [thumb, *([f"{finger}-{part}" for part in parts] for finger in _FINGERS)]
@@ -162,7 +162,7 @@ def _parents_first(parents: list[int], name: str) -> list[int]:
     while len(order) < len(parents):
         ready = [k for k, parent in enumerate(parents) if k not in order and (parent < 0 or parent in order)]
         if not ready:
-            raise UserError(f"{name}: its joints hang on each other in a circle.")
+            raise UserError(f"{name}: the hierarchy of its joints has a cycle.")
         order += ready
     return order
 

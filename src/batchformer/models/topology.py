@@ -1,4 +1,4 @@
-"""The topology of a mesh: its graph, a coarser version of it, the way back, and its joints."""
+"""The topology of a mesh: its graph, a coarser version of it, the upsampling from that, and its joints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POSES, _RIDGE = 60, 1e-6
 
 @dataclass(frozen=True)
 class MeshTopology:
-    """What a network of meshes has to know: template, faces, joints, coarse vertices. Arrays on the host, metres.
+    """What a network for meshes needs: template, faces, joints, coarse vertices. Arrays on the host, metres.
 
     Args:
         vertices: of the template, in the rest pose.
@@ -52,7 +52,7 @@ def topology_of(
 
     Farthest-point sampling by the length of paths along edges; a vertex belongs to the nearest chosen one. Each vertex
     is put together from the chosen ones nearest to it, with weights that reproduce a chosen vertex exactly. (Mesh
-    Graphormer has a precomputed matrix of a mesh simplification by quadric errors for MANO, and learns the way back.)
+    Graphormer has a precomputed matrix of a mesh simplification by quadric errors for MANO, and learns the upsampling.)
     """
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import dijkstra

@@ -15,8 +15,8 @@ from batchformer.nn.inputs import as_number, is_whole
 from batchformer.nn.streams import count_rows, plain_rows, related_rows, repeat_targets
 
 WARNING = (
-    "the related stream sits at chance (training loss {related:.2f}; a constant prediction has {chance:.2f}) while the "
-    'plain one has learnt ({plain:.2f}), so nothing is learnt through BatchFormer: use variant="stable", a lower '
+    "the related stream stays at chance (training loss {related:.2f}; a constant prediction has {chance:.2f}) while "
+    'the plain one has learnt ({plain:.2f}), so nothing is learnt through BatchFormer: use variant="stable", a lower '
     "dropout, or fewer places (blocks=[8])."
 )
 

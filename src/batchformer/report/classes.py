@@ -32,7 +32,7 @@ class ClassGroup:
 
 
 def sorted_groups(runs: Sequence[Run], most: int = MOST_POINTS) -> list[ClassGroup]:
-    """Groups of equal size, the most frequent classes first; empty when no run knows its class counts."""
+    """Groups of equal size, the most frequent classes first; empty when no run has class counts."""
     run = next((run for run in runs if run.class_counts), None)
     if run is None:
         return []
@@ -212,13 +212,13 @@ def influence_chart(name: str, runs: Sequence[Run]) -> str | None:
     _draw_rank_borders(chart, many, medium, classes, 1)
     tips = [f"{group.name}: {value:.4g}, {group.count:.0f} training images" for _, group, value in known]
     chart.dots([(rank, value) for rank, _, value in known], "related", tips, radius=2.8)
-    if len(known) > 4:
+    if trend := len(known) > 4:
         values = [value for _, _, value in known]
         running = [sum(values[:count]) / count for count in range(1, len(values) + 1)]
         chart.line(list(zip(ranks, running, strict=True)), "related trend")
     return chart.svg(
         "Gradient norm of each class's loss on the other images of the batch (Fig. 6 of the paper)",
-        f"{len(known)} points, classes sorted by descending training frequency, with their running mean.",
+        f"{len(known)} points, classes sorted by descending training frequency{', with their running mean' * trend}.",
     )
 
 
@@ -243,11 +243,16 @@ def influence_section(name: str, runs: Sequence[Run], whose: str) -> str:
     title = f"<h3>Gradients on the other images of the batch (the paper’s Fig. 6){escape(whose)}</h3>"
     wrt = "features" if all(run.influence_wrt == "features" for run in runs if run.influence) else "pixels"
     seeds = ", mean of the seeds" if len(runs) > 1 else ""
+    line = (
+        " Line: the mean over all classes up to that one, which is what the paper’s figure shows; the points are the "
+        "single classes."
+        if "related trend" in picture
+        else ""
+    )
     drawn = figure(
         "Gradient norm of each class’s loss on the others",
         picture,
-        f"Test set, module on, norm at the {wrt} of the other images{seeds}. Line: the mean over all classes up to "
-        "that one, which is what the paper’s figure shows; the points tell how much classes differ.",
+        f"Test set, module on, norm at the {wrt} of the other images{seeds}.{line}",
     )
     return f'{title}<div class="grid">{drawn}<div class="card reading">{_influence_reading(runs)}</div></div>'
 

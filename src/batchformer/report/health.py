@@ -73,7 +73,7 @@ def reading(health: Mapping[str, Any]) -> Reading:
     if chance and related is not None and related >= 0.97 * chance:
         beside = "" if plain is None or plain <= 0.85 * chance else f" and the plain one is near it ({plain:.2f})"
         return Reading(
-            False, f"The related stream sits at chance ({related:.2f}){beside}: nothing is learnt through the modules."
+            False, f"The related stream stays at chance ({related:.2f}){beside}: nothing is learnt through the modules."
         )
     changes = [v for v in series(health.get("points", []), "change_quiet") if v is not None]
     share = number(health, "gradient_on_others", "quiet", "norm_share")

@@ -34,7 +34,7 @@ def own_section(name: str, run: Run, section: Mapping[str, Any]) -> str:
 
 
 def series_together(name: str, title: str, runs: Sequence[Run]) -> str:
-    """One chart for all runs, where the section asks for it (`together`): a line for each variant, mean of its runs.
+    """One chart for all runs, where the section sets `together`: a line for each variant, mean of its runs.
 
     Beside its name the primary measure of these runs.
     """

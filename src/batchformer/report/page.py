@@ -30,7 +30,7 @@ $style</style>
 <p class="lede">$lede</p>
 $navigation</header>
 $overview$sections
-<footer>$made_by from result files; nothing on this page was typed in by hand.</footer>
+<footer>$footer</footer>
 </main>
 </body>
 </html>
@@ -57,14 +57,26 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
     else:
         usual = f"{'BatchFormer on ' * only_the_pair}{next(iter(recipes))}"
     links = "".join(f'<li><a href="#{name}">{escape(words)}</a></li>' for words, name in names.items())
-    return _PAGE.substitute(
-        made_by=MADE_BY,
-        title=escape(title or usual),
-        style=files("batchformer.report").joinpath("page.css").read_text(encoding="utf-8"),
-        lede=escape(_lede(runs, recipes, only_the_pair)),
+    return whole_page(
+        title or usual,
+        _lede(runs, recipes, only_the_pair),
+        "".join(recipe_section(names[recipe], group, several) for recipe, group in recipes.items()),
         navigation=f'<nav aria-label="Recipes"><ul>{links}</ul></nav>\n' if several else "",
         overview=_overview(recipes, names) if several else "",
-        sections="".join(recipe_section(names[recipe], group, several) for recipe, group in recipes.items()),
+        footer=f"{MADE_BY} from result files; nothing on this page was typed in by hand.",
+    )
+
+
+def whole_page(title: str, lede: str, sections: str, navigation: str = "", overview: str = "", footer: str = "") -> str:
+    """A page with its style; `sections`, `navigation`, `overview` and `footer` are HTML."""
+    return _PAGE.substitute(
+        title=escape(title),
+        style=files("batchformer.report").joinpath("page.css").read_text(encoding="utf-8"),
+        lede=escape(lede),
+        navigation=navigation,
+        overview=overview,
+        sections=sections,
+        footer=footer,
     )
 
 

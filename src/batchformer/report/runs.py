@@ -12,7 +12,7 @@ from batchformer.files import read_json
 from batchformer.metrics.measures import Measure, measures_of, primary_of, with_current_names
 from batchformer.report.health import read_health
 
-_NO_RESULTS = ("compare.json", "pictures.json")
+_NO_RESULTS = ("compare.json", "pictures.json", "data-check.json")
 _REQUIRED = ("recipe", "variant", "seed", "metrics")
 
 

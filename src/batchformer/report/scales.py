@@ -74,6 +74,7 @@ def frequency_axis(counts: Sequence[float], label: str = "") -> Axis:
     inside = [value for value in steps if low <= value <= high]
     while len(inside) > 9:
         inside = inside[::2]
+    inside = inside or sorted({float(round(value)) for value in (min(positive), max(positive))})
     return Axis(low, high, [(value, f"{value:.0f}") for value in inside], label, log=True, reverse=True)
 
 

@@ -58,7 +58,7 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
         streams_section(name, runs),
         f"<h3>Mixing</h3>{mixing}" if mixing else "",
         f"<h3>What is found in the images</h3>{found}" if found else "",
-        *(f"<h3>Where it looks, {escape(shown_name(v))}</h3>{drawn}" for v, drawn in looks if drawn),
+        *(f"<h3>Grad-CAM on rare classes, {escape(shown_name(v))}</h3>{drawn}" for v, drawn in looks if drawn),
         _classes(name, runs, table),
         *(
             influence_section(

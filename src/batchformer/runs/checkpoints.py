@@ -6,9 +6,13 @@ from typing import Any
 import lightning.pytorch as L
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, ModelCheckpoint
 
+from batchformer.errors import UserError
 from batchformer.files import remove_stale_temporaries, write_atomically
+from batchformer.metrics.measures import primary_of
+from batchformer.runs.folder import RunFolder
+from batchformer.runs.options import RunOptions
 from batchformer.training.weights import read_checkpoint
 
 
@@ -26,6 +30,36 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         Path(path).unlink(missing_ok=True)
+
+
+def choosing_callbacks(folder: RunFolder, options: RunOptions, task: Any, data: Any) -> list[Callback]:
+    """Lightning's callbacks for `run.best` and `run.early_stop`, both by the set held out of the training data."""
+    if not options.best and options.early_stop is None:
+        return []
+    name = getattr(data, "holdout_set", None)
+    if name is None:
+        raise UserError(
+            "run.best and run.early_stop choose by images held out of the training set, and these data have none: add "
+            "--data.holdout 0.1 (folders, lists and detection data have it); the evaluation set chooses nothing."
+        )
+    primary = primary_of(task.measures)
+    monitor = f"val/{name}/{primary.key}"
+    mode = "max" if primary.better == "higher" else "min"
+    found: list[Callback] = []
+    if options.early_stop is not None:
+        found.append(
+            EarlyStopping(
+                monitor, patience=options.early_stop, mode=mode, check_on_train_epoch_end=False, check_finite=False
+            )
+        )
+    if options.best:
+        found.append(
+            ModelCheckpoint(
+                folder.best.parent, folder.best.stem, monitor, mode=mode, save_weights_only=True,
+                save_on_train_epoch_end=False, enable_version_counter=False,
+            )
+        )  # fmt: skip
+    return found
 
 
 class LastCheckpoint(Checkpoint):

@@ -45,6 +45,15 @@ class RunFolder:
         return self.path / "checkpoints" / "last.ckpt"
 
     @property
+    def best(self) -> Path:
+        return self.path / "checkpoints" / "best.ckpt"
+
+    @property
+    def weights(self) -> Path:
+        """The checkpoint that the result is about: the best one where the run was to choose (`run.best`)."""
+        return self.best if self.finished and self.best.is_file() else self.checkpoint
+
+    @property
     def result(self) -> Path:
         return self.path / "result.json"
 

@@ -16,9 +16,13 @@ class RunOptions:
         reference: The variant that others are compared with.
         code: Folder of the recipe where it names classes outside the package; filled in by ``fit`` and ``compare``.
         init_from: Where weights come from, by part: "network" is all of it. A run folder, a .safetensors, .pth or .pt
-            file, or a folder written by save_pretrained; some tasks know "pretrained", and further parts.
+            file, or a folder written by save_pretrained; or "pretrained": timm's weights of the backbone, for
+            "network" in tasks that classify and "backbone" in detectors. Some tasks know further parts.
         checkpoint_every_epochs: Write a checkpoint after every so many epochs, and always after the last one.
         checkpoint_every_steps: Besides, write one after every so many training steps, also inside an epoch.
+        best: Report the weights of the best epoch instead of those of the last one: best by the primary measure on the
+            images held out of the training set (``data.holdout``); the evaluation set chooses nothing.
+        early_stop: End a run after so many evaluations without a better one on these images; null: never.
         threads: CPU threads for torch; null leaves the choice to torch. Tiny networks are fastest with one.
         matmul_precision: Of float32 matrix products on a GPU: "highest", "high" (TensorFloat32) or "medium"; null
             leaves the choice to torch, which is exact. No difference where ``trainer.precision`` is half.
@@ -31,11 +35,13 @@ class RunOptions:
     init_from: dict[str, str | None] = field(default_factory=dict)
     checkpoint_every_epochs: int = 1
     checkpoint_every_steps: int | None = None
+    best: bool = False
+    early_stop: int | None = None
     threads: int | None = None
     matmul_precision: Literal["highest", "high", "medium"] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("checkpoint_every_epochs", "checkpoint_every_steps", "threads"):
+        for name in ("checkpoint_every_epochs", "checkpoint_every_steps", "early_stop", "threads"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"run.{name} {value}: give 1 or more.")
 

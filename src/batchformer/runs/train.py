@@ -12,7 +12,7 @@ import yaml
 
 from batchformer.errors import BadSample, NonFiniteLoss, UserError
 from batchformer.files import write_json, write_text
-from batchformer.runs.checkpoints import LastCheckpoint
+from batchformer.runs.checkpoints import LastCheckpoint, choosing_callbacks
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.options import RunOptions, dotted, with_current_keys
 from batchformer.runs.progress import ProgressLine
@@ -41,6 +41,9 @@ _CAME_LATER = {
     "data.init_args.views": 1,
     "data.init_args.index": False,
     "run.init_from": {},
+    "run.best": False,
+    "data.init_args.holdout": 0.0,
+    "data.init_args.split_seed": 0,
 }
 
 
@@ -76,7 +79,8 @@ def prepare(
     step = read_checkpoint(folder.checkpoint)["global_step"] if goes_on else 0
     recorder = RunRecorder()
     last = LastCheckpoint(folder.checkpoint, options.checkpoint_every_epochs, options.checkpoint_every_steps)
-    trainer = make_trainer(folder, trainer_keywords, [recorder, last], line, step)
+    choosing = choosing_callbacks(folder, options, task, data)
+    trainer = make_trainer(folder, trainer_keywords, [recorder, *choosing, last], line, step)
     refuse_to_train_nothing(trainer)
     task.trainer = trainer
     task.setup("fit")  # Lightning calls it again; here it refuses schedules without an end before there is a folder
@@ -140,7 +144,8 @@ def train(
         if (mistake := in_one_sentence(problem)) is not None:
             raise mistake from problem
         raise
-    result = build_result(task=task, data=data, trainer=trainer, recorder=recorder, config=config)
+    chosen = _take_best(run) if config["run"].get("best") and folder.best.is_file() else {}
+    result = build_result(task=task, data=data, trainer=trainer, recorder=recorder, config=config) | chosen
     if command is not None:
         result["command"] = command
     if trainer.is_global_zero:
@@ -151,6 +156,21 @@ def train(
     return result
 
 
+def _take_best(run: Prepared) -> dict[str, Any]:
+    """Load the weights of the best epoch on the held-out images and evaluate them; what result.json says of that."""
+    task, recorder = run.task, run.recorder
+    history = list(recorder.history)
+    saved = read_checkpoint(run.folder.best)
+    task.on_load_checkpoint(saved)
+    task.load_state_dict(saved["state_dict"])
+    with interrupts_as_they_are(run.trainer):
+        run.trainer.validate(task, datamodule=run.data, verbose=False)
+    metrics = recorder.metrics
+    recorder.history = history  # of the training, not of this evaluation
+    chosen = {"epoch": int(saved["epoch"]), "step": int(saved["global_step"]), "set": run.data.holdout_set}
+    return {"protocol": f"best on {run.data.holdout_set}", "metrics": metrics, "chosen": chosen}
+
+
 def _leave_what_can_go_on(folder: RunFolder) -> str:
     """After a failure: keep the run folder if it has a checkpoint to resume from, else remove it."""
     if folder.checkpoint.is_file():
@@ -158,8 +178,8 @@ def _leave_what_can_go_on(folder: RunFolder) -> str:
     if is_main_process():
         folder.take_back()
     return (
-        f"there was no checkpoint yet, so nothing is left in {folder.path}: then give the same command again "
-        "(compare: with --resume)"
+        f"there was no checkpoint yet, so nothing of this run is kept in {folder.path}: afterwards give the same "
+        "command again (compare: with --resume)"
     )
 
 

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.errors import UserError, check_choice
+from batchformer.hub import PRETRAINED
 from batchformer.metrics.measures import primary_of
 from batchformer.training.averaging import SWAD, SwadOptions
 from batchformer.training.compiling import compile_in_place, convolve_again, cut_into_patches
@@ -117,13 +118,33 @@ class NetworkTask(Task):
                 f"model.swad needs the evaluation set {self.valley_set!r}, and these data have: {', '.join(sets)}; "
                 "leave model.swad out."
             )
-        self.net = self.plain_net(data)
+        arguments = self.backbone_args
+        if PRETRAINED in self.init_from.values() and not self.restored:
+            self.backbone_args = {**arguments, "pretrained": True}
+        try:
+            self.net = self.plain_net(data)
+        finally:
+            self.backbone_args = arguments
+        self._compare_statistics(data)
         self.before_attach(self.net)
         if self.method == "batchformer":
             reseed(self.seed, 1)
             self.attachment = self.attach_to(self.net)
         if self.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def _compare_statistics(self, data: DataInfo) -> None:
+        """Warn where pretrained weights were trained on images that were normalised otherwise."""
+        trained: Any = getattr(self.net, "pretrained_cfg", None) or {}
+        differ = [key for key in ("mean", "std") if key in data and key in trained and [*data[key]] != [*trained[key]]]
+        if differ and PRETRAINED in self.init_from.values() and not self.restored:
+            given = " ".join(f"--data.{key} {list(trained[key])}" for key in ("mean", "std"))
+            warnings.warn(
+                f"the pretrained weights of {self.backbone} are for images with another {' and '.join(differ)}: add "
+                f"{given}.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     @property
     def class_counts(self) -> list[int]:

@@ -13,6 +13,7 @@ from batchformer.data.images import open_image
 from batchformer.data.info import DataInfo, class_differences
 from batchformer.data.loading.epoch_loader import Batch, as_batch, samples_in
 from batchformer.errors import UserError
+from batchformer.hub import PRETRAINED
 from batchformer.metrics.gather import gathered
 from batchformer.metrics.measures import Measure
 from batchformer.training.captured_step import CapturedStep, align_step_counts, count_step
@@ -180,7 +181,8 @@ class Task(L.LightningModule):
             self.data_info, self.built = info, True  # only now: a build that failed may be tried again
             if not self.restored:
                 for part, source in self.init_from.items():
-                    self.load_part(part, source)
+                    if source != PRETRAINED:  # which the network was built with
+                        self.load_part(part, source)
 
     def take_up(self, data: DataInfo) -> None:
         """Called in place of `build` when the task is built already and is given other data with the same classes."""

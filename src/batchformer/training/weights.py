@@ -37,9 +37,9 @@ def read_weights(source: str | Path) -> dict[str, Tensor]:
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        checkpoint = path / "checkpoints" / "last.ckpt"
-        if checkpoint.is_file():
-            return _network_of(read_checkpoint(checkpoint)["state_dict"])
+        for name in ("best.ckpt", "last.ckpt") if (path / "result.json").is_file() else ("last.ckpt",):
+            if (checkpoint := path / "checkpoints" / name).is_file():
+                return _network_of(read_checkpoint(checkpoint)["state_dict"])
         files = sorted(path.glob("*.safetensors"))
         if not files:
             raise UserError(

@@ -4,7 +4,7 @@ import os
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -20,6 +20,14 @@ from batchformer.metrics.shots import count_shots
 
 _MOST_WORKERS = 256  # more only where there are as many cores
 _DECLARED = ("class_counts", "image_size", "mean", "std", "train_images", "test_images", "fingerprint")
+
+
+class ImageFile(NamedTuple):
+    """A file of an image for `batchformer data --check`: its path in the root, its label, and its annotated size."""
+
+    path: str
+    label: int | None = None
+    size: tuple[int, int] | None = None  # height, width
 
 
 class DataModule(L.LightningDataModule):
@@ -49,6 +57,8 @@ class DataModule(L.LightningDataModule):
 
     #: names of the sets results are reported on, the first one being that of the primary measure
     evaluation_sets: tuple[str, ...] = ("val",)
+    #: name of the evaluation set that is a part of the training data, held out: what may choose a checkpoint
+    holdout_set: str | None = None
     #: names of the possible held-out test targets (domains ...), and the one chosen
     targets: tuple[str, ...] = ()
     target: str | None = None
@@ -154,6 +164,18 @@ class DataModule(L.LightningDataModule):
 
     def remarks(self) -> list[str]:
         """Notes on the data for the user, a line each; available after `setup`."""
+        return []
+
+    def image_files(self) -> dict[str, list[ImageFile]]:
+        """The image files of every set; empty where images are not read from files one by one."""
+        return {}
+
+    def passed_over(self) -> list[str]:
+        """Files in the folders of the images that are not read, relative to the root."""
+        return []
+
+    def annotation_problems(self) -> list[Any]:
+        """Wrong entries of annotation files (`data.sets.annotations.Problem`), found without reading an image."""
         return []
 
     @property

@@ -53,7 +53,7 @@ def check_fields(fields: Fields | None, count: int) -> dict[str, Tensor]:
     """The fields, each with one row for every sample, and a name that is free."""
     for name, values in (fields or {}).items():
         if name in _TAKEN:
-            raise ValueError(f"a field cannot be called {name!r}: that stands in batches already.")
+            raise ValueError(f"a field cannot be called {name!r}: batches have an entry of that name.")
         if len(values) != count:
             raise ValueError(f"the field {name!r} has {len(values)} rows for {count} samples.")
     return dict(fields or {})

@@ -44,6 +44,7 @@ SETS: dict[str, str] = {
     "coco": "coco:CocoDetection",
     "coco-panoptic": "coco_panoptic:CocoPanoptic",
     "voc": "voc:VocDetection",
+    "folder-detection": "detection_folder:DetectionFolder",
     "hands": "hands:RenderedHands",
     "freihand": "hands:FreiHand",
 }

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from batchformer.data.images import open_image
 from batchformer.data.loading.samples import AddressedSamples
+from batchformer.data.sets.annotations import BEYOND
 from batchformer.errors import UserError
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 Sample = tuple[Float[Tensor, "3 height width"], dict[str, Any]]
 Target = dict[str, Any]
 
-_BEYOND = 0.1  # fraction of an image's side by which a box may exceed it; annotated boxes do by a pixel or two
 _PER_BOX = ("boxes", "labels", "area", "crowd", "ignore", "segment_ids")
 _PER_IMAGE = ("paths", "ids", "sizes", "segmentations")
 
@@ -122,7 +122,7 @@ def make_scenes(
 def _check_boxes(scenes: Scenes, owner: np.ndarray, names: list[Any]) -> None:
     """Refuse boxes that are not finite or outside of their image: they are in another format, or of another image."""
     sides = scenes.sizes[owner][:, [1, 0, 1, 0]].reshape(-1, 4)
-    beyond = np.maximum(-scenes.boxes, scenes.boxes - sides) > np.maximum(_BEYOND * sides, 2)
+    beyond = np.maximum(-scenes.boxes, scenes.boxes - sides) > np.maximum(BEYOND * sides, 2)
     wrong = np.flatnonzero(~np.isfinite(scenes.boxes).all(1) | beyond.any(1))
     if not len(wrong):
         return

@@ -1,6 +1,6 @@
 """Base class of data sets of images with one label: class names and counts, checks of labels, long tails."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from batchformer.data.augment.batched import batched_augmentation
 from batchformer.data.loading.data_module import DataModule
 from batchformer.data.loading.device_loader import DeviceLoader
+from batchformer.data.loading.order import derived_key
 from batchformer.errors import UserError, did_you_mean
 
 
@@ -123,6 +124,28 @@ def count_classes(labels: np.ndarray, names: list[str], where: str, allow_empty:
             f"add some, or remove the class and number the labels 0, 1, 2, ... without gaps."
         )
     return counts
+
+
+def stratified_part(
+    names: Sequence[str], labels: np.ndarray, fraction: float, seed: int, purpose: str, at_least: int = 0
+) -> np.ndarray:
+    """Which samples are in a part of this fraction of every class, as a mask.
+
+    A class keeps at least one sample outside of the part, and where it has two, `at_least` so many are inside. They are
+    drawn by a hash of (seed, purpose, name): the same ones in every run, and mostly the same when some are added.
+    """
+    inside = np.zeros(len(labels), dtype=bool)
+    keys = np.array([derived_key(seed, purpose, name) % 2**63 for name in names], dtype=np.int64)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        number = min(max(at_least, round(len(members) * fraction)), len(members) - 1)
+        inside[members[np.argsort(keys[members], kind="stable")[:number]]] = True
+    return inside
+
+
+def check_fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise UserError(f"data.{name} is a part of the images, from 0 to below 1, got {value}.")
 
 
 def tail_counts(classes: int, largest: int, imbalance: float) -> list[int]:

@@ -1,16 +1,17 @@
 """COCO in its official layout, and own data in its format: JSON files are read, validated and converted to arrays."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from batchformer.data.images import first_line
+from batchformer.data.sets.annotations import Problem, coco_problems
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
-from batchformer.data.sets.files import refuse_outside
+from batchformer.data.sets.files import existing_root, refuse_outside
 from batchformer.data.sets.miniature import THINGS, TRAIN_SCENES, VAL_SCENES, save_scene
 from batchformer.errors import UserError
 
@@ -41,9 +42,19 @@ class CocoDetection(DetectionData):
 
     def _read_scenes(self, root: str) -> tuple[dict[str, Scenes], Categories]:
         check_folders(root, self.files)
-        train, categories = read_instances(root, *self.files["train"])
-        val, _ = read_instances(root, *self.files["val"], known=categories)
+        skip = {part: self.skipped.entries(root, self.files[part][0]) for part in ("train", "val")}
+        train, categories = read_instances(root, *self.files["train"], skip=skip["train"])
+        val, _ = read_instances(root, *self.files["val"], known=categories, skip=skip["val"])
         return {"train": train, "val": val}, categories
+
+    def annotation_problems(self) -> list[Problem]:
+        root = existing_root(self.root)
+        check_folders(root, self.files)
+        return [
+            problem
+            for annotations in dict.fromkeys(annotations for annotations, _ in self.files.values())
+            for problem in coco_problems(read_json(Path(root) / annotations), annotations)
+        ]
 
 
 def check_folders(root: str, files: Mapping[str, tuple[str, ...]]) -> None:
@@ -121,16 +132,20 @@ def positions(ids: list[Any], known: list[int], what: str, annotations: list[Any
 
 
 def read_instances(
-    root: str, annotations: str, folder: str, known: Categories | None = None
+    root: str, annotations: str, folder: str, known: Categories | None = None, skip: Collection[int] = ()
 ) -> tuple[Scenes, Categories]:
-    """Images and boxes. Labels are positions in the categories: those of this file, or the `known` ones."""
+    """Images and boxes. Labels are positions in the categories: those of this file, or the `known` ones.
+
+    `skip`: numbers of annotations to leave out.
+    """
     path = Path(root) / annotations
     content = read_json(path)
     own = read_categories(content, path)
     categories = own if known is None else same_categories(own, known, path)
     images = read_images(content, path, root, folder)
-    entries = content["annotations"]
-    names = [entry.get("id", f"number {position + 1}") for position, entry in enumerate(entries)]
+    numbered = [(position, entry) for position, entry in enumerate(content["annotations"]) if position not in skip]
+    names = [entry.get("id", f"number {position + 1}") for position, entry in numbered]
+    entries = [entry for _, entry in numbered]
     image_ids = values(entries, "image_id", "annotation", path)
     owner = positions(image_ids, [image[0] for image in images], "image", names, path)
     per_box = read_per_box(entries, "annotation", names, own, categories, path)

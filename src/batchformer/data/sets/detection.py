@@ -18,17 +18,19 @@ from batchformer.data.augment.options import (
     check_at_least,
     check_images,
 )
-from batchformer.data.loading.data_module import DataModule
+from batchformer.data.loading.data_module import DataModule, ImageFile
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.sets.boxes import Categories, DetectionSamples, Scenes
-from batchformer.data.sets.files import existing_root
+from batchformer.data.sets.classification import check_fraction, stratified_part
+from batchformer.data.sets.files import HOLDOUT, existing_root
+from batchformer.data.sets.skipped import SkipsBad
 from batchformer.errors import UserError
 from batchformer.metrics.shots import count_shots
 
 Labels = Literal["contiguous", "official"]
 
 
-class DetectionData(DataModule):
+class DetectionData(SkipsBad, DataModule):
     """Images with boxes, for transformers' detectors: `model(**batch)`.
 
     A batch is a dict of `pixel_values`, `pixel_mask` (1 where an image is, 0 where it is padded) and `labels`, one dict
@@ -50,6 +52,11 @@ class DetectionData(DataModule):
     its own cache: memory is used once per worker, and time is saved once every worker has read an image. With
     `cache="device"` and no workers, transformed training samples stay on the device of the run and batches are collated
     there. Batches are the same with and without.
+
+    `holdout`: this part of the training images, drawn by `split_seed` and stratified by the rarest class in them, is
+    not trained on but evaluated as a set of its own, which may choose a checkpoint (`run.best`) or end a run
+    (`run.early_stop`). `skip_bad` names the file of a check (`batchformer data RECIPE --check`); what it found is left
+    out.
 
     After `setup`: `num_classes`, `class_names` and `id2label` by label, `category_ids` by label (-1 in a gap),
     `is_thing`, `class_counts` (training boxes), `train_images`, `test_images`, `train_boxes`, `test_boxes`,
@@ -84,6 +91,9 @@ class DetectionData(DataModule):
         eval_batch_size: int = 4,
         repeat: int = 1,
         cache: bool | Literal["device"] = False,
+        holdout: float = 0.0,
+        split_seed: int = 0,
+        skip_bad: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -105,6 +115,10 @@ class DetectionData(DataModule):
         self.evaluate_on = evaluate_on
         self.mean, self.std = mean, std
         self.repeat, self.cache = repeat, cache
+        check_fraction("holdout", holdout)
+        self.holdout, self.split_seed, self.skip_bad = holdout, split_seed, skip_bad
+        if holdout:
+            self.holdout_set, self.evaluation_sets = HOLDOUT, ("val", HOLDOUT)
         self._kept: dict[tuple[str, bool], Any] = {}  # cached samples, by part and whether they are trained on
 
     @abstractmethod
@@ -122,14 +136,24 @@ class DetectionData(DataModule):
         return self._loader_of(name, training=False)
 
     def _read(self) -> None:
-        read, categories = self._read_scenes(existing_root(self.root))
+        root = existing_root(self.root)
+        read, categories = self._read_scenes(root)
         train, val = read["train"], read["val"]
         self._set_categories(categories)
+        sets = {"train": train, "val": val}
+        if self.holdout:
+            held = scene_part(train, self.holdout, self.split_seed, HOLDOUT)
+            sets = {"train": train.some(np.flatnonzero(~held)), "val": val, HOLDOUT: train.some(np.flatnonzero(held))}
+        if self.skipped:
+            sets = {name: self._without_bad(scenes, root, name == "train") for name, scenes in sets.items()}
+        train = sets["train"]
         if not self.keep_empty:
-            train = train.some(np.unique(np.repeat(np.arange(len(train)), np.diff(train.first))[train.trained()]))
+            sets["train"] = train.some(
+                np.unique(np.repeat(np.arange(len(train)), np.diff(train.first))[train.trained()])
+            )
         self._scenes: dict[str, Scenes] = {}
-        for part, scenes in (("train", train), ("val", val)):
-            scenes = scenes.some(np.arange(len(scenes))[: self.limits[part]])
+        for part, scenes in sets.items():
+            scenes = scenes.some(np.arange(len(scenes))[: self.limits.get(part)])
             if not len(scenes):
                 raise UserError(f"{scenes.source} lists no image{' with a box' if not self.keep_empty else ''}.")
             if not os.path.isfile(scenes.path(0)):
@@ -145,6 +169,21 @@ class DetectionData(DataModule):
             raise UserError(f"{train.source} has no box to train on in the images chosen.")
         self.fingerprint = train.fingerprint()
 
+    def _without_bad(self, scenes: Scenes, root: str, training: bool) -> Scenes:
+        kept = [self.skipped.keeps(os.path.relpath(scenes.path(k), root), training) for k in range(len(scenes))]
+        return scenes.some(np.flatnonzero(kept))
+
+    def image_files(self) -> dict[str, list[ImageFile]]:
+        self.setup()
+        root = existing_root(self.root)
+        return {
+            name: [
+                ImageFile(os.path.relpath(scenes.path(k), root), None, (int(height), int(width)))
+                for k, (height, width) in enumerate(scenes.sizes)
+            ]
+            for name, scenes in self._scenes.items()
+        }
+
     def _set_categories(self, categories: Categories) -> None:
         """Set names, ids and things or stuff by label."""
         by_label = categories.ids if self.labels == "official" else range(len(categories.ids))
@@ -156,7 +195,8 @@ class DetectionData(DataModule):
         self.is_thing = [categories.things[position_of[k]] if k in position_of else False for k in labels]
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
-        return self._loader_of("train" if training else self.evaluate_on, training)
+        part = "train" if training else name if name == HOLDOUT else self.evaluate_on
+        return self._loader_of(part, training)
 
     def _loader_of(self, part: str, training: bool) -> EpochLoader:
         samples = self._cached_samples(part, training)
@@ -197,6 +237,10 @@ class DetectionData(DataModule):
             if count := scenes.left_out:
                 boxes = "1 box is" if count == 1 else f"{count} boxes are"
                 told.append(f"{scenes.source}: {boxes} of negative width or height and left out")
+        skip = self.skipped
+        if number := len(skip.files | skip.training) + sum(len(entries) for _, entries in skip.annotations.values()):
+            what = "file or box is" if number == 1 else "files or boxes are"
+            told.append(f"{number} {what} left out ({self.skip_bad})")
         if self.evaluate_on == "train":
             told.append("results are those on the training images (data.evaluate_on: train)")
         return told
@@ -221,6 +265,16 @@ class DetectionData(DataModule):
         numbers = super().describe()
         shots = count_shots(count for count in self.class_counts if count)
         return numbers | {"classes": self.num_classes - self.category_ids.count(-1)} | shots
+
+
+def scene_part(scenes: Scenes, fraction: float, seed: int, purpose: str, at_least: int = 0) -> np.ndarray:
+    """Which images are in a part of this fraction: `stratified_part` by the rarest class that an image has."""
+    owner = np.repeat(np.arange(len(scenes)), np.diff(scenes.first))
+    counts = np.bincount(scenes.labels, minlength=1)
+    rarest = np.full(len(scenes), -1)
+    for box in np.argsort(-counts[scenes.labels], kind="stable"):  # rarer ones overwrite
+        rarest[owner[box]] = scenes.labels[box]
+    return stratified_part([os.fsdecode(path) for path in scenes.paths], rarest, fraction, seed, purpose, at_least)
 
 
 def _transformed(image: Image.Image, transform: Callable[[Any], Any]) -> Tensor:

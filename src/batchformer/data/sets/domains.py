@@ -47,6 +47,7 @@ class DomainData(ClassificationData):
     """
 
     evaluation_sets = ("target", "source")
+    holdout_set = "source"
     source_domains: list[str]
 
     def __init__(
@@ -135,11 +136,11 @@ class DomainData(ClassificationData):
         sets["target"] = [target[1]]
         if self.adapt:
             sets["unlabelled"] = [target[0]._replace(labels=np.full(len(target[0].labels), -1))]
-        self._counts = {name: [len(part.labels) for part in parts] for name, parts in sets.items()}
+        counts = {name: [len(part.labels) for part in parts] for name, parts in sets.items()}
         arranged = {}
         for name, parts in sets.items():
             first = 0 if name in ("train", "source") else len(sources)
-            domains = np.repeat(np.arange(first, first + len(parts)), self._counts[name])
+            domains = np.repeat(np.arange(first, first + len(parts)), counts[name])
             samples = np.concatenate([part.samples for part in parts])
             labels = np.concatenate([part.labels for part in parts])
             arranged[name] = Part(samples, labels, _listed([part.source for part in parts])), {"domains": domains}
@@ -157,6 +158,8 @@ class DomainData(ClassificationData):
 
     def _count(self, sets: Mapping[str, Any], digest: Any) -> None:
         super()._count(sets, digest)
+        domains = {name: each.fields["domains"] for name, each in sets.items()}
+        self._counts = {name: np.unique(each, return_counts=True)[1].tolist() for name, each in domains.items()}
         self.test_images = len(sets["target"].labels)  # results are about these
 
     # for loaders and users

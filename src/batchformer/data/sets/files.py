@@ -5,7 +5,7 @@ import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,27 +16,40 @@ from torch import Tensor
 
 from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics, check_images
 from batchformer.data.images import EXTENSIONS, decode_images, images_in, passed_over
+from batchformer.data.loading.data_module import ImageFile
 from batchformer.data.loading.epoch_loader import EpochLoader
-from batchformer.data.sets.classification import ClassificationData
+from batchformer.data.sets.classification import ClassificationData, stratified_part
+from batchformer.data.sets.skipped import SkipsBad
 from batchformer.errors import UserError
 
+HOLDOUT = "holdout"  # the evaluation set that is cut from the training images
 _OTHER_NAMES_OF_VAL = ("valid", "validation", "test", "eval")
 
 
 @dataclass(frozen=True)
 class Listing:
     """Image files relative to the data set's root, their labels, their source (for messages), further fields of every
-    image (domains, pairs ...), and the extensions of other files in the same folders."""
+    image (domains, pairs ...), and the extensions of other files in the same folders, which `passed` lists."""
 
     paths: list[str]
     labels: np.ndarray
     source: str
     fields: dict[str, np.ndarray] = field(default_factory=dict)
     others: Counter[str] = field(default_factory=Counter)
+    passed: list[str] = field(default_factory=list)
+
+    def some(self, kept: np.ndarray) -> "Listing":
+        """Only these images, by number or by a mask."""
+        chosen = np.arange(len(self.paths))[kept]
+        fields = {name: values[chosen] for name, values in self.fields.items()}
+        return replace(self, paths=[self.paths[k] for k in chosen], labels=self.labels[chosen], fields=fields)
 
 
-class FileData(ClassificationData):
-    """Base class of data sets of files, listed by `_read_listings`; read and augmented in `workers` processes."""
+class FileData(SkipsBad, ClassificationData):
+    """Base class of data sets of files, listed by `_read_listings`; read and augmented in `workers` processes.
+
+    `skip_bad` names the file of a check (`batchformer data RECIPE --check`); what it found is left out.
+    """
 
     #: whether photos are rotated by their EXIF orientation; published data sets are read as stored, as is usual
     upright = False
@@ -54,6 +67,7 @@ class FileData(ClassificationData):
         erase_prob: float = 0.0,
         workers: int = 4,
         eval_batch_size: int = 256,
+        skip_bad: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(root, workers=workers, eval_batch_size=eval_batch_size, **options)
@@ -64,7 +78,7 @@ class FileData(ClassificationData):
         check_images(image_size, std, erase_prob)
         self._check_views(get_args(FileAugmentation))
         self.augment, self.image_size, self.erase_prob = augment, image_size, erase_prob
-        self.mean, self.std = mean, std
+        self.mean, self.std, self.skip_bad = mean, std, skip_bad
         self._held: dict[str, torch.Tensor] = {}
 
     @abstractmethod
@@ -73,10 +87,13 @@ class FileData(ClassificationData):
 
     def _read(self) -> None:
         root = existing_root(self.root)
-        self._listings, self.class_names = self._read_listings(root)
+        listings, self.class_names = self._read_listings(root)
+        self._listings = {name: self._without_bad(listing, name == "train") for name, listing in listings.items()}
         train = self._listings["train"]
         lines = "".join(f"{path} {label}\n" for path, label in zip(train.paths, train.labels, strict=True))
         self._count(self._listings, hashlib.sha256(lines.encode(errors="surrogateescape")))
+        if HOLDOUT in self.evaluation_sets:
+            self.test_images -= len(self._listings[HOLDOUT].labels)  # results are about the others
         for listing in (train, *(self._listings[name] for name in self.evaluation_sets)):
             # one file is enough to detect a wrong root; checking all would take minutes on a network disk
             first = os.path.join(root, listing.paths[0])
@@ -84,9 +101,34 @@ class FileData(ClassificationData):
                 raise UserError(f"image {first}, the first in {listing.source}, does not exist: check data.root.")
         self._folder = os.path.join(root, "")
 
+    def _without_bad(self, listing: Listing, training: bool) -> Listing:
+        if not self.skipped:
+            return listing
+        return listing.some(np.array([self.skipped.keeps(path, training) for path in listing.paths], dtype=bool))
+
+    def _hold_out(self, train: Listing, fraction: float, seed: int) -> dict[str, Listing]:
+        """The training images without a part, and that part, which is evaluated as `holdout`; see `stratified_part`."""
+        if not fraction:
+            return {"train": train}
+        held = stratified_part(train.paths, train.labels, fraction, seed, HOLDOUT)
+        return {"train": train.some(~held), HOLDOUT: replace(train.some(held), others=Counter(), passed=[])}
+
+    def image_files(self) -> dict[str, list[ImageFile]]:
+        self.setup()
+        return {
+            name: [ImageFile(path, label) for path, label in zip(each.paths, each.labels.tolist(), strict=True)]
+            for name, each in self._listings.items()
+        }
+
+    def passed_over(self) -> list[str]:
+        return sorted({path for listing in self._listings.values() for path in listing.passed})
+
     def remarks(self) -> list[str]:
         others = sum((listing.others for listing in self._listings.values()), Counter[str]())
-        return [*super().remarks(), *([f"{self.root}: {passed_over(others)}"] if others else [])]
+        told = [f"{self.root}: {passed_over(others)}"] if others else []
+        if number := len(self.skipped.files | self.skipped.training):
+            told.append(f"{number} {'file is' if number == 1 else 'files are'} left out ({self.skip_bad})")
+        return [*super().remarks(), *told]
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
         from batchformer.data.augment.host import file_transform
@@ -203,7 +245,10 @@ def class_folders(root: str, part: str) -> list[str]:
             way_out = (
                 f"; rename {Path(root) / beside[0]} to val" if beside else "; move some images of each class there"
             )
-            way_out += ", since results are measured on images that are not trained on"
+            way_out += (
+                ", since results are measured on images that are not trained on; or --data.val_fraction 0.2 sets a "
+                "fifth of the images aside for that"
+            )
         raise UserError(
             f"there is no folder {folder}: images are expected in {root}/train/<class>/ and {root}/val/<class>/"
             f"{way_out}."
@@ -222,10 +267,11 @@ def list_images(root: str, part: str, names: list[str], allow_empty: bool = Fals
     paths: list[str] = []
     labels: list[int] = []
     others: Counter[str] = Counter()
+    passed: list[str] = []
     for label, name in enumerate(names):
         folder = Path(root) / part / name
         above = len(str(folder)) - len(os.path.join(part, name))
-        found = [path[above:] for path in images_in(folder, others)]  # os.path.relpath takes a while
+        found = [path[above:] for path in images_in(folder, others, passed)]  # os.path.relpath takes a while
         if not found and part == "train" and not allow_empty:
             there = f"; {passed_over(others)}" if others else ""
             raise UserError(
@@ -234,4 +280,5 @@ def list_images(root: str, part: str, names: list[str], allow_empty: bool = Fals
             )
         paths += found
         labels += [label] * len(found)
-    return Listing(paths, np.array(labels, dtype=np.int64), str(Path(root) / part), others=others)
+    passed = [os.path.relpath(path, root) for path in passed]
+    return Listing(paths, np.array(labels, dtype=np.int64), str(Path(root) / part), others=others, passed=passed)

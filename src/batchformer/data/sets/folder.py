@@ -1,8 +1,12 @@
 """Own images, one folder per class: root/train/<class>/ and root/val/<class>/."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from batchformer.data.sets.files import FileData, Listing, class_folders, list_images
+from batchformer.data.sets.classification import check_fraction, stratified_part
+from batchformer.data.sets.files import HOLDOUT, FileData, Listing, class_folders, list_images
 from batchformer.data.sets.miniature import FILE_COUNTS, TEST_PER_CLASS, save_picture
 from batchformer.errors import UserError
 
@@ -14,11 +18,52 @@ class ImageFolders(FileData):
 
     root/val has the same class folders (one may be missing there: that class has no accuracy). The class counts are
     those of the files. Photos are rotated by their EXIF orientation, as in `batchformer predict`.
+
+    `val_fraction`: where there is no root/val, this part of every class (one image at least) is evaluated on and not
+    trained on; the class folders are those of root/train, or of `root` itself. `holdout`: this part of every training
+    class is not trained on but evaluated as a set of its own, which may choose a checkpoint (`run.best`) or end a run
+    (`run.early_stop`). `split_seed` decides which images; it is the same for all seeds of a comparison.
     """
 
     upright = True
 
+    def __init__(
+        self,
+        root: str | None = None,
+        *,
+        val_fraction: float | None = None,
+        holdout: float = 0.0,
+        split_seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, **options)
+        check_fraction("val_fraction", val_fraction or 0)
+        check_fraction("holdout", holdout)
+        self.val_fraction, self.holdout, self.split_seed = val_fraction or None, holdout, split_seed
+        if holdout:
+            self.holdout_set, self.evaluation_sets = HOLDOUT, ("val", HOLDOUT)
+
     def _read_listings(self, root: str) -> tuple[dict[str, Listing], list[str]]:
+        listings, names = self._read_parts(root) if self.val_fraction is None else self._divide(root, self.val_fraction)
+        return {**listings, **self._hold_out(listings["train"], self.holdout, self.split_seed)}, names
+
+    def _divide(self, root: str, fraction: float) -> tuple[dict[str, Listing], list[str]]:
+        """The images of root/train, or of `root`, divided into those to train and those to evaluate on."""
+        if (Path(root) / "val").is_dir():
+            raise UserError(
+                f"data.val_fraction divides images without a val part, and {Path(root) / 'val'} is there: leave "
+                "data.val_fraction out, or move that folder away."
+            )
+        part = "train" if (Path(root) / "train").is_dir() else ""
+        names = class_folders(root, part)
+        everything = list_images(root, part, names, self.allow_empty_classes)
+        inside = stratified_part(everything.paths, everything.labels, fraction, self.split_seed, "val", at_least=1)
+        if not inside.any():
+            raise UserError(f"{everything.source} has one image in each class: there is none to evaluate on; add some.")
+        train = everything.some(~inside)
+        return {"train": train, "val": replace(everything.some(inside), others=Counter(), passed=[])}, names
+
+    def _read_parts(self, root: str) -> tuple[dict[str, Listing], list[str]]:
         names = class_folders(root, "train")
         unknown = [name for name in class_folders(root, "val") if name not in names]
         if unknown:

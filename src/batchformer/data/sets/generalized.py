@@ -44,7 +44,7 @@ class AttributeTable(NamedTuple):
     source: str  # for messages
 
     def check(self) -> None:
-        """Refuse what cannot be trained on: see the sentences."""
+        """Raise a UserError for arrays that do not fit together or cannot be trained on."""
         where = self.source
         if self.features.ndim != 2 or not self.features.size:
             raise UserError(f"the features in {where} have the shape {self.features.shape}: expected (samples, width).")

@@ -58,7 +58,7 @@ class HandData(DataModule):
 
     @abstractmethod
     def topology_settings(self) -> dict[str, Any]:
-        """What `make_topology` takes: so that a checkpoint knows its mesh without the data."""
+        """What `make_topology` takes: so that a checkpoint restores its mesh without the data."""
 
     def describe(self) -> dict[str, Any]:
         """The data set in numbers."""
@@ -83,7 +83,7 @@ class RenderedHands(HandData):
     order, or with `fresh` new ones. The test scenes are others. See `HandScenes` for what is random.
 
     Args:
-        root: of nothing; data sets have it.
+        root: not used; every data set has this option.
         train_images, test_images: how many scenes.
         rig: a GLB file with WebXR's hand joints; null: the embedded hand.
         fresh: new scenes in every epoch.
@@ -154,8 +154,8 @@ class FreiHand(HandData):
     """FreiHAND in its official folders: 32,560 scenes on four backgrounds each to train on, 3,960 to test on.
 
     The evaluation annotations, published later, are needed to score here. `mano` is MANO_RIGHT.pkl, which its users
-    license themselves; its topology is what the vertices are of. In training pictures are turned, scaled and coloured
-    as Mesh Graphormer does it.
+    license themselves; the vertices are those of its mesh. In training pictures are rotated, scaled and changed in
+    colour as in Mesh Graphormer.
 
     Args:
         root: the folder.

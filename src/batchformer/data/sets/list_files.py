@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from batchformer.data.sets.classification import check_labels
-from batchformer.data.sets.files import FileData, Listing, find_file, read_lines, read_pairs
+from batchformer.data.sets.classification import check_fraction, check_labels
+from batchformer.data.sets.files import HOLDOUT, FileData, Listing, find_file, read_lines, read_pairs
 from batchformer.data.sets.miniature import FILE_COUNTS, TEST_PER_CLASS, save_picture
 from batchformer.errors import UserError
 
@@ -22,7 +22,7 @@ class ListFiles(FileData):
     ImageNet_LT_test.txt, Places_LT_test.txt, iNaturalist18_val.txt. `names` may name a text file with one class name
     a line. `meta_list` may name a third list, the set `meta`, for methods that learn from a set of their own (BALMS):
     ImageNet_LT_val.txt, Places_LT_val.txt. iNaturalist 2018 has statistics of its own: mean (.466, .471, .380), std
-    (.195, .194, .192).
+    (.195, .194, .192). `holdout` and `split_seed`: see `ImageFolders`.
     """
 
     def __init__(
@@ -33,9 +33,15 @@ class ListFiles(FileData):
         names: str | None = None,
         meta_list: str | None = None,
         workers: int = 8,
+        holdout: float = 0.0,
+        split_seed: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(root, workers=workers, **options)
+        check_fraction("holdout", holdout)
+        self.holdout, self.split_seed = holdout, split_seed
+        if holdout:
+            self.holdout_set, self.evaluation_sets = HOLDOUT, ("val", HOLDOUT)
         self.train_list = train_list
         self.val_list = val_list
         self.names, self.meta_list = names, meta_list
@@ -44,6 +50,7 @@ class ListFiles(FileData):
         train = read_list(find_file(self.train_list, root, "train_list"), root)
         test = read_list(find_file(self.val_list, root, "val_list"), root)
         classes, listings = int(train.labels.max()) + 1, {"train": train, "val": test}
+        listings |= self._hold_out(train, self.holdout, self.split_seed)
         if self.meta_list is not None:
             listings["meta"] = read_list(find_file(self.meta_list, root, "meta_list"), root)
             check_labels(listings["meta"].labels, classes, listings["meta"].source)

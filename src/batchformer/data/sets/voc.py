@@ -1,5 +1,6 @@
 """PASCAL VOC in its official folders, with an XML file for each image."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -7,12 +8,15 @@ from xml.etree import ElementTree
 import numpy as np
 
 from batchformer.data.images import EXTENSIONS
+from batchformer.data.sets.annotations import Problem, box_problem
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
-from batchformer.data.sets.files import read_lines, refuse_outside
+from batchformer.data.sets.files import existing_root, read_lines, refuse_outside
 from batchformer.data.sets.miniature import TRAIN_SCENES, VAL_SCENES, GeneratedScene, save_scene
+from batchformer.data.sets.skipped import Skipped
 from batchformer.errors import UserError
 
+EVERYTHING = "*"  # in the place of a list: all that is annotated
 LAYOUT = "DIR/{JPEGImages,Annotations,ImageSets/Main}/..."
 VOC_CLASSES = ("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
                "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor")  # fmt: skip
@@ -22,7 +26,8 @@ class VocDetection(DetectionData):
     """JPEGImages/, Annotations/*.xml and ImageSets/Main/<list>.txt, in `root` or in folders of it.
 
     `train` and `val` name lists: `trainval` for ImageSets/Main/trainval.txt in `root`, `VOC2012/trainval` for that of
-    root/VOC2012; several are put together (VOC07+12 is `[VOC2007/trainval, VOC2012/trainval]` against `VOC2007/test`).
+    root/VOC2012, `*` for everything in Annotations; several are put together (VOC07+12 is `[VOC2007/trainval,
+    VOC2012/trainval]` against `VOC2007/test`).
     Classes are `class_names`, or VOC's twenty where the training objects are all of these, else the names that occur,
     sorted. Difficult objects are trained on with `difficult=True` only; evaluation ignores them, found or missed.
     Pixels are counted from 1 in the files, as in VOC. Batches and other keywords: see `DetectionData`.
@@ -45,13 +50,23 @@ class VocDetection(DetectionData):
 
     def _read_scenes(self, root: str) -> tuple[dict[str, Scenes], Categories]:
         read = {
-            part: [image for name in self.lists[part] for image in _read_list(Path(root), name)]
+            part: [image for name in self.lists[part] for image in _read_list(Path(root), name, self.skipped)]
             for part in ("train", "val")
         }
         found = sorted({box["name"] for image in read["train"] for box in image["objects"]})
         names = self.given_names or (list(VOC_CLASSES) if set(found) <= set(VOC_CLASSES) else found)
         train, val = (self._scenes_of(root, part, read[part], names) for part in ("train", "val"))
         return {"train": train, "val": val}, Categories(list(range(len(names))), names, [True] * len(names))
+
+    def annotation_problems(self) -> list[Problem]:
+        root = Path(existing_root(self.root))
+        entries = {part: [e for name in self.lists[part] for e in _entries(root, name)] for part in ("train", "val")}
+        given = None if self.given_names is None else set(self.given_names)
+        trained = [_problems_in(root, *entry, known=given) for entry in entries["train"]]
+        known = given or {name for _, names in trained for name in names}
+        known |= set(VOC_CLASSES) if known <= set(VOC_CLASSES) else set()
+        others = [_problems_in(root, *entry, known=known) for entry in entries["val"]]
+        return list(dict.fromkeys(problem for problems, _ in (*trained, *others) for problem in problems))
 
     def _scenes_of(self, root: str, part: str, images: list[dict[str, Any]], names: list[str]) -> Scenes:
         label_of = {name: label for label, name in enumerate(names)}
@@ -77,18 +92,30 @@ class VocDetection(DetectionData):
         )
 
 
-def _read_list(root: Path, name: str) -> list[dict[str, Any]]:
+def _read_list(root: Path, name: str, skipped: Skipped) -> list[dict[str, Any]]:
+    return [
+        _read_xml(root / xml, skipped.entries(str(root), xml)) | {"path": image}
+        for xml, image in _entries(root, name)
+        if image not in skipped.files
+    ]
+
+
+def _entries(root: Path, name: str) -> list[tuple[str, str]]:
+    """The XML file and the image of each entry of a list, relative to the root; the list `*` is all XML files."""
     base, _, part = name.rpartition("/")
     folder = root / base
     listing = folder / "ImageSets" / "Main" / f"{part}.txt"
-    for expected in (listing, folder / "Annotations", folder / "JPEGImages"):
+    for expected in (*(() if part == EVERYTHING else (listing,)), folder / "Annotations", folder / "JPEGImages"):
         if not expected.exists():
             raise UserError(
                 f"VOC's folders are not complete, {expected} is not there: set data.root to the folder with "
                 f"Annotations, ImageSets and JPEGImages, or write data.train and data.val as VOC2007/trainval."
             )
-    # lists of one class have a second column
-    lines = {number: line.split()[0] for number, line in enumerate(read_lines(listing), 1) if line.strip()}
+    if part == EVERYTHING:
+        listing = folder / "Annotations"
+        lines = dict(enumerate(sorted(file.stem for file in listing.glob("*.xml")), 1))
+    else:  # lists of one class have a second column
+        lines = {number: line.split()[0] for number, line in enumerate(read_lines(listing), 1) if line.strip()}
     for number, stem in lines.items():
         refuse_outside(stem, root, f"{listing}, line {number},", str(Path(base) / "JPEGImages"))
     stems = list(lines.values())
@@ -96,17 +123,46 @@ def _read_list(root: Path, name: str) -> list[dict[str, Any]]:
         raise UserError(f"{listing} lists no image.")
     first = folder / "JPEGImages" / stems[0]
     suffix = next((suffix for suffix in EXTENSIONS if first.with_name(f"{first.name}{suffix}").is_file()), ".jpg")
+    inside = Path(base)
     return [
-        _read_xml(folder / "Annotations" / f"{stem}.xml") | {"path": str(Path(base) / "JPEGImages" / f"{stem}{suffix}")}
-        for stem in stems
+        (str(inside / "Annotations" / f"{stem}.xml"), str(inside / "JPEGImages" / f"{stem}{suffix}")) for stem in stems
     ]
 
 
-def _read_xml(path: Path) -> dict[str, Any]:
+def _problems_in(root: Path, xml: str, image: str, known: set[str] | None) -> tuple[list[Problem], set[str]]:
+    """The wrong objects in an XML file, and the names of the others; `known`: the classes there are."""
+    try:
+        tree = ElementTree.parse(root / xml).getroot()
+        height, width = int(_text(tree, "size/height")), int(_text(tree, "size/width"))
+    except (OSError, ElementTree.ParseError, ValueError) as error:
+        reason = "it does not exist" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
+        return [Problem(xml, reason, image=image)], set()
+    found, names, seen = [], set(), set()
+    for number, entry in enumerate(tree.iter("object")):
+        reason, name = None, (entry.findtext("name") or "").strip()
+        try:
+            box = _read_object(entry)
+            reason = box_problem(box["corners"], height, width)
+            if reason is None and known is not None and name not in known:
+                reason = "its class is not one of those trained on"
+            if reason is None and (name, box["corners"]) in seen:
+                reason = "it stands there twice"
+            seen.add((name, box["corners"]))
+        except ValueError as error:
+            reason = str(error)
+        if reason is None:
+            names.add(name)
+        else:
+            found.append(Problem(xml, f"object {number + 1}{f', {name}' if name else ''}: {reason}", number))
+    return found, names
+
+
+def _read_xml(path: Path, skip: Collection[int] = ()) -> dict[str, Any]:
     try:
         tree = ElementTree.parse(path).getroot()
         size = (int(_text(tree, "size/height")), int(_text(tree, "size/width")))
-        return {"file": str(path), "size": size, "objects": [_read_object(entry) for entry in tree.iter("object")]}
+        entries = [entry for number, entry in enumerate(tree.iter("object")) if number not in skip]
+        return {"file": str(path), "size": size, "objects": [_read_object(entry) for entry in entries]}
     except FileNotFoundError as error:
         raise UserError(
             f"annotation {path} does not exist: unpack it again, or take the image out of the list."

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from batchformer import mix as bfmix
 from batchformer.errors import UserError, did_you_mean
+from batchformer.hub import fetching
 from batchformer.mix.base import Images, SoftLabels
 from batchformer.mix.transmix import TransMixed
-from batchformer.models.create import fetching, load_file
+from batchformer.models.create import load_file
 from batchformer.tasks.classification.options import MixOptions
 from batchformer.training.compiling import compile_in_place
 from batchformer.training.reseed import seed_from

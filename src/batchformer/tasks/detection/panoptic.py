@@ -74,7 +74,10 @@ class Panoptic(Detection):
     measures = PANOPTIC
     checkpoint_key_of_0_1 = "panoptic"
     data_class: ClassVar[type] = CocoPanoptic
-    predict_options: ClassVar[Mapping[str, str]] = {"threshold": "how sure a query must be to take part (0.85)"}
+    predict_options: ClassVar[Mapping[str, str]] = {
+        **Detection.predict_options,
+        "threshold": "how sure a query must be to take part (0.85)",
+    }
 
     def __init__(
         self,

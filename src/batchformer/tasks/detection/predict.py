@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from batchformer.data.images import check_image
+from batchformer.data.drawing import refuse_other_picture, save_marked
+from batchformer.data.images import check_image, output_names
 from batchformer.errors import UserError
 from batchformer.files import csv_text, refuse_to_replace, write_text
 
 MOST_BOXES = 100  # per image in the files, as in COCO's evaluation
 DRAWN_FROM = 0.5
 JSON, CSV, SEGMENTS = "predictions.json", "predictions.csv", "segments"
-_MARK = "batchformer predict"  # in the PNG metadata, to recognise pictures of an earlier prediction
 
 
 def predict_objects(
@@ -71,15 +71,7 @@ def _refuse_what_is_not_ours(out: Path, names: Sequence[str]) -> None:
     )
     for name in names:
         for folder in (out, out / SEGMENTS):
-            refuse_to_replace(folder / f"{name}.png", lambda content: _MARK.encode() in content)
-
-
-def _save(picture: Any, path: Path) -> None:
-    from PIL.PngImagePlugin import PngInfo
-
-    note = PngInfo()
-    note.add_text("Software", _MARK)
-    picture.save(path, pnginfo=note)
+            refuse_other_picture(folder / f"{name}.png", "predict")
 
 
 def predict_one(task: Any, data: Any, picture: Any, threshold: float | None = None) -> dict[str, Any]:
@@ -110,20 +102,6 @@ def _probability(given: str | None) -> float | None:
     if not 0 <= value <= 1:
         raise UserError(f"--threshold: expected a number from 0 to 1, got {given}.")
     return value
-
-
-def output_names(images: Sequence[Path]) -> list[str]:
-    """The names of the images without their endings, made different where several are the same."""
-    names: dict[str, None] = {}  # a dict: ordered, with fast lookup for thousands of images
-    stems = [path.stem for path in images]
-    taken, last = set(stems), dict.fromkeys(stems, 1)
-    for stem in stems:
-        name, number = stem, last[stem]  # the numbers before are taken: not to be tried again
-        while name in names or (number > 1 and name in taken):
-            number += 1
-            name = f"{stem}-{number}"
-        names[name], last[stem] = None, number
-    return list(names)
 
 
 def image_ids(images: Sequence[Path]) -> list[int]:
@@ -180,7 +158,7 @@ class BoxWriter:
             self.rows.append([str(path), self.names[label], f"{score:.6f}", *map(str, box), ""])
         sure = scores >= self.threshold
         drawing = draw_boxes(picture, boxes[sure], labels[sure].tolist(), self.names, scores[sure].tolist())
-        _save(drawing, self.out / f"{name}.png")
+        save_marked(drawing, self.out / f"{name}.png", "predict")
         return int(sure.sum())
 
     def why_nothing(self) -> str:
@@ -218,7 +196,7 @@ class SegmentWriter:
         ids, infos = objects["segmentation"], objects["segments_info"]
         (self.out / SEGMENTS).mkdir(exist_ok=True)
         colours = Image.fromarray(colours_of_ids(ids.astype(np.int64)))
-        _save(colours, self.out / SEGMENTS / f"{name}.png")
+        save_marked(colours, self.out / SEGMENTS / f"{name}.png", "predict")
         segments = []
         for info in infos:
             rows, columns = np.nonzero(ids == info["id"])
@@ -239,7 +217,7 @@ class SegmentWriter:
             self.rows.append([str(path), str(info["id"]), self.names[label], kind, f"{score:.6f}", str(area), ""])
         self.images.append({"id": number, "file_name": str(path), "height": ids.shape[0], "width": ids.shape[1]})
         self.entries.append({"image_id": number, "file_name": f"{name}.png", "segments_info": segments})
-        _save(draw_segments(picture, ids, infos, self.names), self.out / f"{name}.png")
+        save_marked(draw_segments(picture, ids, infos, self.names), self.out / f"{name}.png", "predict")
         return len(infos)
 
     def why_nothing(self) -> str:

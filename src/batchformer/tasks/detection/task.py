@@ -26,7 +26,7 @@ from batchformer.training.network_task import NetworkTask
 from batchformer.training.options import as_options, plain_values
 from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
 from batchformer.training.task import Batch
-from batchformer.training.weights import load_weights
+from batchformer.training.weights import NETWORK, load_weights
 
 _SET_ELSEWHERE = {
     "name": "the detector is model.detector",
@@ -110,7 +110,7 @@ class Detection(NetworkTask):
             self.detector,
             num_labels=len(data.classes),
             backbone=self.backbone,
-            backbone_weights=None if self.restored else self.init_from.get("backbone"),
+            backbone_weights=None if self.restored or NETWORK in self.init_from else self.init_from.get("backbone"),
             frozen_stages=frozen,
             **self.detector_args,
         )

@@ -11,23 +11,34 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from batchformer.data.drawing import refuse_other_picture, save_marked
+from batchformer.data.images import output_names
 from batchformer.data.rendering import rasterise, vertex_normals
 from batchformer.errors import UserError
-from batchformer.files import refuse_unwritable, write_atomically, write_text
+from batchformer.files import csv_text, refuse_to_replace, refuse_unwritable, write_atomically, write_text
 
 _LIGHT = (0.3, -0.4, -0.85)
 _MESH_COLOUR = (0.55, 0.70, 0.95)
+_MARK = "batchformer predict"  # in the files of meshes, to recognise those of an earlier prediction
+_COLUMNS = ("path", "mesh", "error")
 
 
 def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: Any, **options: str) -> str:
-    """`NAME.png`, `NAME.obj` and `NAME.glb` in the folder `out` for each image."""
+    """`NAME.png`, `NAME.obj` and `NAME.glb` in the folder `out` for each image, and `predictions.csv` for all."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: name a folder for the predictions with --out.")
-    refuse_unwritable(out / "prediction")
-    faces, done = task.topology.faces, 0
-    for number, path in enumerate(images):
+    table, names = out / "predictions.csv", output_names(images)
+    refuse_unwritable(table)
+    refuse_to_replace(table, lambda content: content.startswith(",".join(_COLUMNS).encode()))
+    for name in names:
+        refuse_other_picture(out / f"{name}.png", "predict")
+        for ending in ("obj", "glb"):
+            refuse_to_replace(out / f"{name}.{ending}", lambda content: _MARK.encode() in content[:200])
+    faces, rows = task.topology.faces, []
+    for number, (path, name) in enumerate(zip(images, names, strict=True)):
         picture = task.read_image(path, "strict" in options)
         if picture is None:
+            rows.append([str(path), "", task.unreadable[path]])
             continue
         line.update(number / len(images), path.name)
         pixels = data.predict_transform(picture).to(task.device)
@@ -38,20 +49,17 @@ def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: An
         drawn = torch.cat(
             [draw_mesh(shown, found, faces), draw_mesh(torch.ones_like(shown), found, faces, side=True)], 2
         )
-        name = out / path.stem
-        write_atomically(name.with_suffix(".png"), partial(_save, _as_image(drawn)))
+        save_marked(_as_image(drawn), out / f"{name}.png", "predict")
         vertices = found["vertices"][0].cpu().double().numpy()
-        write_text(name.with_suffix(".obj"), obj_text(vertices, faces))
-        write_atomically(name.with_suffix(".glb"), partial(_write, glb_bytes(vertices, faces)))
-        done += 1
+        write_text(out / f"{name}.obj", obj_text(vertices, faces))
+        write_atomically(out / f"{name}.glb", partial(_write, glb_bytes(vertices, faces)))
+        rows.append([str(path), f"{name}.obj", ""])
     line.clear()
+    done = sum(not error for *_, error in rows)
     if not done:
         raise UserError(next(iter(task.unreadable.values())))
+    write_text(table, csv_text(_COLUMNS, rows))
     return f"{done} {'mesh' if done == 1 else 'meshes'} with pictures: {out}"
-
-
-def _save(picture: Image.Image, file: Any) -> None:
-    picture.save(file, "PNG")
 
 
 def _write(content: bytes, file: Any) -> None:
@@ -88,12 +96,12 @@ def _as_image(pixels: Tensor) -> Image.Image:
 
 def obj_text(vertices: np.ndarray, faces: np.ndarray) -> str:
     """Wavefront OBJ, metres."""
-    lines = [f"v {x:.6f} {y:.6f} {z:.6f}" for x, y, z in vertices]
+    lines = [f"# {_MARK}", *(f"v {x:.6f} {y:.6f} {z:.6f}" for x, y, z in vertices)]
     return "\n".join([*lines, *(f"f {a + 1} {b + 1} {c + 1}" for a, b, c in faces)]) + "\n"
 
 
 def glb_bytes(vertices: np.ndarray, faces: np.ndarray) -> bytes:
-    """Binary glTF with one mesh, metres; y up and z towards the viewer, as glTF wants it."""
+    """Binary glTF with one mesh, metres; y up and z towards the viewer, as glTF requires."""
     turned = (vertices * [1, -1, -1]).astype("<f4")
     index = faces.astype("<u4")
     binary = turned.tobytes() + index.tobytes()
@@ -105,7 +113,7 @@ def glb_bytes(vertices: np.ndarray, faces: np.ndarray) -> bytes:
         {"bufferView": 1, "componentType": 5125, "count": index.size, "type": "SCALAR"},
     ]  # fmt: skip
     scene = {
-        "asset": {"version": "2.0"}, "scene": 0, "scenes": [{"nodes": [0]}], "nodes": [{"mesh": 0}],
+        "asset": {"version": "2.0", "generator": _MARK}, "scene": 0, "scenes": [{"nodes": [0]}], "nodes": [{"mesh": 0}],
         "meshes": [{"primitives": [{"attributes": {"POSITION": 0}, "indices": 1}]}],
         "buffers": [{"byteLength": len(binary)}], "bufferViews": views, "accessors": accessors,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Decoupled training: a trained network stays as it is, and a new classifier is trained on its features.
+"""Decoupled training: a new classifier is trained on the frozen features of a trained network.
 
 Kang et al., "Decoupling Representation and Classifier for Long-Tailed Recognition" (ICLR 2020): cRT; and the decoupled
 Balanced Softmax of Ren et al., "Balanced Meta-Softmax" (NeurIPS 2020). `rescaled.py` has LWS and tau-norm.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DecoupledOptions:
-    """How a classifier is trained on features that stay as they are.
+    """How a classifier is trained on frozen features.
 
     Args:
         features: "forward" computes them in every step, of images augmented as in training (as published); "cached"
@@ -56,7 +56,7 @@ class DecoupledOptions:
 
 
 class ClassifierInput(InstanceForward):
-    """Instance `forward` that records what enters the classifier, before BatchFormer, in the forwards that ask for it.
+    """Instance `forward` that records what enters the classifier, before BatchFormer, in forwards called through `of`.
 
     To be put after BatchFormer is attached, so that it runs first.
     """

@@ -23,7 +23,7 @@ class RescaledClassifier(BalancedRetraining):
     """Base class of methods that keep the directions of the classifier's weights and change their lengths.
 
     The network always holds the rescaled weights, so it is evaluated, exported and loaded like any other. The module
-    takes no part: it acts in training, and nothing is trained here but lengths.
+    is not used: it acts in training only, and here only lengths are trained.
     """
 
     new_classifier = False
@@ -74,7 +74,7 @@ class RescaledClassifier(BalancedRetraining):
         return ""
 
     def losses(self, task: "LongTailed", logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Of one stream: the module takes no part."""
+        """The losses of one stream: the module is not used."""
         loss = task.loss_weight * task.criterion(logits, labels)
         return {"loss": loss, "acc": 100.0 * (logits.detach().argmax(1) == labels)}
 
@@ -105,10 +105,10 @@ class LearntScales(RescaledClassifier):
 class TauNormalized(RescaledClassifier):
     """The tau-normalised classifier (Kang et al., eq. 5): w_c / |w_c|^tau, no bias; nothing is trained.
 
-    Times a constant that keeps the mean length, which changes no prediction: so losses of different tau compare. The
-    paper chooses tau on held-out images. Here it is given, or chosen by a rule on the training images, as they are
-    augmented in the epochs of the run (one is enough): lowest cross entropy, averaged over the classes. A network that
-    knows its training images by heart makes the rule choose too small a tau.
+    Times a constant that keeps the mean length and changes no prediction, so that losses of different tau can be
+    compared. The paper chooses tau on held-out images. Here it is given, or chosen by a rule on the training images, as
+    they are augmented in the epochs of the run (one is enough): lowest cross entropy, averaged over the classes. A
+    network that fits its training images perfectly makes the rule choose too small a tau.
     """
 
     sampling: Sampling = "instance"

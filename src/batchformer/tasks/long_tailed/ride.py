@@ -1,4 +1,4 @@
-"""RIDE: experts that share early stages and are made to differ; then a router that lets easy images leave early."""
+"""RIDE: diverse experts that share early stages, and a router by which easy images use fewer of them."""
 
 import json
 from collections.abc import Sequence
@@ -181,7 +181,7 @@ class Ride(Algorithm):
             raise UserError(
                 f"model.ride.teacher_weight {options.teacher_weight:g} needs a teacher: add --init-from teacher=RUN."
                 if source is None
-                else f"--init-from teacher={source} teaches nothing at model.ride.teacher_weight 0: add "
+                else f"--init-from teacher={source} has no effect at model.ride.teacher_weight 0: add "
                 "--model.ride.teacher_weight 1."
             )
         if source is not None and not self._teacher:

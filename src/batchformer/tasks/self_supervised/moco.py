@@ -1,4 +1,4 @@
-"""MoCo-v2 and MoCo-v3: queries of one view find the keys of the other, with or without BatchFormer in the projector."""
+"""MoCo-v2 and MoCo-v3: contrast of queries and keys of two views, with or without BatchFormer in the projector."""
 
 import copy
 import math

@@ -56,7 +56,7 @@ class JudgeOptions:
 
 
 class Pretraining(NetworkTask):
-    """Base class: training batches have no labels, and validation judges the features of the plain backbone.
+    """Base class: training batches have no labels, and validation evaluates the features of the plain backbone.
 
     A subclass gives, besides what `NetworkTask` requires, `features(images)`, `encoder(net)` and `step`.
     """
@@ -94,14 +94,14 @@ class Pretraining(NetworkTask):
     # ---- training
 
     def prepare(self, batch: Batch, batch_idx: int) -> Batch:
-        """The batch without its labels: nothing learns from them by accident."""
+        """The batch without its labels, so that no loss can use them by accident."""
         return {name: value for name, value in batch.items() if name != "labels"}
 
     @torch.no_grad()
     def spread_of(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, ""]:
         """Mean deviation of the normalised embeddings over the batch, as a part of that of random directions.
 
-        About 1 where embeddings point everywhere, 0 where all of them are the same: a collapse.
+        About 1 where the directions are those of random vectors, 0 where all embeddings are the same: a collapse.
         """
         unit = F.normalize(embeddings.float(), dim=1)
         return unit.std(0).mean() * unit.shape[1] ** 0.5

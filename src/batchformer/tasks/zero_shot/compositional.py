@@ -282,7 +282,7 @@ class CompositionalZeroShot(ClassifierTask):
     # ---- the page
 
     def mistakes(self, data: Any) -> list[tuple[Any, str, str]]:
-        """For the most frequent confusions on the test set: an image, what it is taken for, what it is."""
+        """For the most frequent confusions on the test set: an image, the predicted pair and the true one."""
         if self.trainer.world_size > 1:  # images are numbered in the order of one process
             return []
         name = self.evaluation_sets[0]

@@ -1,4 +1,4 @@
-"""Sections of the page: the curve of seen against unseen accuracy, a grid of all pairs, what is taken for what."""
+"""Sections of the page: the curve of seen against unseen accuracy, a grid of all pairs, and confusions."""
 
 import math
 from collections.abc import Mapping, Sequence

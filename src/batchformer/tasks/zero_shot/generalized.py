@@ -45,7 +45,7 @@ class GeneralizedZeroShot(SeenAndUnseen):
     is ESZSL, in closed form.
 
     BatchFormer (appendix, Table 1) relates the embeddings of real features in the critic's step; both streams go into
-    both contrasts. Where the paper puts it is not said. A step is one of the critic, and every `critic_steps`-th also
+    both contrasts. The paper does not name the place. A step is one of the critic, and every `critic_steps`-th also
     one of the generator, on the same batch. Accuracies are means over classes, of the weights of the last step. The
     released code reports the epoch of training and of the classifier that is best on the test set: with `oracle`.
 

@@ -1,0 +1,102 @@
+"""Lightning's tuner on a recipe: the largest batch that fits the device, and a learning rate from a range test."""
+
+import copy
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from lightning.pytorch.tuner import Tuner
+
+from batchformer.errors import UserError
+from batchformer.runs.folder import RunFolder
+from batchformer.runs.trainer import in_one_sentence, interrupts_as_they_are, make_trainer
+
+_STEPS_PER_TRIAL = 3
+_ENDLESS = 100_000  # epochs: the tuner counts steps, and schedules need an end
+
+
+def largest_batch(parts: tuple[Any, ...], folder: Path) -> int:
+    """The largest of batch_size, 2 batch_size, 4 batch_size ... (or its halves) that the device trains on.
+
+    At most the images of the training set. Lightning's `Tuner.scale_batch_size`; its own answer may be a size that it
+    did not try, so the steps that were done are counted here.
+    """
+    task, data, trainer = _prepared(parts, folder)
+    done: Counter[int] = Counter()
+    after_step = task.after_step
+
+    def counted() -> None:
+        after_step()
+        done[data.batch_size] += 1
+
+    task.after_step = counted
+    most = getattr(data, "train_images", 2**20) + 1
+    _tuned(trainer, lambda tuner: tuner.scale_batch_size(
+        task, datamodule=data, init_val=data.batch_size, steps_per_trial=_STEPS_PER_TRIAL, max_val=most
+    ))  # fmt: skip
+    fitting = [size for size, steps in done.items() if steps >= _STEPS_PER_TRIAL]
+    if not fitting:
+        raise UserError("no batch fits the memory of the device: lower data.image_size, or choose a smaller backbone.")
+    return max(fitting)
+
+
+def learning_rate(parts: tuple[Any, ...], folder: Path, lr: float, steps: int) -> float:
+    """A value of model.optimizer.lr, which is `lr` now: where the loss falls fastest while the rate rises.
+
+    Lightning's `Tuner.lr_find` from 1e-8 to 1. It gives all parameters one rate; here groups keep their factors of it
+    (the module's, the backbone's), and the scaling of `lr` by the batch is taken out of the answer.
+    """
+    task, data, trainer = _prepared(parts, folder)
+    task.learning_rate = lambda: None  # the schedule of the task
+    task._raise_if_not_finite = lambda: None  # the loss may diverge at the end of the range
+    scale = [1.0]
+    configure = task.configure_optimizers
+
+    def configured() -> Any:
+        optimizer = configure()
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UserError(f"{type(task).__name__} has several optimizers: their learning rates cannot be searched.")
+        first = optimizer.param_groups[0]
+        scale[0] = first["lr"] / first.get("lr_factor", 1.0) / lr
+        optimizer.register_step_pre_hook(_keep_factors)
+        return optimizer
+
+    task.configure_optimizers = configured
+    finder: Any = _tuned(
+        trainer, lambda tuner: tuner.lr_find(task, datamodule=data, num_training=steps, update_attr=False)
+    )
+    found = finder.suggestion() if finder is not None else None
+    if found is None or not math.isfinite(found):
+        raise UserError("no learning rate was found: the loss was not finite, or there were too few steps (--steps).")
+    return found / scale[0]
+
+
+def _keep_factors(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for group in optimizer.param_groups:  # the tuner sets them all again after the step
+        group["lr"] *= group.get("lr_factor", 1.0)
+
+
+def _prepared(parts: tuple[Any, ...], folder: Path) -> tuple[Any, Any, L.Trainer]:
+    task, data, keywords, _ = parts
+    task.cuda_graph = False
+    data.setup("fit")
+    task.construct(data)
+    task.check_data(data)
+    settings = {**copy.copy(keywords), "logger": False, "max_epochs": _ENDLESS, "max_steps": -1, "devices": 1}
+    settings |= {"enable_checkpointing": False, "limit_val_batches": 0, "fast_dev_run": False}
+    return task, data, make_trainer(RunFolder(folder), settings, [], None)
+
+
+def _tuned(trainer: L.Trainer, search: Any) -> Any:
+    try:
+        with interrupts_as_they_are(trainer):
+            return search(Tuner(trainer))
+    except UserError:
+        raise
+    except Exception as problem:
+        if (mistake := in_one_sentence(problem)) is not None:
+            raise mistake from problem
+        raise
