@@ -103,8 +103,8 @@ class TestChoice:
     @pytest.fixture(scope="class")
     def run(self, photos, tmp_path_factory):
         out = tmp_path_factory.mktemp("chosen") / "run"
-        words = ["fit", "folder", "--data-root", str(photos), *QUICK, "--epochs", "4", "--lr", "0.02", "--out", str(out)]
-        assert main([*words, "--best", "--early-stop", "1", "--data.holdout", "0.2"]) == 0
+        words = ["fit", "folder", "--data-root", str(photos), *QUICK, "--out", str(out), "--epochs", "4"]
+        assert main([*words, "--lr", "0.02", "--best", "--early-stop", "1", "--data.holdout", "0.2"]) == 0
         return out
 
     @pytest.fixture
