@@ -1,6 +1,6 @@
 """metrics.csv of a resumed run: no gap, no double."""
 
-from batchformer.runs.trainer import RunCSVLogger, rows_before
+from batchformer.runs.loggers import RunCSVLogger, rows_before
 
 
 def test_rows_after_the_checkpoint_are_dropped_and_the_others_kept(tmp_path):

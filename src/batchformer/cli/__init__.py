@@ -22,7 +22,7 @@ COMMANDS = {
     "test": "evaluate a finished run again",
     "predict": "classify images, or draw what a detector finds in them, with a finished run",
     "probe": "train a linear classifier on the frozen backbone of a run",
-    "export": "write the plain weights of a run as safetensors, and prove that they load",
+    "export": "write the plain network of a run as safetensors, ONNX, pt2 or a folder, and prove it equal",
     "report": "write one HTML page about runs or comparisons",
     "grad-cam": "draw Grad-CAM maps of runs, on test images of rare classes",
     "recipes": "list the recipes, or print one",

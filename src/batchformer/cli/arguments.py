@@ -13,7 +13,6 @@ from batchformer.errors import UserError, did_you_mean, read_whole_number
 
 _BY_OTHER_NAMES = {  # of options that people know from other programs
     "dry-run": "--trainer.fast_dev_run true trains and evaluates one batch and keeps nothing",
-    "print-config": "batchformer recipes NAME prints a recipe, and config.yaml of a run folder has all of its fields",
 }
 
 

@@ -45,11 +45,12 @@ is the reference that the others are compared with.
   --out DIR          folder of the comparison (runs/RECIPE-compare): a run folder each, compare.json, report.html
   --data-root DIR    where the data is (data)
   --epochs N  --lr X  --batch-size N  --device NAME  --init-from [PART=]SOURCE  --best
-  --early-stop N  --skip-bad
+  --early-stop N  --skip-bad  --logger NAME
                      as in batchformer fit --help
-  --resume           go on; runs that are finished are kept
+  --resume           go on; runs that are finished are kept, or go on where they are given more --epochs
   --overwrite        start anew in a folder that exists
   --no-analysis      leave out the analyses after each training
+  --print-config     print the resolved recipe of every run, and train nothing
 
 Any field of the recipe can be changed for all sides: --trainer.max_epochs 3 --data.imbalance 50
 """
@@ -95,15 +96,20 @@ def run(args: list[str]) -> int:
 
         from batchformer.cli.recipe_cli import RecipeCLI
         from batchformer.runs.progress import ProgressLine
-        from batchformer.runs.train import refuse_other_settings
+        from batchformer.runs.settings import is_longer, refuse_other_settings
+        from batchformer.runs.train import config_text
 
     cli = RecipeCLI()
     planned = _plan(cli, file, given, overrides, seeds, out)
     folders = [each.folder for each in planned]
+    if given.flag("print-config"):
+        configs = [RunMaker(cli, file, None, resume, False, "").config(each.folder, each.overrides) for each in planned]
+        print("---\n".join(config_text(config) for config in configs), end="")
+        return 0
     if is_main_process():
         _refuse_what_exists(out, folders, allowed)
     line, results = ProgressLine(len(planned)), []
-    kept = ("name", "seeds", "variant", "variants", "targets", "init-from", *SHORT, "no-analysis")
+    kept = ("name", "seeds", "variant", "variants", "targets", "init-from", *SHORT, "logger", "no-analysis")
     again = f"batchformer compare {words_again(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
 
@@ -117,21 +123,24 @@ def run(args: list[str]) -> int:
                 folder.clear()
             folder.clear_stages()
 
+    configs = [maker.config(each.folder, each.overrides) for each in planned]
+    for config in configs:
+        if config["trainer"].get("limit_val_batches") == 0:
+            raise UserError("compare compares evaluations, and trainer.limit_val_batches 0 leaves none: leave it out.")
+        if config["trainer"].get("fast_dev_run"):
+            raise UserError(
+                "compare compares whole runs: try one out with batchformer fit and trainer.fast_dev_run, or "
+                "compare short ones (--trainer.max_epochs 1)."
+            )
+    done = [
+        resume and each.folder.finished and not is_longer(each.folder, config)
+        for each, config in zip(planned, configs, strict=True)
+    ]
     try:
-        with locked(each.folder for each in planned if not (resume and each.folder.finished)):
-            for index, each in enumerate(planned):
+        with locked(folder for folder, finished in zip(folders, done, strict=True) if not finished):
+            for index, (each, config) in enumerate(zip(planned, configs, strict=True)):
                 line.begin_run(index, each.label)
-                config = maker.config(each.folder, each.overrides)
-                if config["trainer"].get("limit_val_batches") == 0:
-                    raise UserError(
-                        "compare compares evaluations, and trainer.limit_val_batches 0 leaves none: leave it out."
-                    )
-                if config["trainer"].get("fast_dev_run"):
-                    raise UserError(
-                        "compare compares whole runs: try one out with batchformer fit and trainer.fast_dev_run, or "
-                        "compare short ones (--trainer.max_epochs 1)."
-                    )
-                if resume and each.folder.finished:
+                if done[index]:
                     refuse_other_settings(each.folder, config)
                     results.append(each.folder.read_result() or {})
                     line.skip_to(1.0)

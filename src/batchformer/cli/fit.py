@@ -22,6 +22,7 @@ from batchformer.cli.training import (
     words_again,
 )
 from batchformer.errors import UserError, did_you_mean
+from batchformer.report.failures import failures_text
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.lock import locked
 
@@ -45,9 +46,12 @@ Train one recipe: a shipped name (batchformer recipes) or a YAML file of your ow
                                   (--data.holdout), instead of the last epoch; val chooses nothing
   --early-stop N                  end after N evaluations without a better one on these images
   --skip-bad                      leave out what batchformer data RECIPE --check found
-  --resume                        go on from the last checkpoint, to the same weights as without the stop
+  --logger NAME                   tensorboard (default), csv, wandb or mlflow, beside metrics.csv; may be repeated
+  --resume                        go on from the last checkpoint, to the same weights as without the stop; a finished
+                                  run goes on too where it is given more --epochs
   --overwrite                     start anew in a run folder that exists
   --no-analysis                   leave out the analyses at the end
+  --print-config                  print the resolved recipe with all its fields, and train nothing
 
 To try a recipe out: --trainer.fast_dev_run true trains and evaluates one batch and keeps nothing.
 Any field of the recipe: --trainer.max_epochs 3 --trainer.precision bf16-mixed --trainer.devices 2
@@ -74,11 +78,12 @@ def run(args: list[str]) -> int:
         from batchformer.cli.recipe_cli import RecipeCLI
         from batchformer.runs.progress import ProgressLine
         from batchformer.runs.result import variant_of
-        from batchformer.runs.train import refuse_other_settings
+        from batchformer.runs.settings import is_longer, refuse_other_settings
+        from batchformer.runs.train import config_text
 
     cli, resume = RecipeCLI(), given.flag("resume")
     line = ProgressLine()
-    kept = ("name", "method", "variant", SEED_OF_LIGHTNING, "seed", "init-from", *SHORT, "no-analysis")
+    kept = ("name", "method", "variant", SEED_OF_LIGHTNING, "seed", "init-from", *SHORT, "logger", "no-analysis")
     again = f"batchformer fit {words_again(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
     overrides = [*_variant(cli, file, given, overrides), *overrides]
@@ -88,13 +93,16 @@ def run(args: list[str]) -> int:
     run_name = "-".join(part for part in (variant, target, f"seed{seed}") if part)
     folder = RunFolder(Path(given.value("out") or f"runs/{name}/{run_name}"))
     config = maker.config(folder, overrides)
+    if given.flag("print-config"):
+        print(config_text(config), end="")
+        return 0
     if config["trainer"].get("fast_dev_run"):
         with tempfile.TemporaryDirectory() as place:
             maker.train(RunFolder(Path(place) / "run"), overrides, False)
         if is_main_process():
             print("Training and evaluation ran on a batch (trainer.fast_dev_run); nothing was kept.")
         return 0
-    if resume and folder.finished:
+    if resume and folder.finished and not is_longer(folder, config):
         if folder.config.is_file():
             refuse_other_settings(folder, config)
         folder.read_result()  # an error for a damaged one, before anything else
@@ -140,7 +148,10 @@ def _show(folder: RunFolder) -> None:
     result = folder.read_result()
     assert result is not None
     print(metrics_table(result))
-    print(f"\nRun folder: {folder.path} (result.json, metrics.csv, checkpoints/, tensorboard/)")
+    if told := failures_text(result, str(folder.classes)):
+        print(f"\n{told}")
+    logs = "".join(f", {name}/" for name in ("tensorboard", "wandb") if (folder.path / name).is_dir())
+    print(f"\nRun folder: {folder.path} (result.json, metrics.csv, checkpoints/{logs})")
     first = "report" if result["metrics"] else "test"  # without numbers there is nothing to report
     run = shlex.quote(str(folder.path))
     trust = " --trust" if result["config"]["run"].get("code") else ""  # a task or data of the user's own

@@ -50,6 +50,18 @@ def metrics_table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, *_speed(result)])
 
 
+def metrics_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """The measures of a run in words, and their values with units."""
+    result = with_current_names(result)
+    shown = [measure for measure in measures_of(result) if measure.key in result["metrics"] and not measure.detail]
+    rows = []
+    for measure in shown:
+        value = result["metrics"][measure.key]
+        number = "–" if value is None or not math.isfinite(value) else f"{value:.2f} {measure.unit}".strip()
+        rows.append((f"{measure.label} ({measure.note})" if measure.note else measure.label, number))
+    return rows
+
+
 def _speed(result: dict[str, Any]) -> list[str]:
     if not result.get("images_per_s"):
         return []

@@ -14,7 +14,7 @@ from batchformer.errors import UserError
 from batchformer.hub import PRETRAINED, SCRATCH, refuse_unreachable
 from batchformer.recipes import find_recipe, read_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
-from batchformer.runs.options import current_key
+from batchformer.runs.options import LOGGERS, current_key
 
 #: short names of fields that every recipe has
 ALIASES = {"epochs": "trainer.max_epochs", "lr": "model.optimizer.lr", "batch-size": "data.init_args.batch_size"}
@@ -27,6 +27,8 @@ COMMON = (
     Option("data-root"),
     Option("init-from", "repeated"),
     Option("variant", "repeated"),
+    Option("logger", "repeated"),
+    Option("print-config", "nothing"),
     Option("resume", "nothing"),
     Option("overwrite", "nothing"),
     Option("no-analysis", "nothing"),
@@ -69,6 +71,11 @@ def recipe_overrides(given: Arguments) -> Overrides:
             overrides.append((f"run.init_from.{part}", "null" if place == SCRATCH else place))
         else:
             overrides.append(("run.init_from.network", source))
+    if loggers := given.values.get("logger"):
+        for name in loggers:
+            if name not in LOGGERS:
+                raise UserError(f"--logger {name}: expected one of {', '.join(LOGGERS)}.")
+        overrides.append(("run.loggers", json.dumps(loggers)))
     return [*overrides, *_short(given), *given.recipe_keys]
 
 
@@ -177,7 +184,7 @@ def words_again(given: Arguments, *options: str) -> str:
     for name in options:
         if given.flag(name):
             values = given.values[name]
-            several = name in ("variant", "init-from")
+            several = name in ("variant", "init-from", "logger")
             short += [w for value in values for w in (f"--{name}", value)] if several else [f"--{name}", *values]
     fields = [word for name, value in given.recipe_keys for word in (f"--{name}", value)]
     return shlex.join([*given.positional, *short, *fields])
@@ -241,7 +248,7 @@ class RunMaker:
         prepared = prepare(folder, self.cli.build(), self.line, self.resume)
         if before_writing is not None and is_main_process():
             before_writing()
-        checkpoint = open_folder(folder, config, self.resume, overwrite)
+        checkpoint = open_folder(prepared, config, self.resume, overwrite)
         if checkpoint is not None and is_main_process():
             self.line.say(f"Going on from {checkpoint}.")
         return train(prepared, config, checkpoint, self.analysis, self.command)

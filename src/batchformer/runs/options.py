@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 from batchformer.errors import UserError
 
+#: loggers by name, and the package that each needs
+LOGGERS = {"csv": "", "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+
 
 @dataclass
 class RunOptions:
@@ -18,6 +21,7 @@ class RunOptions:
         init_from: Where weights come from, by part: "network" is all of it. A run folder, a .safetensors, .pth or .pt
             file, or a folder written by save_pretrained; or "pretrained": timm's weights of the backbone, for
             "network" in tasks that classify and "backbone" in detectors. Some tasks know further parts.
+        loggers: Where the numbers of training go besides metrics.csv: "tensorboard", "wandb", "mlflow"; "csv": nowhere.
         checkpoint_every_epochs: Write a checkpoint after every so many epochs, and always after the last one.
         checkpoint_every_steps: Besides, write one after every so many training steps, also inside an epoch.
         best: Report the weights of the best epoch instead of those of the last one: best by the primary measure on the
@@ -33,6 +37,7 @@ class RunOptions:
     reference: str = "baseline"
     code: str | None = None
     init_from: dict[str, str | None] = field(default_factory=dict)
+    loggers: list[Literal["csv", "tensorboard", "wandb", "mlflow"]] = field(default_factory=lambda: ["tensorboard"])
     checkpoint_every_epochs: int = 1
     checkpoint_every_steps: int | None = None
     best: bool = False

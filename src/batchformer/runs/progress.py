@@ -1,14 +1,14 @@
 """One line of progress, for one run or for all the runs of a comparison.
 
-In a terminal the line is redrawn in place at most four times a second; in a file or a pipe a new line is written for
-every tenth of the work, so logs stay short.
+In a terminal and in a notebook the line is redrawn in place at most four times a second; in a file or a pipe a new line
+is written for every tenth of the work, so logs stay short.
 """
 
 import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -43,7 +43,8 @@ class ProgressLine:
         self._fraction_at_start = self._overall(fraction_of_run)
         self._started = time.perf_counter()
 
-    def update(self, fraction_of_run: float, text: str, force: bool = False) -> None:
+    def update(self, fraction_of_run: float, text: str | Callable[[], str], force: bool = False) -> None:
+        """Show how far the run is; `text` may be a function, which is called only when the line is drawn."""
         now = time.perf_counter()
         overall = self._overall(fraction_of_run)
         if self.in_place:
@@ -78,7 +79,8 @@ class ProgressLine:
     def _overall(self, fraction_of_run: float) -> float:
         return (self._run + min(1.0, max(0.0, fraction_of_run))) / self.runs
 
-    def _draw(self, overall: float, text: str, now: float) -> None:
+    def _draw(self, overall: float, text: str | Callable[[], str], now: float) -> None:
+        text = text if isinstance(text, str) else text()
         filled = round(overall * _BAR)
         bar = "█" * filled + "░" * (_BAR - filled)
         run = f" run {self._run + 1}/{self.runs}" if self.runs > 1 else ""
@@ -102,7 +104,7 @@ class ProgressLine:
 
 
 class RunProgress(ProgressBar):
-    """Feeds a :class:`ProgressLine` from Lightning's hooks; numbers are read only after a validation."""
+    """Feeds a :class:`ProgressLine` from Lightning's hooks: epoch, loss, learning rate, and measures once validated."""
 
     def __init__(self, line: ProgressLine) -> None:
         super().__init__()
@@ -136,7 +138,7 @@ class RunProgress(ProgressBar):
         if self._validated_step != trainer.global_step:
             self._judged = ""  # of other weights than the last ones
         if self._on:
-            self.line.update(1.0, self._where(trainer, max(1, trainer.current_epoch)) + self._judged)
+            self.line.update(1.0, self._text(trainer, max(1, trainer.current_epoch)))
         self.line.clear()
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
@@ -152,7 +154,13 @@ class RunProgress(ProgressBar):
         if self._on:
             # the last tenth waits for the end of training, and with it for the validation of the last weights
             fraction = min(self._fraction(trainer, batches), _JUST_BEFORE_THE_END)
-            self.line.update(fraction, self._where(trainer, trainer.current_epoch + 1) + self._judged)
+            self.line.update(fraction, lambda: self._text(trainer, trainer.current_epoch + 1))
+
+    def _text(self, trainer: L.Trainer, epoch: int) -> str:
+        """Reading the loss waits for the device, so this is called when the line is drawn and not at every step."""
+        running = getattr(trainer.lightning_module, "running_values", dict)()
+        numbers = "".join(f"  {name} {value:.3g}" for name, value in running.items())
+        return self._where(trainer, epoch) + numbers + self._judged
 
     @staticmethod
     def _where(trainer: L.Trainer, epoch: int) -> str:

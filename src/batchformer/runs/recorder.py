@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from batchformer.data.loading.epoch_loader import samples_in
 from batchformer.metrics.measures import with_current_names
+from batchformer.runs.loggers import logger_ids
 
 STREAMS = ("plain", "related")
 
@@ -28,6 +29,9 @@ class RunRecorder(Checkpoint):
         self.validated_step = -1
         self.ended = False
         self.measures: list[dict[str, Any]] = []
+        self.lengthened: list[int] = []  # epochs at which the run had ended before it was given more
+        self.logger_ids: dict[str, str] = {}
+        self._limits: list[int | None] | None = None  # epochs and steps of the run
         self._wall_before = 0.0
         self._train_s = 0.0
         self._images = 0
@@ -68,6 +72,9 @@ class RunRecorder(Checkpoint):
             "wall_s": self.wall_s,
             "train_s": self._train_s,
             "images": self._images,
+            "lengthened": self.lengthened,
+            "limits": self._limits,
+            "logger_ids": self.logger_ids,
             "staged": self._staged,  # of a validation inside the epoch, which is added to the history at its end
         }
 
@@ -83,12 +90,19 @@ class RunRecorder(Checkpoint):
         self._wall_before = state_dict["wall_s"]
         self._train_s = state_dict["train_s"]
         self._images = state_dict["images"]
+        self.lengthened = list(state_dict.get("lengthened", []))
+        self._limits = state_dict.get("limits")
         self._staged = state_dict.get("staged")
 
     # -- hooks -----------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._validate_after_the_last_epoch(trainer)
+        self.logger_ids = logger_ids(trainer.loggers)
+        before, self._limits = self._limits, [trainer.max_epochs, trainer.max_steps]
+        if before not in (None, self._limits):
+            self.lengthened.append(epochs_done(trainer))
+            self.ended = False
         if self.ended:  # killed between the last checkpoint and result.json
             trainer.should_stop = True
 

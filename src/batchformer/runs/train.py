@@ -12,12 +12,15 @@ import yaml
 
 from batchformer.errors import BadSample, NonFiniteLoss, UserError
 from batchformer.files import write_json, write_text
+from batchformer.report.failures import failures_csv
 from batchformer.runs.checkpoints import LastCheckpoint, choosing_callbacks
 from batchformer.runs.folder import RunFolder, is_main_process
-from batchformer.runs.options import RunOptions, dotted, with_current_keys
+from batchformer.runs.loggers import close_loggers, make_loggers
+from batchformer.runs.options import RunOptions
 from batchformer.runs.progress import ProgressLine
 from batchformer.runs.recorder import RunRecorder
 from batchformer.runs.result import add_analyses, build_result
+from batchformer.runs.settings import defaults_of, has_ended, is_longer, refuse_other_settings
 from batchformer.runs.trainer import (
     in_one_sentence,
     interrupts_as_they_are,
@@ -25,26 +28,8 @@ from batchformer.runs.trainer import (
     refuse_to_train_nothing,
     say_what_devices_mean,
 )
+from batchformer.training.sharding import as_one_process_has_it, load_whole
 from batchformer.training.weights import read_checkpoint
-
-# Settings that may differ when a run is resumed: they do not change its results.
-_FREE_TO_CHANGE = ("run.checkpoint", "run.code", "run.variant", "run.reference", "data.init_args.root",
-                   "data.init_args.workers", "data.init_args.cache", "trainer.enable_progress_bar",
-                   "seed_everything")  # fmt: skip
-# Fields that config.yaml of earlier versions does not have, with the values those versions correspond to.
-_CAME_LATER = {
-    "model.algorithm": "plain",
-    "model.batchformer.scope": "local",
-    "model.batchformer.backend": "auto",
-    "model.batchformer.memory": "fast",
-    "data.init_args.repeat": 1,
-    "data.init_args.views": 1,
-    "data.init_args.index": False,
-    "run.init_from": {},
-    "run.best": False,
-    "data.init_args.holdout": 0.0,
-    "data.init_args.split_seed": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -56,6 +41,7 @@ class Prepared:
     data: Any
     trainer: L.Trainer
     recorder: RunRecorder
+    began: dict[str, Any]  # the checkpoint it goes on from, without tensors; empty if there is none
 
 
 def prepare(
@@ -76,20 +62,34 @@ def prepare(
         torch.set_num_threads(options.threads)
     if options.matmul_precision is not None:
         torch.set_float32_matmul_precision(options.matmul_precision)
-    step = read_checkpoint(folder.checkpoint)["global_step"] if goes_on else 0
+    began = _how_far(folder) if goes_on else {}
     recorder = RunRecorder()
     last = LastCheckpoint(folder.checkpoint, options.checkpoint_every_epochs, options.checkpoint_every_steps)
+    ids = began.get("logger_ids", {})
+    loggers = make_loggers(options.loggers, folder.path, began.get("global_step", 0), options.recipe, ids)
     choosing = choosing_callbacks(folder, options, task, data)
-    trainer = make_trainer(folder, trainer_keywords, [recorder, *choosing, last], line, step)
+    trainer = make_trainer(folder, trainer_keywords, [recorder, *choosing, last], line, loggers)
     refuse_to_train_nothing(trainer)
     task.trainer = trainer
     task.setup("fit")  # Lightning calls it again; here it refuses schedules without an end before there is a folder
     say_what_devices_mean(trainer, line)
-    return Prepared(folder, task, data, trainer, recorder)
+    return Prepared(folder, task, data, trainer, recorder, began)
 
 
-def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwrite: bool) -> Path | None:
-    """Prepare the run folder; returns the checkpoint to resume from, or None."""
+def _how_far(folder: RunFolder) -> dict[str, Any]:
+    """Epochs and steps of the last checkpoint, and what loggers call the run."""
+    saved = read_checkpoint(folder.checkpoint)
+    recorded = saved["callbacks"].get(RunRecorder.__name__, {})
+    inside = not saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]
+    return {**recorded, "epochs": saved["epoch"] + 1, "global_step": saved["global_step"], "inside_epoch": inside}
+
+
+def open_folder(run: Prepared, config: dict[str, Any], resume: bool, overwrite: bool) -> Path | None:
+    """Prepare the run folder; returns the checkpoint to resume from, or None.
+
+    A run that has ended and is given more epochs or steps goes on; its result and its settings are replaced.
+    """
+    folder = run.folder
     if not is_main_process():
         return folder.checkpoint if resume and folder.checkpoint.is_file() else None
     if resume and folder.started:
@@ -102,8 +102,18 @@ def open_folder(folder: RunFolder, config: dict[str, Any], resume: bool, overwri
         folder.open_new(overwrite)
         write_text(folder.config, config_text(config))
         return None
+    longer = bool(run.began) and is_longer(folder, config) and (folder.finished or has_ended(folder, run.began))
     if folder.config.is_file():
-        refuse_other_settings(folder, config)
+        classes = {"model": type(run.task), "data": type(run.data), "trainer": L.Trainer, "run": RunOptions}
+        refuse_other_settings(folder, config, defaults_of(**classes), longer)
+    if longer:
+        if run.began["inside_epoch"]:
+            raise UserError(
+                f"{folder.path} ended inside an epoch (step {run.began['global_step']}), and only whole epochs can be "
+                "added to: train another run with --out."
+            )
+        folder.result.unlink(missing_ok=True)  # first: killed in between, it is a run that has ended, without a result
+        write_text(folder.config, config_text(config))
     if not folder.checkpoint.is_file():
         folder.clear_unfinished()
         write_text(folder.config, config_text(config))
@@ -118,6 +128,15 @@ def train(
 
     `command`: the command that trains the run again, for result.json.
     """
+    try:
+        return _train(run, config, checkpoint, analysis, command)
+    finally:
+        close_loggers(run.trainer.loggers)
+
+
+def _train(
+    run: Prepared, config: dict[str, Any], checkpoint: Path | None, analysis: bool, command: str | None
+) -> dict[str, Any]:
     folder, task, data, trainer, recorder = run.folder, run.task, run.data, run.trainer, run.recorder
     # With max_steps Lightning would run the end of the checkpoint's epoch a second time, and count it twice.
     trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
@@ -150,7 +169,10 @@ def train(
         result["command"] = command
     if trainer.is_global_zero:
         if analysis:
-            add_analyses(result, task, data, trainer)
+            whole = as_one_process_has_it(task, folder.best if chosen else folder.checkpoint)
+            add_analyses(result, whole, data, trainer)
+            if classes := failures_csv(result):
+                write_text(folder.classes, classes)
         write_json(folder.result, result)
     trainer.strategy.barrier("result.json")
     return result
@@ -162,7 +184,7 @@ def _take_best(run: Prepared) -> dict[str, Any]:
     history = list(recorder.history)
     saved = read_checkpoint(run.folder.best)
     task.on_load_checkpoint(saved)
-    task.load_state_dict(saved["state_dict"])
+    load_whole(task, saved["state_dict"])
     with interrupts_as_they_are(run.trainer):
         run.trainer.validate(task, datamodule=run.data, verbose=False)
     metrics = recorder.metrics
@@ -186,20 +208,3 @@ def _leave_what_can_go_on(folder: RunFolder) -> str:
 def config_text(config: dict[str, Any]) -> str:
     header = "# The resolved recipe of this run. Train it again with: batchformer fit THIS_FILE --out DIR\n"
     return header + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-
-
-def refuse_other_settings(folder: RunFolder, config: dict[str, Any]) -> None:
-    """Refuse to resume a run with other settings: it would not end with the weights of one never stopped.
-
-    A finished run is only read, so settings that its (older) version did not have are ignored.
-    """
-    before, now = dotted(with_current_keys(yaml.safe_load(folder.config.read_text()))), dotted(config)
-    groups = {key.rpartition(".")[0] for key in before} | before.keys()
-    now = {key: value for key, value in now.items() if key.rpartition(".")[0] in groups}  # others came later as a whole
-    for key in sorted(before.keys() & now.keys() if folder.finished else before.keys() | now.keys()):
-        began = before.get(key, _CAME_LATER.get(key))
-        if began != now.get(key) and not key.startswith(_FREE_TO_CHANGE):
-            raise UserError(
-                f"{folder.path} was started with {key} {began}, now it is {now.get(key)}: resume with "
-                "the same settings, or start another run with --out."
-            )

@@ -1,26 +1,24 @@
-"""Lightning's Trainer with the loggers, progress line and checkpoints that every run has.
+"""Lightning's Trainer with the progress line and checkpoints that every run has.
 
 Invalid settings raise a one-sentence error before a run folder is made.
 """
 
-import csv
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from batchformer.errors import UserError, interruption
 from batchformer.runs.checkpoints import AtomicCheckpointIO
 from batchformer.runs.folder import RunFolder
 from batchformer.runs.progress import ProgressLine, RunProgress
+from batchformer.training.sharding import ShardedStrategy
 
 _NEEDS_OTHER_HARDWARE = ("backend found", "not available", "can not run on your system", "torch_xla")
 _PROCESSES_PER_CORE = 4  # room for tests of several processes on a small machine
@@ -28,11 +26,12 @@ _RETURN_NOTHING = ("_spawn", "_fork", "_notebook")
 
 
 def make_trainer(
-    folder: RunFolder, keywords: dict[str, Any], callbacks: list[Any], line: ProgressLine | None, resume_step: int = 0
+    folder: RunFolder, keywords: dict[str, Any], callbacks: list[Any], line: ProgressLine | None, loggers: Any = False
 ) -> L.Trainer:
-    """Lightning's Trainer with the settings of a recipe, and the loggers and callbacks that every run has.
+    """Lightning's Trainer with the settings of a recipe, and the callbacks that every run has.
 
-    What it refuses is a :class:`UserError` that names the setting.
+    `loggers` are used where the recipe names none (`trainer.logger`). What Lightning refuses is a
+    :class:`UserError` that names the setting.
     """
     keywords = dict(keywords)
     own_callbacks = list(callbacks)
@@ -43,9 +42,7 @@ def make_trainer(
     given = keywords.get("callbacks") or []
     keywords["callbacks"] = [*(given if isinstance(given, list) else [given]), *own_callbacks]
     if keywords.get("logger") is None:
-        purge: dict[str, Any] = {"purge_step": resume_step} if resume_step else {}
-        board = TensorBoardLogger(folder.path, name="tensorboard", version="", default_hp_metric=False, **purge)
-        keywords["logger"] = [RunCSVLogger(folder.path, resume_step), board]
+        keywords["logger"] = loggers
     plugins = keywords.get("plugins") or []
     keywords["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
     keywords["default_root_dir"] = str(folder.path)
@@ -53,6 +50,8 @@ def make_trainer(
     if isinstance(strategy, str) and strategy.endswith(_RETURN_NOTHING):
         # Lightning copies into such processes what cannot be copied, and brings back the weights but no history.
         raise UserError(f"trainer.strategy {strategy} keeps the numbers of a run in its processes: use ddp.")
+    if strategy == "fsdp":  # Lightning's own of that name is for GPUs alone and knows no checkpoint IO
+        keywords["strategy"] = ShardedStrategy()
     try:
         trainer = L.Trainer(**keywords)
     except (MisconfigurationException, ValueError, TypeError, RuntimeError, ModuleNotFoundError) as problem:
@@ -132,31 +131,3 @@ def in_one_sentence(problem: Exception) -> UserError | None:
             "optimiser still sees as many images) or data.image_size."
         )
     return None
-
-
-class RunCSVLogger(CSVLogger):
-    """Lightning's CSV logger, straight into the run folder, keeping the rows before the step it resumes from."""
-
-    def __init__(self, folder: Path, resume_step: int) -> None:
-        super().__init__(folder, name="", version="")
-        self._kept = rows_before(folder / "metrics.csv", resume_step)
-
-    @property
-    def experiment(self) -> Any:
-        fresh = self._experiment is None
-        writer = super().experiment
-        if fresh and self._kept:
-            writer.metrics.extend(self._kept)
-            self._kept = []
-            writer.save()
-        return writer
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """No-op: config.yaml has them already."""
-
-
-def rows_before(path: Path, step: int) -> list[dict[str, Any]]:
-    if step == 0 or not path.is_file():
-        return []
-    with open(path, newline="") as file:
-        return [row for row in csv.DictReader(file) if (row.get("step") or "").isdigit() and int(row["step"]) < step]

@@ -20,6 +20,7 @@ from batchformer.training.captured_step import CapturedStep, align_step_counts, 
 from batchformer.training.meter import Meter
 from batchformer.training.optimizers import set_lr
 from batchformer.training.reseed import reseed
+from batchformer.training.sharding import shard
 
 CHECK_EVERY = 50  # steps between checks that the loss is finite, where a check synchronises with the device
 Analysis = Callable[["Task", Any, L.Trainer], dict[str, Any]]
@@ -57,6 +58,8 @@ class Task(L.LightningModule):
 
     #: the metrics of a run; a result holds those that `results` returned
     measures: Sequence[Measure] = ()
+    #: the picture of the page's first screen, see `report.first_screen`; empty: chosen by the measures
+    main_picture: ClassVar[Mapping[str, Any]] = {}
     #: what is measured after training for result.json: names in `batchformer.analysis.ANALYSES`, or functions
     analyses: Sequence[str | Analysis] = ()
     #: base class of the data modules that a recipe of this task may name
@@ -209,16 +212,18 @@ class Task(L.LightningModule):
         self.restored, self.cuda_graph = True, False
 
     def configure_model(self) -> None:
-        if self.built or self._trainer is None:  # without a trainer a checkpoint is being loaded, which builds
+        if self._trainer is None:  # without a trainer a checkpoint is being loaded, which builds
             return
         data = getattr(self.trainer, "datamodule", None)
-        if data is not None:
+        if not self.built and data is not None:
             self.construct(data)
-        elif self.trainer.training:
+        elif not self.built and self.trainer.training:
             raise UserError(
                 f"{type(self).__name__} does not know its data: give the trainer a data module, or call "
                 "task.construct(data) before."
             )
+        if self.device_mesh is not None:
+            shard(self, self.device_mesh)
 
     def setup(self, stage: str) -> None:
         if stage != "fit":
@@ -336,6 +341,16 @@ class Task(L.LightningModule):
         if self._last_lr is not None:
             for optimizer in self.trainer.optimizers:
                 set_lr(optimizer, self._last_lr, self.fused, self.device if self._whole_step else None)
+
+    def running_values(self) -> dict[str, float]:
+        """The mean loss of this epoch so far and the learning rate, for the progress line; waits for the device."""
+        values = {} if self._meter is None else self._meter.values()
+        if "loss" not in values:  # before the first step, which sets the learning rate
+            return {}
+        lr = self._last_lr
+        if lr is None:
+            lr = next((float(group["lr"]) for each in self.trainer.optimizers for group in each.param_groups), None)
+        return {"loss": values["loss"]} if lr is None else {"loss": values["loss"], "lr": lr}
 
     @property
     def fused(self) -> bool:
