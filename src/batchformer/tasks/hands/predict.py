@@ -24,7 +24,7 @@ _COLUMNS = ("path", "mesh", "error")
 
 
 def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: Any, **options: str) -> str:
-    """`NAME.png`, `NAME.obj`, `NAME.glb` in the folder `out` for each image; `predictions.csv` and `pred.zip`."""
+    """In the folder `out`: NAME.png, .obj and .glb for each image; predictions.csv and pred.zip for all of them."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: name a folder for the predictions with --out.")
     table, names = out / "predictions.csv", output_names(images)
@@ -62,7 +62,7 @@ def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: An
         raise UserError(next(iter(task.unreadable.values())))
     write_text(table, csv_text(_COLUMNS, rows))
     told = f"{len(meshes)} {'mesh' if len(meshes) == 1 else 'meshes'} with pictures"
-    if len(meshes) < len(images):  # the server identifies a hand by its position
+    if len(meshes) < len(images):  # the server knows a hand by its number
         (out / SERVER_FILE).unlink(missing_ok=True)
         return f"{told}, without {SERVER_FILE}, which needs all images: {out}"
     write_atomically(out / SERVER_FILE, partial(write_for_server, joints, meshes))
