@@ -125,7 +125,7 @@ def _draw_mistakes(folder: Path, task: Any, data: Any, wrong: np.ndarray, logits
     try:
         maps, layer = answered(task, batch["images"], logits.argmax(1))
         sheet = draw_grad_cam({_ANSWER: maps}, pictures, classes, {_ANSWER: said})
-        caption += f" Above: the true class. Below: the predicted one, and its evidence at {layer} in bright (Grad-CAM)."
+        caption += f" Above: the true class. Below: the predicted one, bright its evidence at {layer} (Grad-CAM)."
     except UserError:
         sheet = draw_mistakes(list(zip(pictures, said, classes, strict=True)))
     write_index(folder, [("mistakes.png", sheet, "The worst mistakes", caption)], keep=False)
