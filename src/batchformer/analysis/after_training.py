@@ -142,27 +142,6 @@ def grad_cam_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     return rare_images.grad_cam_of(task, data, trainer)
 
 
-def neighbours_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """A sheet of test images with the training images whose features are nearest, where k-NN is a judge."""
-    from batchformer.analysis import pretraining_pictures
-
-    return pretraining_pictures.neighbours_of(task, data, trainer)
-
-
-def reconstructions_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Sheets of a masked autoencoder: what it makes of masked images, and where batch attention looks in it."""
-    from batchformer.analysis import pretraining_pictures
-
-    return pretraining_pictures.reconstructions_of(task, data, trainer)
-
-
-def hand_meshes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Sheets of predicted meshes, their errors on the surface, and where batch attention looks on them."""
-    from batchformer.analysis import hand_pictures
-
-    return hand_pictures.hand_meshes_of(task, data, trainer)
-
-
 def class_failures_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     """Which classes a classifier gets wrong, and the worst mistakes as a picture in the run folder."""
     from batchformer.analysis.class_failures import FOLDER, class_failures
@@ -189,6 +168,27 @@ def failures(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     return found
 
 
+def neighbours_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """A sheet of test images with the training images whose features are nearest, where k-NN is a judge."""
+    from batchformer.analysis import pretraining_pictures
+
+    return pretraining_pictures.neighbours_of(task, data, trainer)
+
+
+def reconstructions_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Sheets of a masked autoencoder: what it makes of masked images, and where batch attention looks in it."""
+    from batchformer.analysis import pretraining_pictures
+
+    return pretraining_pictures.reconstructions_of(task, data, trainer)
+
+
+def hand_meshes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Sheets of predicted meshes, their errors on the surface, and where batch attention looks on them."""
+    from batchformer.analysis import hand_pictures
+
+    return hand_pictures.hand_meshes_of(task, data, trainer)
+
+
 #: name -> analysis(task, data, trainer) that returns entries of result.json
 ANALYSES = {
     "gradient_influence": gradient_influence_of,
@@ -196,9 +196,9 @@ ANALYSES = {
     "stream_health": stream_health_of,
     "domain_planes": domain_planes_of,
     "mistakes": mistakes_of,
+    "class_failures": class_failures_of,
+    "box_failures": box_failures_of,
     "neighbours": neighbours_of,
     "reconstructions": reconstructions_of,
     "hand_meshes": hand_meshes_of,
-    "class_failures": class_failures_of,
-    "box_failures": box_failures_of,
 }

@@ -82,7 +82,10 @@ def export(
 
 
 def plain_network_of(found: Any, averaged: bool = False, temperature: float | None = None) -> Plain:
-    """A fresh stock network with the weights of the run: it loads them strictly and has its outputs bit for bit."""
+    """A fresh stock network with the weights of the run: it loads them strictly and has its outputs bit for bit.
+
+    With a `temperature` all logits are divided by it.
+    """
     task = found.task
     try:
         net = task.trained_network(averaged)

@@ -14,7 +14,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from batchformer.metrics.measures import Measure
-from batchformer.report.charts import Chart, variant_styles
+from batchformer.report.charts import STYLES, Chart, variant_styles
 from batchformer.report.comparison import (
     Comparison,
     format_interval,
@@ -74,6 +74,8 @@ def _result(table: Comparison, found: Any) -> str:
 
 def _main_picture(name: str, runs: Sequence[Run], table: Comparison) -> FirstScreen:
     """The declared picture; where it cannot be drawn of these runs, the usual one."""
+    if len(table.shown) > STYLES:  # lines and bars of so many look alike
+        return FirstScreen(_every_seed(name, table))
     asked = next((run.main_picture for run in runs if run.main_picture), {})
     for wanted in (asked, _usual(table), {"curve": table.primary.key}):
         if wanted.get("section") and (drawn := series_together(f"{name}-main", wanted["section"], runs)):
@@ -210,7 +212,7 @@ def _table(name: str, runs: Sequence[Run], table: Comparison, main_picture: str)
     one = len(table.others) == 1
     minus = f", {shown_name(table.others[0])} minus {table.reference}" if one else f" to {table.reference}"
     picture = figure(f"Difference{minus}", drawn, told, {} if one else legend(table))
-    seeds = _every_seed(name, table)
+    seeds = _every_seed(name, table) if len(table.shown) <= STYLES else ""  # else shown already
     return f'<div class="grid first">{whole}{main_picture}{picture}{seeds}{more}</div>'
 
 
@@ -273,9 +275,11 @@ def _per_run(runs: Sequence[Run], table: Comparison) -> str:
 
 
 def legend(table: Comparison) -> dict[str, str]:
-    """The legend of the variants, where there are several."""
-    styles = variant_styles(table.variants)
-    return {style: shown_name(variant) for variant, style in styles.items()} if len(table.shown) > 1 else {}
+    """The legend of the variants, where there are several; of very many some look alike."""
+    names: dict[str, list[str]] = {}
+    for variant, style in variant_styles(table.variants).items():
+        names.setdefault(style, []).append(shown_name(variant))
+    return {style: ", ".join(alike) for style, alike in names.items()} if len(table.shown) > 1 else {}
 
 
 def arrows(svg: str) -> str:

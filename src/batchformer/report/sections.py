@@ -116,10 +116,10 @@ def _target_curves(name: str, runs: Sequence[Run], table: Comparison) -> str:
     return f'{heading}<div class="grid">{figures}</div>' if figures else ""
 
 
-def _own_sections(name: str, runs: Sequence[Run], shown: str) -> str:
+def _own_sections(name: str, runs: Sequence[Run], left_out: str) -> str:
     """The task's own sections: each title once, and below it a part for each run, of every variant one first.
 
-    The one `shown` on the first screen is left out.
+    `left_out`: the one that is on the first screen already.
     """
     places = Counter[str]()
     ordered = []
@@ -127,7 +127,7 @@ def _own_sections(name: str, runs: Sequence[Run], shown: str) -> str:
         ordered.append((places[run.variant], run))
         places[run.variant] += 1
     runs = [run for _, run in sorted(ordered, key=operator.itemgetter(0))]  # stable: variants keep their order
-    titles = dict.fromkeys(s["title"] for run in runs for s in run.sections if s["title"] != shown)
+    titles = dict.fromkeys(s["title"] for run in runs for s in run.sections if s["title"] != left_out)
     shown = []
     for k, title in enumerate(titles):
         if together := series_together(f"{name}-own{k}", title, runs):

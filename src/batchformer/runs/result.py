@@ -52,8 +52,8 @@ def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: d
         "class_counts": [int(count) for count in info.get("class_counts", ())],
         "class_names": [str(name) for name in info.get("classes", ())],
         "sections": task.sections(),
-        "lengthened": recorder.lengthened,
         "main_picture": dict(task.main_picture),
+        "lengthened": recorder.lengthened,
     }
     told = ("fingerprint", "train_images", "test_images", "evaluate_on")
     known = {name: getattr(data, name) for name in told if hasattr(data, name)}

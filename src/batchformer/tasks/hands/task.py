@@ -114,8 +114,8 @@ class HandMesh(NetworkTask):
     """
 
     measures = HANDS
-    analyses = ("hand_meshes",)
     main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["pa_mpvpe", "pa_mpjpe"]}
+    analyses = ("hand_meshes",)
     data_class: ClassVar[type] = HandData
     predict_options: ClassVar[Mapping[str, str]] = {"strict": "stop at the first image that cannot be read"}
 
