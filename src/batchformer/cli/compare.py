@@ -163,7 +163,7 @@ def compared(args: list[str], show: bool = False) -> Path:
         shown = [option for option in kept if option != "seeds"]
         table = _write_comparison(name, out, planned, results)
         if show:
-            _conclude(name, out, planned, table, words_again(given, *shown, "data-root"))
+            _conclude(name, out, planned, results, table, words_again(given, *shown, "data-root"))
     return out
 
 
@@ -256,7 +256,9 @@ def _write_comparison(name: str, out: Path, planned: list[Planned], results: lis
     return table
 
 
-def _conclude(name: str, out: Path, planned: list[Planned], table: Any, again: str) -> None:
+def _conclude(
+    name: str, out: Path, planned: list[Planned], results: list[dict[str, Any]], table: Any, again: str
+) -> None:
     from batchformer.report import format_table, verdict
 
     seeds = sorted({each.seed for each in planned})

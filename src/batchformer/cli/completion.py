@@ -13,7 +13,7 @@ Print a script that completes commands, recipes, options and fields of recipes w
   eval "$(batchformer completion bash)"     in ~/.bashrc
   eval "$(batchformer completion zsh)"      in ~/.zshrc, after compinit
 """
-# The words of the line go to `batchformer completion words`, which prints what may come next; files where there is none.
+# The words of the line go to `batchformer completion words`, which prints what may come next; nothing: file names.
 _BASH = """_batchformer() {
     local IFS=$'\\n'
     COMPREPLY=($(batchformer completion words -- "${COMP_WORDS[@]:1:$COMP_CWORD}" 2>/dev/null))

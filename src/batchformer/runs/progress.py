@@ -23,9 +23,7 @@ _JUST_BEFORE_THE_END = 0.999
 class ProgressLine:
     """Progress over several runs, each a number of equal steps."""
 
-    def __init__(
-        self, runs: int = 1, stream: TextIO | None = None, cell: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, runs: int = 1, stream: TextIO | None = None, cell: Callable[[str], None] | None = None) -> None:
         self.runs = runs
         self._cell = notebook_cell() if stream is None and cell is None else cell
         self.stream = stream if stream is not None else sys.stderr
