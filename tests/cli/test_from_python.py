@@ -99,8 +99,8 @@ def test_mistakes_are_errors_of_one_sentence(run, recipe, fields, options, expec
 
 def test_unknown_names_of_the_room_are_refused():
     assert {"fit", "compare", "load"} <= set(dir(runs))
-    with pytest.raises(AttributeError, match="has no attribute 'train'"):
-        runs.train  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'fitt'"):
+        runs.fitt  # noqa: B018
 
 
 def cells():

@@ -44,7 +44,9 @@ class Run:
 
         return plain_network_of(load_run(str(self.folder), trust=trust), averaged).network
 
-    def export(self, out: str | Path | None = None, format: str = "safetensors", **options: Any) -> Path:
+    def export(
+        self, out: str | Path | None = None, format: str = "safetensors", trust: bool = False, **options: Any
+    ) -> Path:
         """Write the network as `batchformer export` does (`half`, `averaged`, `license`); returns the place."""
         from batchformer.cli.export import FORMATS
         from batchformer.cli.export_network import export
@@ -53,7 +55,7 @@ class Run:
         if format not in FORMATS:
             raise UserError(f"format={format!r} must be one of {', '.join(FORMATS)}.")
         place = Path(out) if out is not None else self.folder / FORMATS[format]
-        export(load_run(str(self.folder)), place, format, **options)
+        export(load_run(str(self.folder), trust=trust), place, format, **options)
         return place
 
     def __repr__(self) -> str:
