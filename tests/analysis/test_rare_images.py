@@ -151,6 +151,7 @@ class TestCommand:
         words = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.accelerator", "cpu"]
         root = ["--data-root", str(write_miniature("folder", tmp_path / "photos")), "--data.image_size", "32"]
         assert main(["fit", "folder-lt", *root, *words, "--data.batch_size", "8", "--model.backbone", "resnet10t",
+                     "--init-from", "scratch",
                      "--data.workers", "0", "--no-analysis", "--out", str(tmp_path / "other")]) == 0  # fmt: skip
         assert (
             main(["grad-cam", str(runs / "baseline"), str(tmp_path / "other"), "--out", str(tmp_path / "a.png")]) == 2

@@ -139,7 +139,9 @@ def photos(say, tmp_path):
     ],
 )
 def test_a_network_that_does_not_fit_is_one_sentence_and_leaves_nothing(say, photos, tmp_path, options, expected):
-    code, out, err = say("fit", "folder-lt", *photos, "--trainer.enable_progress_bar", "false", *options)
+    code, out, err = say(
+        "fit", "folder-lt", "--init-from", "scratch", *photos, "--trainer.enable_progress_bar", "false", *options
+    )
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert expected in err
     assert not (tmp_path / "runs/folder-lt/batchformer-seed0").exists()
@@ -202,7 +204,7 @@ def test_a_split_without_classes_has_no_number(say, photos):
     ]
     shutil.rmtree("photos/train/class_0")
     shutil.rmtree("photos/val/class_0")
-    code, fitted, err = say("fit", "folder-lt", *photos, *quick, "--out", "run")
+    code, fitted, err = say("fit", "folder-lt", "--init-from", "scratch", *photos, *quick, "--out", "run")
     assert code == 0, err
     code, tested, err = say("test", "run")
     assert code == 0, err

@@ -6,6 +6,7 @@ from batchformer.cli import main
 from batchformer.data.images import open_image
 
 FIT = ["fit", "folder-lt", "--data-root", "own", "--out", "run", "--model.backbone", "resnet20", "--no-analysis",
+       "--init-from", "scratch",
        "--data.image_size", "16", "--data.workers", "0", "--trainer.precision", "32-true",
        "--trainer.max_epochs", "2", "--trainer.enable_progress_bar", "false"]  # fmt: skip
 

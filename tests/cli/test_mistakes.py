@@ -42,8 +42,14 @@ def _complaint(answer):
         (["fit", "digits-lt", "--seed", "x"], "--seed x: expected a whole number"),
         (["fit", "digits-lt", "--method", "best"], "expected baseline or batchformer"),
         (["fit", "digits-lt", "--resume", "--overwrite"], "give one of them"),
-        (["fit", "digits-lt", "--epochs", "3"], "Unknown option --epochs. Did you mean --trainer.max_epochs?"),
-        (["compare", "digits-lt", "--batch-size", "3"], "Did you mean --data.batch_size?"),
+        (["fit", "digits-lt", "--max_epochs", "3"], "Unknown option --max_epochs. Did you mean --epochs?"),
+        (["fit", "digits-lt", "--device", "tpux"], "--device tpux: expected cpu, cuda, cuda:1"),
+        (["fit", "digits-lt", "--early-stop", "0"], "--early-stop 0: expected 1 or more"),
+        (["fit", "voc-faster-rcnn-r18", "--epochs", "3"], "--epochs: this recipe ends after 1500 steps"),
+        (["fit", "digits-lt", "--run.best", "true"], "add --data.holdout 0.1"),
+        (["tune", "digits-lt", "--find", "all"], "--find all: expected lr, batch-size, both"),
+        (["data", "digits-lt", "--check"], "are not image files"),
+        (["compare", "digits-lt", "--batches", "3"], "Did you mean --batch-size?"),
         (["fit", "digits-lt", "--trainer.max_epochs", "0"], "trainer.max_epochs 0 trains nothing"),
         (["compare", "digits-lt", "--trainer.max_steps", "0"], "trainer.max_steps 0 trains nothing"),
         (["fit", "digits-lt", "--trainer.check_val_every_n_epoch", "0"], "trainer.check_val_every_n_epoch 0: give 1"),
@@ -70,7 +76,7 @@ def _complaint(answer):
         (["fit", "vit-digits", "--model.optimizer.betas", "[0.9, 1]"], "model.optimizer.betas=[0.9, 1.0] must be two"),
         (["fit", "vit-digits", "--model.batchformer.layer_scale", "-1"], "layer_scale=-1.0 must be 0 or more"),
         (["fit", "cifar100-lt-100"], "cifar-100-python"),
-        (["fit", "folder-lt", "--data-root", "nowhere"], "nowhere"),
+        (["fit", "folder-lt", "--init-from", "scratch", "--data-root", "nowhere"], "nowhere"),
         (["compare", "digits-lt", "--seeds", "x"], "--seeds x"),
         (["compare", "digits-lt", "--model.seed", "3"], "leave out --model.seed"),
         (["compare", "digits-lt", "--data.seed", "3"], "leave out --data.seed"),
@@ -160,7 +166,7 @@ def test_a_class_without_images_is_named(say, tmp_path):
     assert say("data", "miniature", "folder", "own")[0] == 0
     for image in (tmp_path / "own/train/class_7").iterdir():
         image.unlink()
-    assert "class_7" in _complaint(say("fit", "folder-lt", "--data-root", "own", *OUT))
+    assert "class_7" in _complaint(say("fit", "folder-lt", "--init-from", "scratch", "--data-root", "own", *OUT))
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(say, tmp_path):

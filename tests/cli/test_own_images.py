@@ -1,7 +1,10 @@
 """Folders of somebody's own images: other classes than in training, files that are no images, missing parts."""
 
 import csv
+import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,11 +12,13 @@ from PIL import Image
 
 from batchformer.cli import main
 from batchformer.errors import UserError
+from batchformer.hub import refuse_unreachable
 from batchformer.models.detector_backbone import load_backbone_weights
 from batchformer.tasks.classification.mixing import load_extractor
 
 SMALL = ["--model.backbone", "resnet20", "--data.image_size", "16", "--data.batch_size", "4", "--data.workers", "0",
-         "--trainer.precision", "32-true", "--trainer.max_epochs", "1", "--no-analysis"]  # fmt: skip
+         "--trainer.precision", "32-true", "--trainer.max_epochs", "1", "--no-analysis",
+         "--init-from", "scratch"]  # fmt: skip
 CLASSES = ("cat", "dog", "fox")
 
 
@@ -219,6 +224,34 @@ class TestNoNetwork:
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(http.time, "sleep", seen.append)
         return seen
+
+    def test_the_recipes_of_own_images_say_how_to_get_weights_before_torch_is_imported(self, photos, tmp_path):
+        """A fresh process: what it imports is part of what is tested."""
+        code = (
+            "import sys; from batchformer.cli import main; "
+            "code = main(['fit', sys.argv[1], '--data-root', sys.argv[2], '--out', 'run']); "
+            "print(code, 'torch' in sys.modules)"
+        )
+        offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
+        for recipe, way_out in (("folder-lt", "--init-from FILE"), ("folder-detection", "--init-from backbone=FILE")):
+            done = subprocess.run(
+                [sys.executable, "-c", code, recipe, str(photos)],
+                capture_output=True, text=True, env=offline, cwd=tmp_path,
+            )  # fmt: skip
+            assert done.stdout == "2 False\n", done.stderr
+            assert way_out in done.stderr
+            assert "--init-from scratch" in done.stderr
+        assert not (tmp_path / "run").exists()
+
+    def test_weights_in_the_cache_are_looked_for_by_timm(self, waits, tmp_path):
+        refused = pytest.raises(UserError, match=r"127\.0\.0\.1 cannot be reached")
+        with refused:
+            refuse_unreachable("resnet18")
+        (tmp_path / "cache/models--timm--resnet18d.ra2_in1k").mkdir(parents=True)
+        with refused:
+            refuse_unreachable("resnet18")
+        (tmp_path / "cache/models--timm--resnet18.a1_in1k").mkdir()
+        refuse_unreachable("resnet18")
 
     def test_pretrained_weights_are_told_to_be_out_of_reach_without_a_wait(self, say, photos, tmp_path, waits):
         given = [*SMALL, "--model.backbone", "resnet18", "--model.backbone_args.pretrained", "true"]

@@ -294,7 +294,7 @@ def test_bad_input_is_refused_with_a_way_out():
         PuzzleMix(model, 4, transport_size=0)
     with pytest.raises(UserError, match="belong together"):
         PuzzleMix(model, 4, std=(0.5, 0.5, 0.5))
-    with pytest.raises(UserError, match=r"gives \(2, 4\) where num_classes asks for logits of \(2, 7\): let num"):
+    with pytest.raises(UserError, match=r"gives \(2, 4\) and num_classes needs logits of \(2, 7\): let num"):
         PuzzleMix(model, 7)(torch.rand(2, 3, 16, 16), ids)
     with pytest.raises(UserError, match="more than 1024"):
         PuzzleMix(model, 4, blocks=2, transport_size=1)(torch.rand(2, 3, 64, 64), ids)

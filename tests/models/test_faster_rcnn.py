@@ -3,14 +3,23 @@
 import pytest
 import torch
 
+from batchformer.data import VocDetection
+from batchformer.data.sets import write_miniature
 from batchformer.errors import UserError
 from batchformer.models.faster_rcnn import FasterRCNN, _region_losses, _target
+from batchformer.tasks.detection import faster_rcnn
+from batchformer.tasks.detection.faster_rcnn import RegionDetection, average_statistics
+
+from ..tasks.conftest import make_trainer
 
 
 def small() -> FasterRCNN:
     torch.manual_seed(0)
-    net = FasterRCNN("resnet10t", 3)
-    net.proposals._post_nms_top_n = {"training": 20, "testing": 10}  # fast
+    return made_fast(FasterRCNN("resnet10t", 3))
+
+
+def made_fast(net: FasterRCNN) -> FasterRCNN:
+    net.proposals._post_nms_top_n = {"training": 20, "testing": 10}
     net.regions.fg_bg_sampler.batch_size_per_image = 8
     return net
 
@@ -65,3 +74,38 @@ def test_settings_are_detectron2s():
     assert all(p.requires_grad for p in net.parameters())
     with pytest.raises(UserError, match="needs a ResNet"):
         FasterRCNN("vit_tiny_patch16_224", 3)
+
+
+def test_statistics_of_batch_norm_are_plain_means_over_the_batches():
+    """And nothing else of the network changes: not its mode, and not the averages that training goes on with."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.BatchNorm1d(4))
+    net(torch.randn(6, 3))
+    net.eval()
+    net[0].train()
+    batches, weights = list(torch.randn(5, 8, 3)), [p.clone() for p in net.parameters()]
+    average_statistics(net, net, batches)
+    hidden = [net[0](batch).detach() for batch in batches]
+    torch.testing.assert_close(net[1].running_mean, torch.stack([x.mean(0) for x in hidden]).mean(0))
+    torch.testing.assert_close(net[1].running_var, torch.stack([x.var(0) for x in hidden]).mean(0))
+    seen = [((x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()).relu() for x in hidden]
+    torch.testing.assert_close(net[3].running_mean, torch.stack([x.mean(0) for x in seen]).mean(0))
+    assert [module.training for module in net] == [True, False, False, False]
+    assert (net[1].momentum, int(net[1].num_batches_tracked)) == (0.1, 1)
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), weights, strict=True))
+
+
+def test_the_last_evaluation_has_statistics_of_training_batches(tmp_path, monkeypatch):
+    root = str(write_miniature("voc", tmp_path / "data"))
+    options = {"image_size": 64, "max_size": 96, "scales": [64], "batch_size": 2, "eval_batch_size": 2, "workers": 0}
+    data = VocDetection(root, train="trainval", val="test", **options)
+    task = RegionDetection("resnet10t", precise_norm=1, schedule={"name": "step", "milestones": []})
+    data.setup()
+    task.construct(data)
+    made_fast(task.net)
+    counted = []
+    monkeypatch.setattr(faster_rcnn, "average_statistics", lambda net, forward, given: counted.append(len(list(given))))
+    make_trainer(max_epochs=2, limit_train_batches=1, limit_val_batches=1).fit(task, datamodule=data)
+    assert counted == [1]  # after the second epoch alone
+    task.expect_checkpoint()
+    assert task.precise_norm == 0

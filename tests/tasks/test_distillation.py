@@ -130,7 +130,7 @@ def test_at_test_time_the_heads_are_averaged(teacher_file):
 
 @pytest.mark.parametrize("chosen", [{"teacher": "resnet18"}, {"teacher_args": VIT}, {"checkpoint": "teacher.pth"}])
 def test_a_teacher_that_is_chosen_while_nothing_is_distilled_is_told(chosen):
-    with pytest.warns(UserWarning, match=f"{next(iter(chosen))} .* teaches nothing .*: add --model.distillation.kind"):
+    with pytest.warns(UserWarning, match=f"{next(iter(chosen))} .* has no effect .*: add --model.distillation.kind"):
         vit_task(distillation=chosen)
     vit_task(distillation={"kind": "none", "teacher": "regnety_160"})
 

@@ -2,20 +2,25 @@
 
 import csv
 import json
+import zipfile
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from batchformer.analysis.hand_pictures import WORST, error_colours, hand_meshes_of
 from batchformer.cli import main
 from batchformer.data import FreiHand, RenderedHands
-from batchformer.data.rendering import HandScenes, rasterise
+from batchformer.data.rendering import HandScenes, draw_mesh, rasterise
 from batchformer.data.sets import write_miniature
+from batchformer.data.sets.hands import HandSamples
 from batchformer.errors import UserError
+from batchformer.metrics.hands import align, mean_pose
+from batchformer.models.graphormer import fit_camera, project
 from batchformer.models.rig import joints_of_freihand, read_rig
 from batchformer.tasks import HandMesh
-from batchformer.tasks.hands.predict import obj_text
+from batchformer.tasks.hands.predict import obj_text, write_for_server
 
 from .conftest import make_trainer
 from .test_pretraining_runs import SaveInside
@@ -82,6 +87,17 @@ class TestRenderer:
         assert on_hand.float().mean() > 0.9
         behind = projected[..., :2].amin(1), projected[..., :2].amax(1)
         assert ((behind[1] - behind[0]).amax(1) > 20).all()  # the hand fills a good part of the picture
+
+    def test_a_small_view_shows_the_back_with_the_fingers_up(self):
+        made = HandScenes(read_rig(), joints_of_freihand(), size=64, view=30.0)(np.arange(12))["joints_2d"]
+        wrist, index, middle, little = (made[:, k] for k in (0, 5, 9, 17))
+        assert (middle[:, 1] < wrist[:, 1]).all()
+        assert (index[:, 0] < little[:, 0]).all()
+        turned = (middle - wrist).unbind(1)
+        angles = torch.rad2deg(torch.atan2(turned[0], -turned[1]))
+        assert angles.std() > 3
+        with pytest.raises(UserError, match=r"data\.view=0 is an angle"):
+            data(view=0)
 
     def test_joints_bend_within_their_limits(self, scenes):
         made = [scenes._draws(k)["angles"] for k in range(50)]
@@ -200,6 +216,13 @@ class TestTask:
         vertices = [line for line in (out / "hand.obj").read_text().splitlines() if line.startswith("v ")]
         assert len(vertices) == len(read_rig().vertices)
         assert (out / "hand.glb").read_bytes().startswith(b"glTF")
+        with zipfile.ZipFile(out / "pred.zip") as archive:
+            joints, meshes = json.loads(archive.read("pred.json"))
+        assert (len(joints), len(joints[0]), len(meshes[0])) == (1, 21, len(vertices))
+        (tmp_path / "broken.jpg").write_bytes(b"no picture")
+        both = [str(tmp_path / name) for name in ("broken.jpg", "hand.jpg")]
+        assert main(["predict", str(run), *both, "--out", str(out)]) == 1
+        assert not (out / "pred.zip").exists()  # the second hand would be taken for the first
         assert main(["predict", str(run), str(tmp_path / "hand.jpg"), "--out", str(tmp_path / "hand.jpg")]) == 2
         (tmp_path / "more").mkdir()
         for name in ("hand.jpg", "broken.jpg"):
@@ -221,3 +244,89 @@ class TestTask:
 
 def test_obj_counts_vertices_from_one():
     assert obj_text(np.eye(3), np.array([[0, 1, 2]])).splitlines()[-1] == "f 1 2 3"
+
+
+def test_the_servers_file_lists_joints_and_then_vertices_of_all_hands(tmp_path):
+    joints, meshes = ([np.full((count, 3), number + 0.25) for number in range(2)] for count in (21, 778))
+    for copy in "ab":
+        with open(tmp_path / copy, "wb") as file:
+            write_for_server(joints, meshes, file)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    with zipfile.ZipFile(tmp_path / "a") as archive:
+        assert archive.namelist() == ["pred.json"]
+        found = json.loads(archive.read("pred.json"))
+    assert [np.shape(part) for part in found] == [(2, 21, 3), (2, 778, 3)]
+    assert found[1][1][0] == [1.25, 1.25, 1.25]
+
+
+def test_a_mesh_from_the_right_shows_what_is_on_the_right():
+    """Two squares one behind the other along x, in other colours: the eye sees the one with the larger x."""
+    square = torch.tensor([[0.0, -0.5, -0.5], [0.0, 0.5, -0.5], [0.0, 0.5, 0.5], [0.0, -0.5, 0.5]])
+    vertices = torch.cat([square, square + torch.tensor([1.0, 0.0, 0.0])])
+    faces = torch.tensor([[0, 1, 2], [0, 2, 3], [4, 5, 6], [4, 6, 7]])
+    colours = torch.tensor([[1.0, 0.0, 0.0]] * 4 + [[0.0, 0.0, 1.0]] * 4)
+    camera, image = torch.tensor([1.0, 0.0, 0.0]), torch.zeros(3, 16, 16)
+    seen = draw_mesh(image, vertices, camera, faces, from_right=True, colours=colours)
+    assert seen[2, 8, 8] > 0
+    assert seen[0, 8, 8] == 0
+    assert seen[:, 0, 0].tolist() == [0.0, 0.0, 0.0]
+    # z grows to the right of this view: moved there, the near square is seen on the right
+    vertices[4:, 2] += 0.4
+    moved = draw_mesh(image, vertices, camera, faces, from_right=True, colours=colours)
+    assert moved[2].nonzero()[:, 1].float().mean() > seen[2].nonzero()[:, 1].float().mean()
+
+
+def test_pictures_turn_with_their_joints(tmp_path):
+    """A bright dot at a joint is where the annotation of the turned, scaled picture has the joint."""
+    camera = np.array([[100.0, 0, 32], [0, 100.0, 32], [0, 0, 1]], dtype=np.float32)
+    joints = np.tile(np.float32([0.1, -0.05, 1.0]), (1, 21, 1))
+    known = {"K": camera[None], "joints": joints, "vertices": np.zeros((1, 5, 3), dtype=np.float32)}
+    picture = Image.new("RGB", (64, 64))
+    picture.paste((255, 255, 255), (40, 25, 44, 29))  # around (42, 27)
+    picture.save(tmp_path / "0.png")
+    samples = HandSamples([str(tmp_path / "0.png")], known, 64, 0, (0.0,) * 3, (1.0,) * 3)
+    turned = 0
+    for draw in range(30):
+        torch.manual_seed(draw)
+        made = samples._augment(0, picture, 0)
+        rows, columns = made["images"].sum(0).ge(0.5).nonzero(as_tuple=True)
+        place = torch.stack([columns.float().mean(), rows.float().mean()]) + 0.5
+        torch.testing.assert_close((made["joints_2d"][0] + 1) * 32, place, atol=1.0, rtol=0)
+        turned += int(not torch.allclose(made["joints"], torch.from_numpy(known["joints"][0])))
+    assert 0.2 < turned / 30 < 0.6  # 0.4 as released
+
+
+class TestPictures:
+    def test_meshes_and_attention_are_left_for_the_page(self, tmp_path):
+        task, module = HandMesh(**SMALL), data(test_images=2)
+        trainer = make_trainer(max_epochs=1, limit_train_batches=1, default_root_dir=tmp_path)
+        trainer.fit(task, datamodule=module)
+        assert task.analyses == ("hand_meshes",)
+        (section,) = hand_meshes_of(task, module, trainer)["sections"]
+        index = json.loads((tmp_path / section["pictures"] / "pictures.json").read_text())
+        assert [entry["file"] for entry in index] == ["meshes.jpg", "attention.jpg"]
+        assert Image.open(tmp_path / "meshes" / "meshes.jpg").height == 28 + 6 * (46 + 160 + 10) + 26 + 60
+        control = float(trainer.callback_metrics["val/pa_mpvpe_mean_pose"])
+        assert f"PA-MPVPE of {control:.1f} mm" in section["text"]
+        numbers = {row[0]: int(row[1]) for row in section["table"]["rows"]}
+        assert numbers == {"joints": 21, "vertices": 40, "cells of the picture": 49}
+
+    def test_errors_are_blue_at_none_and_orange_at_the_last_colour(self):
+        none, some, much = error_colours(torch.tensor([0.0, WORST, 3 * WORST]))
+        assert torch.equal(some, much)
+        assert none[2] > none[0]
+        assert much[0] > much[2]
+
+    def test_the_fitted_camera_is_that_of_the_projection(self):
+        torch.manual_seed(0)
+        points, camera = torch.randn(3, 9, 3), torch.tensor([[2.0, 0.5, -1.0], [0.3, 0.0, 4.0], [5.0, -2.0, 1.0]])
+        torch.testing.assert_close(fit_camera(points, project(points, camera)), camera, atol=1e-4, rtol=1e-4)
+
+
+def test_the_mean_pose_is_found_whatever_way_its_copies_are_turned():
+    torch.manual_seed(0)
+    shape = torch.randn(1, 30, 3).double()
+    turns = torch.matrix_exp(torch.randn(6, 3, 3).double().triu(1) * 2)
+    turns = torch.linalg.qr(turns)[0] * torch.linalg.det(torch.linalg.qr(turns)[0])[:, None, None]
+    meshes = 1.7 * shape @ turns + torch.randn(6, 1, 3).double()
+    torch.testing.assert_close(align(mean_pose(meshes).expand_as(meshes), meshes), meshes)

@@ -184,3 +184,14 @@ def test_collapse_warns_once_and_not_in_the_first_steps(monkeypatch):
     with pytest.warns(UserWarning, match="has collapsed") as told:
         fit(model, max_epochs=3)
     assert sum("collapsed" in str(one.message) for one in told) == 1
+
+
+def test_the_curve_of_the_linear_classifier_is_on_the_page_and_in_checkpoints(tmp_path):
+    model = task(judge={"neighbours": 3, "images": 60})
+    trainer = fit(model, max_epochs=2, limit_val_batches=1, limit_train_batches=1)
+    (section,) = model.sections()
+    (line,) = section["series"]["lines"].values()
+    assert (section["title"], section["series"]["x"]) == ("Accuracy of a linear classifier while training", [1, 2])
+    assert line[-1] == pytest.approx(float(trainer.callback_metrics["val/linear"]))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert MoCo.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=False).sections() == [section]

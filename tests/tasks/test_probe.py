@@ -1,5 +1,7 @@
 """Linear probes: what is frozen, what is loaded, which labels are used; and the command."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -78,12 +80,16 @@ def test_weights_of_an_autoencoder_are_those_of_its_encoder(tmp_path):
 def test_the_command_writes_a_recipe_and_trains_it(tmp_path, capsys):
     run = tmp_path / "mae"
     small = ["--trainer.max_epochs", "1", "--model.backbone_args", str(SMALL).replace("'", '"'), "--no-analysis"]
-    assert main(["fit", "mae-digits", "--out", str(run), *small[:4], "--trainer.limit_train_batches", "1"]) == 0
+    assert (
+        main(["fit", "mae-digits", "--out", str(run), *small[:4], "--trainer.limit_train_batches", "1", "--seed", "3"])
+        == 0
+    )
     assert main(["probe", str(run), "--protocol", "mae", "--labels", "0.2", *small[:2], "--data.batch_size", "32"]) == 0
     recipe = yaml.safe_load((tmp_path / "mae-probe.yaml").read_text())
     assert recipe["model"]["batch_norm"] is True
     assert recipe["model"]["labels"] == 0.2
-    assert (tmp_path / "mae-probe" / "result.json").is_file()
+    result = json.loads((tmp_path / "mae-probe" / "result.json").read_text())
+    assert (result["variant"], result["reference"], result["seed"]) == ("batchformer", "baseline", 3)  # of the run
     capsys.readouterr()
     assert main(["probe", str(run), "--protocol", "moco-v4"]) == 2
     assert "expected one of moco-v2, moco-v3, mae, finetune" in capsys.readouterr().err

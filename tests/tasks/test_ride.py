@@ -157,7 +157,7 @@ class TestTeacher:
         save_file({"fc.weight": torch.zeros(4, 3)}, tmp_path / "plain.safetensors")
         for weight, source, told in [
             (1.0, None, r"teacher_weight 1 needs a teacher: add --init-from teacher=RUN"),
-            (0.0, fitting, r"teaches nothing at model\.ride\.teacher_weight 0"),
+            (0.0, fitting, r"has no effect at model\.ride\.teacher_weight 0"),
             (1.0, str(tmp_path / "gone.pth"), "there is no file"),
             (1.0, str(tmp_path / "plain.safetensors"), "is no network of RIDE"),
             (1.0, a_file(tmp_path, 5, classes=7), "this classifies 7 classes"),

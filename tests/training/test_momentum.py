@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 from batchformer.data import DataInfo
+from batchformer.data.loading.order import generator
 from batchformer.errors import UserError
-from batchformer.tasks import LongTailed
+from batchformer.tasks import LongTailed, MoCo
 from batchformer.training.momentum import MomentumEncoder, Queue, of_all_processes, own_rows
 
 from ..processes import run_in_processes
@@ -139,6 +140,18 @@ def trained(process=0, processes=1):
     return task.state_dict(), losses
 
 
+def made_moco(shuffle):
+    contrast = {"version": "v2", "hidden_dim": 8, "out_dim": 4, "queue": 64, "shuffle": shuffle}
+    task = MoCo("resnet20", {"widths": [4, 8]}, batchformer={"heads": 2, "dropout": 0.0}, contrast=contrast)
+    task.construct(INFO)
+    task._step_numbers = (0, 5, 0)
+    return task.train()
+
+
+def moco_images():
+    return torch.randn(BATCH, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
 def work(process, folder):
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -148,7 +161,8 @@ def work(process, folder):
     together = of_all_processes(rows)
     (together.squeeze(1) * torch.arange(1.0, 5.0)).sum().backward()
     gathered = together.detach(), own_rows(2, rows.device), rows.grad, of_all_processes(rows.detach().long())
-    torch.save([gathered, trained(process, 2)], f"{folder}/{process}.pt")
+    keys = [made_moco(shuffle)._shuffled_keys_of(moco_images()[process::2]) for shuffle in (True, False)]
+    torch.save([gathered, trained(process, 2), keys], f"{folder}/{process}.pt")
     dist.destroy_process_group()
 
 
@@ -160,7 +174,7 @@ def two_processes(tmp_path_factory):
 
 
 def test_rows_are_gathered_in_the_order_of_one_process_and_gradients_are_summed(two_processes):
-    for process, ((together, own, gradient, whole), _) in enumerate(two_processes):
+    for process, ((together, own, gradient, whole), *_) in enumerate(two_processes):
         assert together.flatten().tolist() == [0.0, 10.0, 1.0, 11.0]
         assert whole.flatten().tolist() == [0, 10, 1, 11]
         assert own.tolist() == [process, process + 2]
@@ -176,3 +190,17 @@ def test_two_processes_train_as_one_with_the_whole_batch(two_processes):
             torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-6, msg=name)
     moved = expected["algorithm.key_net.encoder.conv1.weight"] - made_task().net.conv1.weight
     assert moved.abs().max() > 1e-4  # the encoders have learnt something in these steps
+
+
+def test_keys_of_shuffled_images_are_normalised_with_images_of_both_processes(two_processes):
+    """Each process has half of a random order of all images as its batch of keys; then every key goes back."""
+    images, order = moco_images(), generator(0, 5, 0, "shuffled keys").permutation(BATCH)
+    plain, related = torch.empty(2, BATCH, 4).unbind()
+    for process in range(2):
+        taken = order[process::2]
+        plain[taken], related[taken] = made_moco(True).keys_of(images[taken]).chunk(2)
+    for process, (_, _, (shuffled, own)) in enumerate(two_processes):
+        expected = torch.cat([plain[process::2], related[process::2]])
+        torch.testing.assert_close(shuffled, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(own, made_moco(False).keys_of(images[process::2]), rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(shuffled, own, atol=1e-2)

@@ -24,7 +24,7 @@ def gradient_influence_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     device, loaders = trainer.strategy.root_device, data.val_dataloader()
     task.net.to(device)
     task.net.float()  # of a run in 16 or 64 bits (precision bf16-true) too: training is over, and features are float32
-    with _attending_alone(task.attachment):
+    with attending_alone(task.attachment):
         per_class = gradient_influence(
             task.net,
             task.attachment,
@@ -47,7 +47,7 @@ def stream_health_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     batch = as_batch(next(iter(data.train_dataloader())))
     images, labels = (batch[name][:HEALTH_IMAGES].to(device) for name in ("images", "labels"))
     precision = trainer.strategy.precision_plugin
-    with _attending_alone(task.attachment), precision.forward_context():
+    with attending_alone(task.attachment), precision.forward_context():
         found = stream_health(task.net, precision.convert_input(images), labels, samples=4)
     return {"stream_health": found.as_dict()}
 
@@ -81,7 +81,7 @@ def domain_planes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
             task.net(images)
         found = {"Features of two domains": entered[0]}
         if task.attachment is not None:
-            with _attending_alone(task.attachment):
+            with attending_alone(task.attachment):
                 related = record_inference(task.net, images).related
             found["Features of two domains, after the module"] = related.mean(1)
     return {"sections": [_plane(title, features.float().cpu(), rows) for title, features in found.items()]}
@@ -89,18 +89,24 @@ def domain_planes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
 
 def evenly_spaced_images(loader: Iterable[Any], count: int) -> "Tensor":
     """`count` images of a set, or all if it has fewer, evenly over its order; files are often sorted by class."""
+    return evenly_spaced_samples(loader, count, "images")["images"]
+
+
+def evenly_spaced_samples(loader: Iterable[Any], count: int, *names: str) -> "dict[str, Tensor]":
+    """The same of several entries of the batches, on the CPU."""
     import torch
 
-    kept: list[Tensor] = []
+    kept: dict[str, Tensor] = {}
     seen, stride = 0, 1
     for batch in loader:
-        images = as_batch(batch)["images"]
-        kept.append(images[-seen % stride :: stride].cpu())
-        seen += len(images)
-        while sum(map(len, kept)) >= 2 * count:  # the length of the set is known at its end only
-            kept, stride = [torch.cat(kept)[::2]], 2 * stride
-    images = torch.cat(kept)
-    return images[torch.arange(min(count, len(images))) * len(images) // min(count, len(images))]
+        taken = {name: as_batch(batch)[name][-seen % stride :: stride].cpu() for name in names}
+        seen += len(as_batch(batch)[names[0]])
+        kept = {name: torch.cat([kept[name], rows]) if kept else rows for name, rows in taken.items()}
+        while len(kept[names[0]]) >= 2 * count:  # the length of the set is known at its end only
+            kept, stride = {name: rows[::2] for name, rows in kept.items()}, 2 * stride
+    held = len(kept[names[0]])
+    chosen = torch.arange(min(count, held)) * held // min(count, held)
+    return {name: rows[chosen] for name, rows in kept.items()}
 
 
 def _plane(title: str, features: "Tensor", rows: dict[str, int]) -> dict[str, Any]:
@@ -124,7 +130,7 @@ def _plane(title: str, features: "Tensor", rows: dict[str, int]) -> dict[str, An
     return {"title": title, "text": text, "points": points}
 
 
-def _attending_alone(attachment: Any) -> AbstractContextManager[None]:
+def attending_alone(attachment: Any) -> AbstractContextManager[None]:
     """Attend over this process alone: only one process measures, and with scope="global" it would deadlock."""
     return temporary_attributes({point.module: {"scope": "local"} for point in attachment.points})
 
@@ -136,6 +142,53 @@ def grad_cam_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     return rare_images.grad_cam_of(task, data, trainer)
 
 
+def class_failures_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Which classes a classifier gets wrong, and the worst mistakes as a picture in the run folder."""
+    from batchformer.analysis.class_failures import FOLDER, class_failures
+
+    return class_failures(task, data, trainer, Path(trainer.default_root_dir) / FOLDER)
+
+
+def box_failures_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Which classes a detector misses, and pictures of misses and false alarms in the run folder."""
+    from batchformer.analysis.box_failures import FOLDER, box_failures
+
+    return box_failures(task, data, trainer, Path(trainer.default_root_dir) / FOLDER)
+
+
+def failures(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """What the analyses of failures of this task find, without pictures: for an evaluation that writes nothing."""
+    from batchformer.analysis.box_failures import box_failures
+    from batchformer.analysis.class_failures import class_failures
+
+    known = {"class_failures": class_failures, "box_failures": box_failures}
+    found: dict[str, Any] = {}
+    for name in (each for each in task.analyses if isinstance(each, str) and each in known):
+        found |= known[name](task, data, trainer)
+    return found
+
+
+def neighbours_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """A sheet of test images with the training images whose features are nearest, where k-NN is a judge."""
+    from batchformer.analysis import pretraining_pictures
+
+    return pretraining_pictures.neighbours_of(task, data, trainer)
+
+
+def reconstructions_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Sheets of a masked autoencoder: what it makes of masked images, and where batch attention looks in it."""
+    from batchformer.analysis import pretraining_pictures
+
+    return pretraining_pictures.reconstructions_of(task, data, trainer)
+
+
+def hand_meshes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Sheets of predicted meshes, their errors on the surface, and where batch attention looks on them."""
+    from batchformer.analysis import hand_pictures
+
+    return hand_pictures.hand_meshes_of(task, data, trainer)
+
+
 #: name -> analysis(task, data, trainer) that returns entries of result.json
 ANALYSES = {
     "gradient_influence": gradient_influence_of,
@@ -143,4 +196,9 @@ ANALYSES = {
     "stream_health": stream_health_of,
     "domain_planes": domain_planes_of,
     "mistakes": mistakes_of,
+    "class_failures": class_failures_of,
+    "box_failures": box_failures_of,
+    "neighbours": neighbours_of,
+    "reconstructions": reconstructions_of,
+    "hand_meshes": hand_meshes_of,
 }

@@ -54,7 +54,13 @@ class AttentionOverBatch:
 
 
 def attention_over_batch(
-    model: nn.Module, images: Tensor, place: int | str = 0, *, layer: int = -1, head: int | None = None
+    model: nn.Module,
+    images: Tensor,
+    place: int | str = 0,
+    *,
+    layer: int = -1,
+    head: int | None = None,
+    **inputs: Tensor,
 ) -> AttentionOverBatch:
     """The attention of one insertion over a batch of images, in mini-batch inference (no dropout, one stream).
 
@@ -65,8 +71,9 @@ def attention_over_batch(
         place: number of the insertion in the order of the model, or its path.
         layer: of the module's encoder layers, where it has several.
         head: one head instead of the mean.
+        inputs: further inputs of the model, by name.
     """
-    seen = record_inference(model, images, place, layer)
+    seen = record_inference(model, images, place, layer, level=None, **inputs)
     if head is not None and not 0 <= whole_number("head", head) < seen.attention.heads:
         raise UserError(f"head={head}: there are {seen.attention.heads}, counted from 0.")
     with torch.no_grad():

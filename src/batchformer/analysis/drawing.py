@@ -168,7 +168,7 @@ def write_index(
         folder.mkdir(parents=True, exist_ok=True)
         earlier = _listed(index) if keep else []
         for file, picture, _, _ in made:
-            picture.save(folder / file, optimize=True)
+            picture.save(folder / file, optimize=True, quality=88)  # PNG has no quality
         entries = [*new.values(), *(entry for entry in earlier if entry["file"] not in new)]
         index.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     except OSError as error:

@@ -54,12 +54,19 @@ PLANE_CAPTION = "The mean token of each image, in the plane of the first two pri
 
 def draw_attention_mass(attention: AttentionOverBatch, pictures: Sequence[Image.Image]) -> Image.Image:
     """Images, and below each the attention of the other samples to it: orange above uniform, blue below."""
-    maps = attention.mass_map()
-    limit = limit_of(maps)
+    return draw_attention_masses({"where the other samples look, at the same place": attention}, pictures)
+
+
+def draw_attention_masses(attentions: Mapping[str, AttentionOverBatch], pictures: Sequence[Image.Image]) -> Image.Image:
+    """The same of several insertions, a row for each under its heading, with one scale of colours."""
+    maps = {heading: attention.mass_map() for heading, attention in attentions.items()}
+    limit = limit_of(torch.cat([each.flatten() for each in maps.values()]))
     shown = shown_of(len(pictures))
-    heat = [tile(heat_over(fit(pictures[k]), maps[k], limit)) for k in shown]
-    heading = "where the other samples look, at the same place"
-    sheet = contact_sheet([("what the model is shown", [tile(pictures[k]) for k in shown]), (heading, heat)])
+    rows = [("what the model is shown", [tile(pictures[k]) for k in shown])]
+    rows += [
+        (heading, [tile(heat_over(fit(pictures[k]), each[k], limit)) for k in shown]) for heading, each in maps.items()
+    ]
+    sheet = contact_sheet(rows)
     tall = blank(max(sheet.width, 560), sheet.height + 70)
     tall.paste(sheet)
     scale_bar(tall, MARGIN, sheet.height + 4, min(400, tall.width - 2 * MARGIN), limit)
@@ -208,14 +215,12 @@ def write_pictures(
     made = []
     if grid is not None and grid != (1, 1):
         mass = draw_attention_mass(attention, pictures)
-        made.append(
-            ("attention-mass.png", mass, "Where the samples of a batch look", MASS_CAPTION.format(images=several))
-        )
+        made.append(("attention-mass.png", mass, "Attention to the other samples", MASS_CAPTION.format(images=several)))
         maps = draw_features(features, pictures)
         made.append(("features.png", maps, "Features without and with the module", FEATURES_CAPTION))
     table = draw_who_looks_at_whom(attention, pictures, position)
     told = TABLE_CAPTION.format(position=named, images=several)
-    made.append(("who-looks-at-whom.png", table, "Who looks at whom", told))
+    made.append(("who-looks-at-whom.png", table, "Attention between the images", told))
     made.append(("plane.png", draw_plane(features, labels), "How far the module moves each image", PLANE_CAPTION))
     where = f"{attention.side.capitalize()} {attention.path!r}."
     made = [(name, picture, title, f"{where} {told}") for name, picture, title, told in made]

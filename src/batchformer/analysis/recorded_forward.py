@@ -90,12 +90,13 @@ def record_inference(
     place: int | str = 0,
     layer: int = -1,
     *,
-    pixel_mask: Tensor | None = None,
     level: int | None = None,
+    **inputs: Tensor | None,
 ) -> RecordedInference:
     """Two forwards in eval mode, without and with the modules (V2's mini-batch inference); the model is restored.
 
-    Of a detector `pixel_mask` marks image pixels, and `level` takes the cells of one feature map, 0 the largest.
+    Of a detector `level` takes the cells of one feature map, 0 the largest. `inputs` go to the model by name: the
+    `pixel_mask` of a detector, which marks image pixels, or the `noise` that masks patches in an autoencoder.
     """
     attachment = attachment_or_error(model)
     if not isinstance(images, Tensor):
@@ -116,7 +117,7 @@ def record_inference(
         hooks.enter_context(attention.register_forward_pre_hook(lambda _, args: entered.append(args)))
         hooks.enter_context(module.layers[-1].register_forward_hook(lambda _, args, out: related.append(out)))
         shapes = None if level is None else _MapShapes(attachment.model, path, hooks)
-        given = {} if pixel_mask is None else {"pixel_mask": pixel_mask}
+        given = {name: value for name, value in inputs.items() if value is not None}
         with attachment.disabled():  # whatever contexts the caller is in
             attachment.model(images, **given)
         with attachment.infer_with_batch():

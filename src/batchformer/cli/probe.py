@@ -17,7 +17,7 @@ What the backbone of a pre-training run is worth: train a linear classifier on i
   --protocol NAME   moco-v2: SGD, learning rate 30, 100 epochs; moco-v3 (default): SGD, 0.1 per 256 images, 90 epochs;
                     mae: LARS, BatchNorm in front of the classifier, 90 epochs; finetune: all weights, AdamW, 100 epochs
   --labels PART     use the labels of this part of the training images only (0.01 or 0.1), drawn by class and seed
-  --seed N          of the probe (0)
+  --seed N          of the probe (that of the run)
   --out DIR         run folder (RUN-probe); DIR.yaml beside it is the recipe that was trained
   --data-root, --resume, --overwrite and any field (--trainer.max_epochs 10, --model.optimizer.lr 10) as in fit
 
@@ -86,13 +86,19 @@ def recipe_of_probe(folder: RunFolder, protocol: str, labels: str | None) -> dic
     """The recipe that probes a run: its backbone and its data, trained by the protocol."""
     import yaml
 
+    from batchformer.runs.result import variant_of
+
     config: dict[str, Any] = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
     model, data, chosen = config["model"], config["data"], PROTOCOLS[protocol]
     if "backbone" not in model:
         raise UserError(f"{folder.path} is of a task without a backbone: probe a run of mae, moco or a classifier.")
     arguments = {k: v for k, v in (data.get("init_args") or {}).items() if k not in _LEFT_OUT and v is not None}
     task = chosen.get("task", "linear_probe")
-    probed: dict[str, Any] = {"backbone": model["backbone"], "backbone_args": model.get("backbone_args") or {}}
+    probed: dict[str, Any] = {
+        "backbone": model["backbone"],
+        "backbone_args": model.get("backbone_args") or {},
+        "seed": model.get("seed", 0),
+    }
     if labels is not None:
         if task != "linear_probe":
             raise UserError("--labels goes with a linear probe: leave out --protocol finetune.")
@@ -103,11 +109,13 @@ def recipe_of_probe(folder: RunFolder, protocol: str, labels: str | None) -> dic
     trainer = {key: config["trainer"][key] for key in ("precision", "accelerator") if config["trainer"].get(key)}
     return {
         "task": task,
-        "trainer": {**trainer, "max_epochs": chosen["epochs"], "check_val_every_n_epoch": 10},
+        "trainer": {**trainer, "max_epochs": chosen["epochs"], "check_val_every_n_epoch": 1},
         "model": {**probed, **chosen["model"]},
         "data": {"class_path": data["class_path"], "init_args": arguments},
         "run": {
             "recipe": config["run"].get("recipe", "run"),
+            "variant": variant_of(config),  # so that probes with and without the module are compared
+            "reference": config["run"].get("reference", "baseline"),
             "init_from": {"network": str(folder.path)},
             "threads": config["run"].get("threads"),
         },

@@ -36,7 +36,7 @@ def run(args: list[str]) -> int:
     own = [Option("find"), Option("steps"), Option("seed"), Option("method")]
     given = read_arguments(args, [*COMMON, *own], recipe_keys=True)
     name, file = recipe_of(given, "tune")
-    what, steps = given.value("find"), given.integer("steps", 100, 20)
+    what, steps = given.value("find"), given.integer("steps", 100, 30)
     if what is not None and what not in _CHOICES:
         raise UserError(f"--find {what}: expected {', '.join(_CHOICES)}.")
     overrides = recipe_overrides(given)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from batchformer.data.images import ImageFacts, inspect_image
+from batchformer.data.images import ImageFacts, inspect_image, pixel_digest
 from batchformer.data.loading.data_module import ImageFile
 from batchformer.data.sets.annotations import Problem
 from batchformer.data.sets.skipped import Skipped, file_digest
@@ -90,7 +90,7 @@ def check_data(data: Any, progress: Callable[[int, int], None] | None = None) ->
     paths = list(dict.fromkeys(file.path for each in files.values() for file in each))
     facts = dict(zip(paths, read_facts([os.path.join(root, path) for path in paths], progress), strict=True))
     bad = _damaged(files, facts, found)
-    training = _copies(data, files, facts, found)
+    training = _copies(data, root, files, facts, found)
     _classes(data, found)
     found["passed"] = list(data.passed_over())
     return _summary(data, files, facts, found, _skip_of(root, problems, bad, training))
@@ -146,16 +146,30 @@ def _damaged(
     return bad
 
 
+def _same_pictures(root: str, facts: Mapping[str, ImageFacts | str]) -> dict[str, Any]:
+    """A key for every readable file, equal where all pixels are; files that look alike are read a second time."""
+    alike: dict[Any, list[str]] = {}
+    for path, fact in facts.items():
+        if not isinstance(fact, str):
+            alike.setdefault(fact.content, []).append(path)
+    keys = {path: content for content, paths in alike.items() for path in paths if len(paths) == 1}
+    again = [path for paths in alike.values() if len(paths) > 1 for path in paths]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        digests = pool.map(pixel_digest, [os.path.join(root, path) for path in again])
+        return keys | dict(zip(again, digests, strict=True))
+
+
 def _copies(
-    data: Any, files: Mapping[str, Sequence[ImageFile]], facts: Mapping[str, ImageFacts | str],
+    data: Any, root: str, files: Mapping[str, Sequence[ImageFile]], facts: Mapping[str, ImageFacts | str],
     found: dict[str, list[str]],
 ) -> set[str]:  # fmt: skip
     """The same pictures in training and evaluation, in several classes, twice; returns what training leaves out."""
+    pictures = _same_pictures(root, facts)
     places: dict[Any, list[tuple[str, ImageFile]]] = {}
     for name in ("train", *data.evaluation_sets):
         for file in files.get(name, ()):
-            if not isinstance(fact := facts[file.path], str):
-                places.setdefault(fact.content, []).append((name, file))
+            if file.path in pictures:
+                places.setdefault(pictures[file.path], []).append((name, file))
     names = getattr(data, "class_names", [])
     leave_out: set[str] = set()
     for group in places.values():
@@ -191,9 +205,7 @@ def _classes(data: Any, found: dict[str, list[str]]) -> None:
         found["unseen"] = [name for label, name in enumerate(names) if label not in there]
     for name, scenes in getattr(data, "_scenes", {}).items():
         empty = [k for k in range(len(scenes)) if scenes.first[k] == scenes.first[k + 1]]
-        if empty:
-            first = Path(scenes.path(empty[0])).name
-            found["empty"].append(f"{name}: {len(empty):,} of {len(scenes):,} images, such as {first}")
+        found["empty"] += [f"{name}: {Path(scenes.path(k)).name}" for k in empty]
 
 
 def _skip_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+HOLDOUT = "holdout"  # the evaluation set that is cut from the training images of a folder, to choose by
 _NAMED = 2  # of the classes that differ
 _ASKED = ("class_counts", "image_size", "mean", "std", "category_ids", "is_thing")
 

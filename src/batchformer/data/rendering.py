@@ -17,6 +17,7 @@ _CELLS = 1 << 24  # of windows that are compared at once
 _DEPTH_BITS = 31
 _FOCAL = 2.2  # in image sides: about that of FreiHAND's cameras
 _LIGHT_SKIN, _DARK_SKIN = (0.96, 0.80, 0.69), (0.30, 0.19, 0.13)
+_LAMP, _MESH = (0.3, -0.4, -0.85), (0.55, 0.70, 0.95)  # direction of light on drawn meshes, and their colour
 # flexion and spread of a joint in degrees, by the end of its name
 _LIMITS = {
     "thumb-metacarpal": ((-10, 35), (-20, 20)),
@@ -89,6 +90,42 @@ def _cross(first: Tensor, second: Tensor) -> Tensor:
     return first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]
 
 
+def draw_mesh(
+    image: Float[Tensor, "3 size size"],
+    vertices: Float[Tensor, "vertices 3"],
+    camera: Float[Tensor, "3"],
+    faces: Int[Tensor, "faces 3"],
+    *,
+    from_right: bool = False,
+    colours: Float[Tensor, "vertices 3"] | None = None,
+) -> Float[Tensor, "3 size size"]:
+    """The mesh over a square picture, by a weak-perspective camera (s, t_x, t_y): s (x + t), from -1 to 1.
+
+    Args:
+        image: values from 0 to 1.
+        vertices: in the camera's frame (x right, y down, z away) but for a shift.
+        from_right: seen by an eye to the right of the hand instead, in the middle of the picture and at the same scale.
+        colours: of the vertices, from 0 to 1, shaded lightly; None: blue.
+    """
+    size, (scale, *shift) = image.shape[-1], camera.unbind()
+    if from_right:
+        x, y, z = (vertices - vertices.mean(0)).unbind(1)
+        points = torch.stack([z, y, -x], dim=1)
+        plane = scale * points[:, :2]
+    else:
+        points, plane = vertices, scale * (vertices[:, :2] + torch.stack(shift))
+    seen = torch.cat([(plane + 1) * size / 2, points[:, 2:]], dim=1)
+    face, inside = (each[0] for each in rasterise(seen[None], faces, size))
+    corners = faces[face.clamp_min(0)]
+    normal = F.normalize((vertex_normals(points[None], faces)[0][corners] * inside[..., None]).sum(-2), dim=-1)
+    facing = (normal @ torch.tensor(_LAMP, device=image.device)).clamp_min(0)
+    if colours is None:
+        mesh = torch.tensor(_MESH, device=image.device).view(3, 1, 1) * (0.35 + 0.65 * facing)
+    else:
+        mesh = (colours[corners] * inside[..., None]).sum(-2).movedim(-1, 0) * (0.7 + 0.3 * facing)
+    return torch.where(face >= 0, mesh, image)
+
+
 @dataclass
 class HandScenes:
     """Random pictures of a rigged hand with the truth about them: the same for the same (seed, index) on a device.
@@ -102,6 +139,7 @@ class HandScenes:
         size: side of the pictures.
         seed: of everything random.
         device: where they are made.
+        view: the hand is turned by at most so many degrees out of a view of its back, fingers up; 180: any direction.
     """
 
     rig: Rig
@@ -109,6 +147,7 @@ class HandScenes:
     size: int = 224
     seed: int = 0
     device: torch.device | str = "cpu"
+    view: float = 180.0
 
     def __post_init__(self) -> None:
         self.skeleton = Skeleton(self.rig, self.device)
@@ -116,6 +155,7 @@ class HandScenes:
         self._limits = np.deg2rad(
             [_limits_of(name) for name in self.rig.names]
         )  # joints, (flexion, spread), (from, to)
+        self._back = torch.as_tensor(_back_view(self.rig), dtype=torch.float32, device=self.device)
 
     def __call__(self, index: Int[np.ndarray, " batch"]) -> dict[str, Tensor]:
         """`images` (0 to 1), `vertices` and `joints` in metres in the camera's frame (x right, y down, z away),
@@ -123,7 +163,7 @@ class HandScenes:
         drawn = self._send([self._draws(int(one)) for one in index])
         vertices, joints = self.skeleton.pose(self._rotations(drawn), drawn["lengths"], drawn["scale"])
         centre = vertices.mean(1, keepdim=True)
-        turn = _rotation(drawn["view"])
+        turn = _rotation(drawn["view"]) if self.view >= 180 else self._near_the_back(drawn["view"])
         vertices, joints = ((points - centre) @ turn.transpose(1, 2) for points in (vertices, joints[:, self._places]))
         focal = _FOCAL * self.size
         radius = vertices.norm(dim=-1).amax(1)
@@ -134,6 +174,12 @@ class HandScenes:
         images = self._shade(vertices, projected, drawn)
         truth = {"vertices": vertices, "joints": joints, "joints_2d": joints_2d[..., :2]}
         return {"images": images, **truth, "focal": torch.full((len(images),), focal, device=images.device)}
+
+    def _near_the_back(self, view: Float[Tensor, "batch 4"]) -> Float[Tensor, "batch 3 3"]:
+        """Directions of view that are drawn uniformly, as rotations with a part of their angle."""
+        angle = torch.acos(view[:, :1].abs().clamp(max=1.0)) * (self.view / 180)
+        axis = F.normalize(view[:, 1:] * view[:, :1].sign(), dim=1)
+        return _rotation(torch.cat([angle.cos(), axis * angle.sin()], dim=1)) @ self._back
 
     def _project(self, points: Tensor, focal: float) -> Tensor:
         depth = points[..., 2:]
@@ -208,6 +254,18 @@ def vertex_normals(
     for corner in range(3):
         total.index_add_(1, faces[:, corner], of_faces)
     return F.normalize(total, dim=-1)
+
+
+def _back_view(rig: Rig) -> Float[np.ndarray, "3 3"]:
+    """The rotation to a view of the back of a right hand: fingers up (-y), index finger left of the little one (-x)."""
+    wrist, index, middle, little = (
+        rig.frames[rig.joint(name), :3, 3]
+        for name in ("wrist", *(f"{finger}-finger-phalanx-proximal" for finger in ("index", "middle", "pinky")))
+    )
+    up = (middle - wrist) / np.linalg.norm(middle - wrist)
+    across = index - little - up * (up @ (index - little))
+    across /= np.linalg.norm(across)
+    return -np.stack([across, up, np.cross(up, across)])
 
 
 def _limits_of(name: str) -> tuple[tuple[float, float], tuple[float, float]]:

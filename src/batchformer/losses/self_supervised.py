@@ -29,10 +29,18 @@ def masked_pixel_loss(
     both. All images have the same number of masked patches, so the mean over rows is the published loss.
     """
     if normalise:
-        patches = (patches - patches.mean(-1, keepdim=True)) / (patches.var(-1, keepdim=True) + _EPS).sqrt()
+        mean, deviation = patch_statistics(patches)
+        patches = (patches - mean) / deviation
     patches, mask = repeat_targets((patches, mask), predictions)
     error = (predictions.float() - patches).square().mean(-1)
     return (error * mask).sum(1) / mask.sum(1)
+
+
+def patch_statistics(
+    patches: Float[Tensor, "batch patches pixels"],
+) -> tuple[Float[Tensor, "batch patches 1"], Float[Tensor, "batch patches 1"]]:
+    """Mean and deviation by which the pixels of each patch are normalised."""
+    return patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + _EPS).sqrt()
 
 
 def contrastive_loss(

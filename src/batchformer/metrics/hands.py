@@ -29,6 +29,17 @@ def align(points: Points, truth: Points, reflect: bool = False) -> Points:
     return scale[:, None, None] * (own @ turn) + target
 
 
+def mean_pose(meshes: Points, rounds: int = 4) -> Points:
+    """The mean of meshes that are aligned to each other (generalised Procrustes), as a batch of one.
+
+    Its error is a control: what is reached without looking at the pictures, by the best single answer.
+    """
+    mean = meshes[:1]
+    for _ in range(rounds):
+        mean = align(meshes, mean.expand_as(meshes)).mean(0, keepdim=True)
+    return mean
+
+
 def f_score(points: Points, truth: Float[Tensor, "batch others 3"], limit: float) -> Float[Tensor, " batch"]:
     """Harmonic mean of the share of points within `limit` of a true one, and of true ones within it of a point."""
     distances = torch.cdist(points, truth)

@@ -110,6 +110,19 @@ CLASSIFICATION = (
     Measure("top5_ema", "Top-5, EMA", name="top-5 accuracy of the averaged weights", reading_of="top5"),
     *LONG_TAILED[1:],
 )
+CLASS_SCORES = (  # of the analysis of failures: one pass after the training, not in every evaluation
+    Measure("balanced_accuracy", "Balanced accuracy", name="mean recall of the classes", detail=True),
+    Measure("macro_f1", "Macro F1", name="mean F1 of the classes", detail=True),
+    Measure("ece", "ECE", better="lower", name="expected calibration error", detail=True),
+    Measure(
+        "ece_scaled",
+        "ECE, temperature",
+        better="lower",
+        name="expected calibration error after temperature scaling",
+        note="fitted on other images",
+        detail=True,
+    ),
+)
 DOMAINS = (
     Measure("accuracy", "Accuracy", primary=True),
     Measure("accuracy_classes", "Mean of classes", name="mean accuracy of the classes"),
@@ -207,6 +220,15 @@ HANDS = (
     Measure("f15", "F@15 mm"),
     Measure("auc_vertices", "AUC vertices", detail=True),
     Measure("auc_joints", "AUC joints", detail=True),
+    Measure(
+        "pa_mpvpe_mean_pose",
+        "PA-MPVPE, mean pose",
+        "mm",
+        "lower",
+        name="error of the mean pose of the test set",
+        detail=True,
+        bounds=(0.0, None),
+    ),
 )
 PANOPTIC = (
     Measure("pq", "PQ", primary=True, name="panoptic quality"),

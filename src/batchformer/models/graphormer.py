@@ -25,7 +25,8 @@ class GraphConvolution(nn.Module):
     def __init__(self, dim: int, adjacency: Float[Tensor, "coarse coarse"]) -> None:
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.empty(dim, dim)), nn.Parameter(torch.zeros(dim))
-        nn.init.uniform_(self.weight, -((6 / (2 * dim)) ** 0.5), (6 / (2 * dim)) ** 0.5)
+        limit = 6 / (2 * dim) ** 0.5  # as released
+        nn.init.uniform_(self.weight, -limit, limit)
         self.register_buffer("adjacency", adjacency, persistent=False)
 
     def forward(self, x: Float[Tensor, "batch coarse dim"]) -> Float[Tensor, "batch coarse dim"]:
@@ -40,6 +41,8 @@ class GraphBlock(nn.Module):
         half = dim // 2
         self.norms = nn.ModuleList(nn.LayerNorm(width, eps=1e-12) for width in (dim, half, half))
         self.narrow, self.widen = nn.Linear(dim, half), nn.Linear(half, dim)
+        for parameter in (*self.narrow.parameters(), *self.widen.parameters()):  # as released: nearly none at first
+            nn.init.uniform_(parameter, -1 / (dim * half), 1 / (dim * half))
         self.convolution = GraphConvolution(half, adjacency)
 
     def forward(self, x: Float[Tensor, "batch coarse dim"]) -> Float[Tensor, "batch coarse dim"]:
@@ -198,3 +201,13 @@ def project(
 ) -> Float[Tensor, "batch points 2"]:
     """Weak perspective: s (x + t_x, y + t_y), in units in which the image reaches from -1 to 1."""
     return camera[:, None, :1] * (points[..., :2] + camera[:, None, 1:])
+
+
+def fit_camera(
+    points: Float[Tensor, "batch points 3"], places: Float[Tensor, "batch points 2"]
+) -> Float[Tensor, "batch 3"]:
+    """The camera of `project` that brings the points nearest to their places in the image (least squares)."""
+    centre, middle = points[..., :2].mean(1, keepdim=True), places.mean(1, keepdim=True)
+    own = points[..., :2] - centre
+    scale = (own * (places - middle)).sum((1, 2)) / own.square().sum((1, 2)).clamp_min(1e-12)
+    return torch.cat([scale[:, None], (middle / scale[:, None, None] - centre)[:, 0]], dim=1)

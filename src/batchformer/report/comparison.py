@@ -1,6 +1,7 @@
 """A comparison: any number of variants of one recipe, against one of them, over seeds and targets."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -190,7 +191,8 @@ def shown_name(variant: str) -> str:
 
 def measure_word(measure: Measure) -> str:
     """One word for the axis or the head of a column: the label where that is the key properly written, else the key."""
-    same = measure.label.lower().replace("-", "").replace(" ", "_") == measure.key
+    label, key = (re.sub(r"[-_ ]", "", words.lower()) for words in (measure.label, measure.key))
+    same = label == key
     return measure.label if same else measure.key.replace("_", " ")
 
 

@@ -1,8 +1,11 @@
 """Lightning's tuner on a recipe: the largest batch that fits the device, and a learning rate from a range test."""
 
 import copy
+import io
 import math
+import sys
 from collections import Counter
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from batchformer.runs.folder import RunFolder
 from batchformer.runs.trainer import in_one_sentence, interrupts_as_they_are, make_trainer
 
 _STEPS_PER_TRIAL = 3
+_FIRST_STEPS = 10
 _ENDLESS = 100_000  # epochs: the tuner counts steps, and schedules need an end
 
 
@@ -33,6 +37,7 @@ def largest_batch(parts: tuple[Any, ...], folder: Path) -> int:
         done[data.batch_size] += 1
 
     task.after_step = counted
+    data.drop_last = False  # Lightning makes a loader for a size that it does not try
     most = getattr(data, "train_images", 2**20) + 1
     _tuned(trainer, lambda tuner: tuner.scale_batch_size(
         task, datamodule=data, init_val=data.batch_size, steps_per_trial=_STEPS_PER_TRIAL, max_val=most
@@ -46,8 +51,8 @@ def largest_batch(parts: tuple[Any, ...], folder: Path) -> int:
 def learning_rate(parts: tuple[Any, ...], folder: Path, lr: float, steps: int) -> float:
     """A value of model.optimizer.lr, which is `lr` now: where the loss falls fastest while the rate rises.
 
-    Lightning's `Tuner.lr_find` from 1e-8 to 1. It gives all parameters one rate; here groups keep their factors of it
-    (the module's, the backbone's), and the scaling of `lr` by the batch is taken out of the answer.
+    The range test is Lightning's `Tuner.lr_find`, from 1e-8 to 1. It gives all parameters one rate; here groups keep
+    their factors of it (the module's, the backbone's), and the scaling of `lr` by the batch is taken out of the answer.
     """
     task, data, trainer = _prepared(parts, folder)
     task.learning_rate = lambda: None  # the schedule of the task
@@ -68,10 +73,21 @@ def learning_rate(parts: tuple[Any, ...], folder: Path, lr: float, steps: int) -
     finder: Any = _tuned(
         trainer, lambda tuner: tuner.lr_find(task, datamodule=data, num_training=steps, update_attr=False)
     )
-    found = finder.suggestion() if finder is not None else None
-    if found is None or not math.isfinite(found):
-        raise UserError("no learning rate was found: the loss was not finite, or there were too few steps (--steps).")
-    return found / scale[0]
+    return steepest(finder.results["lr"], finder.results["loss"]) / scale[0]
+
+
+def steepest(rates: list[float], losses: list[float]) -> float:
+    """The rate at which the loss falls most per factor of the rate, before its minimum.
+
+    The first steps are left out, as Lightning does: its running mean of the losses begins too low. Its own suggestion
+    takes the slope over the rate itself, which is steepest near its lower end.
+    """
+    pairs = [(rate, loss) for rate, loss in zip(rates, losses, strict=True) if math.isfinite(loss)][_FIRST_STEPS:]
+    low = min(range(len(pairs)), key=lambda k: pairs[k][1], default=0)
+    if low < 2:
+        raise UserError("no learning rate was found, the loss did not fall: give more --steps, or look at the data.")
+    logs, values = (torch.tensor(each) for each in zip(*[(math.log(r), v) for r, v in pairs[: low + 1]], strict=True))
+    return pairs[int(torch.gradient(values, spacing=(logs,))[0].argmin())][0]
 
 
 def _keep_factors(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -92,7 +108,9 @@ def _prepared(parts: tuple[Any, ...], folder: Path) -> tuple[Any, Any, L.Trainer
 
 def _tuned(trainer: L.Trainer, search: Any) -> Any:
     try:
-        with interrupts_as_they_are(trainer):
+        # the tuner's bar is for terminals
+        bar = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
+        with interrupts_as_they_are(trainer), bar:
             return search(Tuner(trainer))
     except UserError:
         raise

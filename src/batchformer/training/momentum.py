@@ -7,6 +7,7 @@ and never synchronise with the host, so a captured CUDA graph may hold them.
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
@@ -23,8 +24,8 @@ class MomentumEncoder(nn.Module):
 
     Call `follow(q)` before each forward pass, as MoCo does. Parameters are paired by name, so q may have more of them
     (a classifier, BatchFormer). Buffers are the copy's own: in training mode its BatchNorm uses the statistics of its
-    own batches, of one process each unless `trainer.sync_batchnorm` is set. MoCo's code shuffles images between
-    processes instead.
+    own batches, of one process each unless `trainer.sync_batchnorm` is set. `ShuffledRows` gives it other images than
+    the queries of the process, as in MoCo.
 
     Args:
         encoder: what is copied.
@@ -124,3 +125,30 @@ def own_rows(count: int, device: torch.device) -> Int[Tensor, " count"]:
     """Where the `count` rows of this process are in what `of_all_processes` returns."""
     process, processes = process_and_count()
     return torch.arange(count, device=device) * processes + process
+
+
+class ShuffledRows:
+    """Exchanges rows between processes, and the results back: MoCo's shuffled BatchNorm.
+
+    BatchNorm normalises a key with the other images of its process. Where these are the images of the queries, their
+    statistics tell which key belongs to which query, and the loss falls without anything being learnt. So the keys of
+    a process are computed for images of all processes, drawn anew in every step (He et al., 2020, section 3.3).
+
+    Args:
+        rows: how many a process has; all have equally many.
+        random: the same in all processes: from the seed and the step, not from the process.
+        device: of the rows.
+    """
+
+    def __init__(self, rows: int, random: np.random.Generator, device: torch.device) -> None:
+        order = torch.from_numpy(random.permutation(rows * process_and_count()[1])).to(device)
+        own = own_rows(rows, device)
+        self._taken, self._back = order[own], order.argsort()[own]
+
+    def send(self, rows: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "n ..."]:
+        """Rows of all processes for this one, in exchange for its own."""
+        return of_all_processes(rows)[self._taken]
+
+    def bring_back(self, rows: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "n ..."]:
+        """What all processes made of the rows of this one, in their first order."""
+        return of_all_processes(rows)[self._back]

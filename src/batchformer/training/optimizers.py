@@ -135,9 +135,9 @@ def build_optimizer(
     if options.name == "sgd":
         return torch.optim.SGD(made, lr=lr, momentum=0.9, nesterov=True, fused=fused or None)
     if options.name == "lars":
-        from timm.optim import Lars
+        from batchformer.training.lars import Lars
 
-        return Lars(made, lr=lr, momentum=0.9)
+        return Lars(made, lr)
     return torch.optim.AdamW(made, lr=lr, betas=tuple(options.betas), fused=fused or None)  # type: ignore[arg-type]
 
 

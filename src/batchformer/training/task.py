@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.data.images import open_image
-from batchformer.data.info import DataInfo, class_differences
+from batchformer.data.info import HOLDOUT, DataInfo, class_differences
 from batchformer.data.loading.epoch_loader import Batch, as_batch, samples_in
 from batchformer.errors import UserError
 from batchformer.hub import PRETRAINED
 from batchformer.metrics.gather import gathered
-from batchformer.metrics.measures import Measure
+from batchformer.metrics.measures import Measure, primary_of
 from batchformer.training.captured_step import CapturedStep, align_step_counts, count_step
 from batchformer.training.meter import Meter
 from batchformer.training.optimizers import set_lr
 from batchformer.training.reseed import reseed
+from batchformer.training.sharding import shard
 
 CHECK_EVERY = 50  # steps between checks that the loss is finite, where a check synchronises with the device
 Analysis = Callable[["Task", Any, L.Trainer], dict[str, Any]]
@@ -57,6 +58,8 @@ class Task(L.LightningModule):
 
     #: the metrics of a run; a result holds those that `results` returned
     measures: Sequence[Measure] = ()
+    #: the picture of the page's first screen, see `report.first_screen`; empty: chosen by the measures
+    main_picture: ClassVar[Mapping[str, Any]] = {}
     #: what is measured after training for result.json: names in `batchformer.analysis.ANALYSES`, or functions
     analyses: Sequence[str | Analysis] = ()
     #: base class of the data modules that a recipe of this task may name
@@ -209,16 +212,18 @@ class Task(L.LightningModule):
         self.restored, self.cuda_graph = True, False
 
     def configure_model(self) -> None:
-        if self.built or self._trainer is None:  # without a trainer a checkpoint is being loaded, which builds
+        if self._trainer is None:  # without a trainer a checkpoint is being loaded, which builds
             return
         data = getattr(self.trainer, "datamodule", None)
-        if data is not None:
+        if not self.built and data is not None:
             self.construct(data)
-        elif self.trainer.training:
+        elif not self.built and self.trainer.training:
             raise UserError(
                 f"{type(self).__name__} does not know its data: give the trainer a data module, or call "
                 "task.construct(data) before."
             )
+        if self.device_mesh is not None:
+            shard(self, self.device_mesh)
 
     def setup(self, stage: str) -> None:
         if stage != "fit":
@@ -405,8 +410,12 @@ class Task(L.LightningModule):
 
     @property
     def all_measures(self) -> list[Measure]:
-        """The measures of the first evaluation set, then those of the others."""
-        others = [measure.of(name) for name in self.evaluation_sets[1:] for measure in self.measures]
+        """The measures of the first evaluation set, then those of the others; of a holdout only the primary one."""
+        others = [
+            measure.of(name)
+            for name in self.evaluation_sets[1:]
+            for measure in ([primary_of(self.measures)] if name == HOLDOUT else self.measures)
+        ]
         return [*self.measures, *others]
 
     # ---- checkpoints

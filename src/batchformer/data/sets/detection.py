@@ -18,11 +18,12 @@ from batchformer.data.augment.options import (
     check_at_least,
     check_images,
 )
+from batchformer.data.info import HOLDOUT
 from batchformer.data.loading.data_module import DataModule, ImageFile
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.sets.boxes import Categories, DetectionSamples, Scenes
 from batchformer.data.sets.classification import check_fraction, stratified_part
-from batchformer.data.sets.files import HOLDOUT, existing_root
+from batchformer.data.sets.files import existing_root
 from batchformer.data.sets.skipped import SkipsBad
 from batchformer.errors import UserError
 from batchformer.metrics.shots import count_shots

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, FileAugmentation, Statistics, check_images
 from batchformer.data.images import EXTENSIONS, decode_images, images_in, passed_over
+from batchformer.data.info import HOLDOUT
 from batchformer.data.loading.data_module import ImageFile
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.sets.classification import ClassificationData, stratified_part
 from batchformer.data.sets.skipped import SkipsBad
 from batchformer.errors import UserError
 
-HOLDOUT = "holdout"  # the evaluation set that is cut from the training images
 _OTHER_NAMES_OF_VAL = ("valid", "validation", "test", "eval")
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from batchformer.data.info import HOLDOUT
 from batchformer.data.sets.classification import check_fraction, stratified_part
-from batchformer.data.sets.files import HOLDOUT, FileData, Listing, class_folders, list_images
+from batchformer.data.sets.files import FileData, Listing, class_folders, list_images
 from batchformer.data.sets.miniature import FILE_COUNTS, TEST_PER_CLASS, save_picture
 from batchformer.errors import UserError
 

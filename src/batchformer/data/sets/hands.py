@@ -33,7 +33,7 @@ LAYOUT = {
     "DIR/evaluation_{K,xyz,verts}.json, DIR/MANO_RIGHT.pkl",
 }
 _VAL = 1 << 40  # numbers of test scenes begin here
-_ROTATED, _ROTATION, _SCALE, _GAIN = 0.6, 90.0, 0.25, 0.4  # Mesh Graphormer's augmentation
+_ROTATED, _ROTATION, _SCALE, _GAIN = 0.4, 90.0, 0.25, 0.4  # Mesh Graphormer's augmentation
 
 
 class HandData(DataModule):
@@ -87,6 +87,7 @@ class RenderedHands(HandData):
         train_images, test_images: how many scenes.
         rig: a GLB file with WebXR's hand joints; null: the embedded hand.
         fresh: new scenes in every epoch.
+        view: the hand is turned by at most so many degrees out of a view of its back; 180: any direction.
         options: image_size, coarse (vertices of the coarse mesh), and those of `DataModule`.
     """
 
@@ -97,10 +98,14 @@ class RenderedHands(HandData):
         test_images: int = 2000,
         rig: str | None = None,
         fresh: bool = False,
+        view: float = 180.0,
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
         check_at_least(1, train_images=train_images, test_images=test_images)
+        if not 0 < view <= 180:
+            raise UserError(f"data.view={view} is an angle in degrees: above 0, at most 180.")
+        self.view = view
         self.train_images, self.test_images, self.rig, self.fresh = train_images, test_images, rig, fresh
 
     def topology_settings(self) -> dict[str, Any]:
@@ -111,11 +116,13 @@ class RenderedHands(HandData):
 
     def _read(self) -> None:
         self.topology = self._read_topology()
-        numbers = repr((self.train_images, self.image_size, self.fresh)).encode() + self.topology.vertices.tobytes()
-        self.fingerprint = hashlib.sha256(numbers).hexdigest()
+        numbers = (self.train_images, self.image_size, self.fresh, *([self.view] if self.view < 180 else []))
+        content = repr(numbers).encode() + self.topology.vertices.tobytes()
+        self.fingerprint = hashlib.sha256(content).hexdigest()
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
-        scenes = HandScenes(read_rig(self.rig), joints_of_freihand(), self.image_size, self.seed, self._device())
+        settings = self.image_size, self.seed, self._device(), self.view
+        scenes = HandScenes(read_rig(self.rig), joints_of_freihand(), *settings)
         count = self.train_images if name == "train" else self.test_images
         first = 0 if name == "train" else _VAL
         options = self._loader_options(name, training)

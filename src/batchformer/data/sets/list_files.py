@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from batchformer.data.info import HOLDOUT
 from batchformer.data.sets.classification import check_fraction, check_labels
-from batchformer.data.sets.files import HOLDOUT, FileData, Listing, find_file, read_lines, read_pairs
+from batchformer.data.sets.files import FileData, Listing, find_file, read_lines, read_pairs
 from batchformer.data.sets.miniature import FILE_COUNTS, TEST_PER_CLASS, save_picture
 from batchformer.errors import UserError
 

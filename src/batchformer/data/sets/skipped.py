@@ -74,15 +74,16 @@ def read_skipped(file: str | None, root: str | None) -> Skipped:
     content = read_json(path, "is not what a check wrote", again)
     try:
         skip, checked = content["skip"], Path(content["root"]).expanduser()
-        if root is not None and checked.is_dir() and not checked.samefile(Path(root).expanduser()):
-            raise UserError(f"data.skip_bad: {path} is about {checked}, not about {root}: {again}.")
         annotations = {
             str(name): (str(each["sha256"]), frozenset(int(position) for position in each["entries"]))
             for name, each in skip["annotations"].items()
         }
-        return Skipped(frozenset(map(str, skip["files"])), frozenset(map(str, skip["training"])), annotations)
+        found = Skipped(frozenset(map(str, skip["files"])), frozenset(map(str, skip["training"])), annotations)
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise UserError(f"data.skip_bad: {path} is not what a check wrote: {again}.") from problem
+    if root is not None and checked.is_dir() and not checked.samefile(Path(root).expanduser()):
+        raise UserError(f"data.skip_bad: {path} is about {checked}, not about {root}: {again}.")
+    return found
 
 
 def file_digest(path: Path) -> str:

@@ -154,7 +154,7 @@ class DistillationOptions:
         for name in ("teacher", "teacher_args", "checkpoint"):
             if self.kind == "none" and getattr(self, name) != getattr(DistillationOptions, name):
                 warnings.warn(
-                    f"model.distillation.{name} {getattr(self, name)} teaches nothing while model.distillation.kind is "
+                    f"model.distillation.{name} {getattr(self, name)} has no effect while model.distillation.kind is "
                     f"none: add --model.distillation.kind hard (or soft) to be taught.",
                     stacklevel=2,
                 )

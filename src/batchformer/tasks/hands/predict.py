@@ -1,7 +1,8 @@
-"""Predictions of meshes on a user's pictures: a picture with the mesh drawn over it, and the mesh as a file."""
+"""Predictions of meshes on a user's pictures: drawn over the picture, as files, and as FreiHAND's server takes them."""
 
 import json
 import struct
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,28 +14,29 @@ from torch import Tensor
 
 from batchformer.data.drawing import refuse_other_picture, save_marked
 from batchformer.data.images import output_names
-from batchformer.data.rendering import rasterise, vertex_normals
+from batchformer.data.rendering import draw_mesh
 from batchformer.errors import UserError
 from batchformer.files import csv_text, refuse_to_replace, refuse_unwritable, write_atomically, write_text
 
-_LIGHT = (0.3, -0.4, -0.85)
-_MESH_COLOUR = (0.55, 0.70, 0.95)
+SERVER_FILE, _INSIDE = "pred.zip", "pred.json"
 _MARK = "batchformer predict"  # in the files of meshes, to recognise those of an earlier prediction
 _COLUMNS = ("path", "mesh", "error")
 
 
 def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: Any, **options: str) -> str:
-    """`NAME.png`, `NAME.obj` and `NAME.glb` in the folder `out` for each image, and `predictions.csv` for all."""
+    """In the folder `out`: NAME.png, .obj and .glb for each image; predictions.csv and pred.zip for all of them."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: name a folder for the predictions with --out.")
     table, names = out / "predictions.csv", output_names(images)
     refuse_unwritable(table)
     refuse_to_replace(table, lambda content: content.startswith(",".join(_COLUMNS).encode()))
+    refuse_to_replace(out / SERVER_FILE, lambda content: _INSIDE.encode() in content[:64])
     for name in names:
         refuse_other_picture(out / f"{name}.png", "predict")
         for ending in ("obj", "glb"):
             refuse_to_replace(out / f"{name}.{ending}", lambda content: _MARK.encode() in content[:200])
-    faces, rows = task.topology.faces, []
+    faces, rows, joints, meshes = task.topology.faces, [], [], []
+    triangles = torch.as_tensor(faces, device=task.device)
     for number, (path, name) in enumerate(zip(images, names, strict=True)):
         picture = task.read_image(path, "strict" in options)
         if picture is None:
@@ -46,48 +48,41 @@ def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: An
             found = task.net(pixels[None])
         mean, std = (torch.tensor(v, device=pixels.device).view(3, 1, 1) for v in (data.mean, data.std))
         shown = (pixels * std + mean).clamp(0, 1)
-        drawn = torch.cat(
-            [draw_mesh(shown, found, faces), draw_mesh(torch.ones_like(shown), found, faces, side=True)], 2
-        )
+        mesh = found["vertices"][0].float(), found["camera"][0].float(), triangles
+        drawn = torch.cat([draw_mesh(shown, *mesh), draw_mesh(torch.ones_like(shown), *mesh, from_right=True)], 2)
         save_marked(_as_image(drawn), out / f"{name}.png", "predict")
         vertices = found["vertices"][0].cpu().double().numpy()
         write_text(out / f"{name}.obj", obj_text(vertices, faces))
         write_atomically(out / f"{name}.glb", partial(_write, glb_bytes(vertices, faces)))
         rows.append([str(path), f"{name}.obj", ""])
+        joints.append(found["mesh_joints"][0].cpu().double().numpy())
+        meshes.append(vertices)
     line.clear()
-    done = sum(not error for *_, error in rows)
-    if not done:
+    if not meshes:
         raise UserError(next(iter(task.unreadable.values())))
     write_text(table, csv_text(_COLUMNS, rows))
-    return f"{done} {'mesh' if done == 1 else 'meshes'} with pictures: {out}"
+    told = f"{len(meshes)} {'mesh' if len(meshes) == 1 else 'meshes'} with pictures"
+    if len(meshes) < len(images):  # the server knows a hand by its number
+        (out / SERVER_FILE).unlink(missing_ok=True)
+        return f"{told}, without {SERVER_FILE}, which needs all images: {out}"
+    write_atomically(out / SERVER_FILE, partial(write_for_server, joints, meshes))
+    return f"{told}, and {SERVER_FILE} for FreiHAND's server: {out}"
+
+
+def write_for_server(joints: list[np.ndarray], meshes: list[np.ndarray], file: Any) -> None:
+    """A zip archive with pred.json, as FreiHAND's server takes it: [joints of all hands, vertices of all hands].
+
+    Metres, 21 joints in FreiHAND's order, those of the mesh; hands in the order of the pictures' numbers.
+    """
+    content = json.dumps([[np.round(hand, 6).tolist() for hand in hands] for hands in (joints, meshes)])
+    with zipfile.ZipFile(file, "w") as archive:
+        entry = zipfile.ZipInfo(_INSIDE)  # without the time of day: the same bytes for the same predictions
+        entry.compress_type = zipfile.ZIP_DEFLATED
+        archive.writestr(entry, content)
 
 
 def _write(content: bytes, file: Any) -> None:
     file.write(content)
-
-
-def draw_mesh(image: Tensor, found: dict[str, Tensor], faces: np.ndarray, side: bool = False) -> Tensor:
-    """The mesh over the picture it was found in, by the camera found with it; `side`: seen from the right."""
-    vertices = found["vertices"][:1].float()
-    centred = vertices - vertices.mean(1, keepdim=True)
-    scale, *shift = found["camera"][0].float()
-    if side:
-        points = torch.stack([-centred[..., 2], centred[..., 1], centred[..., 0]], dim=-1)
-        plane = scale * points[..., :2]
-    else:
-        points = centred
-        plane = scale * (vertices[..., :2] + torch.stack(shift))
-    size = image.shape[-1]
-    seen = torch.cat([(plane + 1) * size / 2, points[..., 2:]], dim=-1)
-    chosen = torch.as_tensor(faces, device=image.device)
-    face, inside = rasterise(seen, chosen, size)
-    normals = vertex_normals(points, chosen)[0]
-    normal = torch.nn.functional.normalize(
-        (normals[chosen[face[0].clamp_min(0)]] * inside[0][..., None]).sum(-2), dim=-1
-    )
-    light = 0.35 + 0.65 * (normal @ torch.tensor(_LIGHT, device=image.device)).clamp_min(0)
-    mesh = torch.tensor(_MESH_COLOUR, device=image.device).view(3, 1, 1) * light
-    return torch.where(face[0] >= 0, mesh, image)
 
 
 def _as_image(pixels: Tensor) -> Image.Image:

@@ -84,6 +84,8 @@ class MAE(Pretraining):
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
+    analyses = ("neighbours", "reconstructions")
+
     def __init__(
         self,
         backbone: str = "vit_base_patch16_224",

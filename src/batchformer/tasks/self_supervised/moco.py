@@ -13,13 +13,22 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.data.info import DataInfo
+from batchformer.data.loading.order import generator
 from batchformer.errors import UserError
 from batchformer.losses import contrastive_loss, pair_streams, queue_loss
 from batchformer.losses.self_supervised import Pairs
+from batchformer.metrics.gather import process_and_count
 from batchformer.metrics.measures import SELF_SUPERVISED, Measure
 from batchformer.models.moco import ContrastiveNet
 from batchformer.tasks.self_supervised.task import JudgeOptions, Pretraining
-from batchformer.training.momentum import MomentumEncoder, Queue, check_queue, of_all_processes, own_rows
+from batchformer.training.momentum import (
+    MomentumEncoder,
+    Queue,
+    ShuffledRows,
+    check_queue,
+    of_all_processes,
+    own_rows,
+)
 from batchformer.training.optimizers import AdamWOptions, Rule, build_optimizer, layer_rules, scaled_lr
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
 from batchformer.training.schedules import CosineOptions, check_has_end, place_in_run, warm_cosine
@@ -41,6 +50,8 @@ class ContrastOptions:
         out_dim: width of the embeddings.
         layers: linear layers of v3's projector; null: 2, and 3 for vision transformers.
         queue: v2: number of stored keys, a multiple of the keys of a step.
+        shuffle: v2, several processes: compute keys for images of all of them, so that BatchNorm normalises queries and
+            keys by other images, as published. Of no use with `trainer.sync_batchnorm`, and left out there.
         pairs: which streams of queries and keys are compared: "all" four, as released, or the "plain" ones alone.
         pair_loss: "sum" over the pairs or their "mean"; null: as released, the sum for v3 and the mean for v2.
         extra_layer: v2: a further layer of the head; null: where the module is, as released.
@@ -55,6 +66,7 @@ class ContrastOptions:
     out_dim: int = 256
     layers: int | None = None
     queue: int = 65536
+    shuffle: bool = True
     pairs: Pairs = "all"
     pair_loss: Literal["sum", "mean"] | None = None
     extra_layer: bool | None = None
@@ -92,6 +104,7 @@ class MoCo(Pretraining):
     """
 
     views = 2
+    analyses = ("neighbours",)
     measures: Sequence[Measure] = tuple(replace(one, primary=one.key == "knn") for one in SELF_SUPERVISED)
 
     def __init__(
@@ -113,6 +126,7 @@ class MoCo(Pretraining):
         self.schedule_options = schedule = as_options(CosineOptions, schedule)
         judge = self.judge
         self._rules: dict[str, Rule] = {}
+        self._step_numbers: tuple[int, ...] = (self.seed,)
         self.save_hyperparameters(plain_values(locals()))
 
     # ---- building
@@ -178,6 +192,8 @@ class MoCo(Pretraining):
         super().on_train_batch_start(batch, batch_idx)
         if self.schedule_options.per == "step" and batch_idx % self.trainer.accumulate_grad_batches == 0:
             self.set_learning_rate()
+        seed, _, *step = self.random_numbers_of(batch_idx)
+        self._step_numbers = seed, *step  # without the process: the same in all of them
         self.keys.set_momentum(self.momentum_at(*place_in_run(self.trainer, "step")))
 
     def momentum_at(self, epoch: float, epochs: float) -> float:
@@ -195,7 +211,7 @@ class MoCo(Pretraining):
         self.keys.follow(self.net)
         queries = self.net(first)
         if self.contrast.version == "v2":
-            loss = self._against_queue(queries, self.keys_of(second), len(first))
+            loss = self._against_queue(queries, self._shuffled_keys_of(second), len(first))
         else:
             loss = self._against_batch(queries, self.keys_of(second), len(first))
             loss = loss + self._against_batch(self.net(second), self.keys_of(first), len(first))
@@ -209,6 +225,16 @@ class MoCo(Pretraining):
         if self.attachment is not None:
             features = self.attachment.points[0].module(features)
         return network.projector(features)
+
+    @torch.no_grad()
+    def _shuffled_keys_of(self, images: Tensor) -> Float[Tensor, "rows dim"]:
+        """`keys_of`, by BatchNorm's statistics of other images than those of the queries."""
+        synchronised = any(isinstance(module, nn.SyncBatchNorm) for module in self.keys.modules())
+        if not self.contrast.shuffle or synchronised or process_and_count()[1] == 1:
+            return self.keys_of(images)
+        exchange = ShuffledRows(len(images), generator(*self._step_numbers, "shuffled keys"), images.device)
+        keys = self.keys_of(exchange.send(images))
+        return torch.cat([exchange.bring_back(stream) for stream in keys.split(len(images))])
 
     def _against_batch(self, queries: Tensor, keys: Tensor, batch: int) -> Tensor:
         own = own_rows(batch, queries.device)

@@ -1,7 +1,8 @@
 """Linear evaluation: a linear classifier on a frozen backbone, by the protocols of MoCo-v2, MoCo-v3 and MAE."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -63,6 +64,7 @@ class LinearProbe(ClassifierTask):
     """
 
     measures = CLASSIFICATION
+    main_picture: ClassVar[Mapping[str, Any]] = {"curve": "top1"}
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class LinearProbe(ClassifierTask):
         if options.name == "sgd":
             keywords: dict[str, Any] = {"momentum": options.momentum, "weight_decay": options.weight_decay}
             return torch.optim.SGD(parameters, lr, fused=self.fused or None, **keywords)
-        from timm.optim import Lars
+        from batchformer.training.lars import Lars
 
         groups = [
             {"params": [p for p in parameters if p.ndim > 1], "always_adapt": True},

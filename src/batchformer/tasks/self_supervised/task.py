@@ -26,6 +26,7 @@ from batchformer.training.options import as_options
 from batchformer.training.task import Batch
 
 _COLLAPSED = 0.1  # of the deviation that directions drawn at random have
+_CURVE = "Of the plain backbone on test images, at every validation."
 _FIRST_STEPS = 500  # embeddings of random weights are nearly the same, too
 
 
@@ -62,6 +63,7 @@ class Pretraining(NetworkTask):
     """
 
     measures: Sequence[Measure] = SELF_SUPERVISED
+    main_picture: ClassVar[Mapping[str, Any]] = {"curve": "knn"}
     data_class: ClassVar[type] = ClassificationData
 
     def __init__(
@@ -77,6 +79,7 @@ class Pretraining(NetworkTask):
         self._held: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self._known: tuple[Tensor, Tensor] | None = None
         self._warned = False
+        self._curve: dict[int, dict[str, float]] = {}  # by epoch, what the features were worth
 
     # ---- what a subclass gives
 
@@ -175,6 +178,8 @@ class Pretraining(NetworkTask):
             found["knn"] = self._accuracy(votes, labels)
         if self.judge.linear:
             found["linear"] = self._accuracy(linear_scores(features, known, known_labels, classes), labels)
+        if name == self.evaluation_sets[0] and self.trainer.state.fn == "fit":
+            self._curve[self.current_epoch + 1] = {key: float(value) for key, value in found.items()}
         return found
 
     def _accuracy(self, scores: Tensor, labels: Tensor) -> Tensor:
@@ -183,6 +188,36 @@ class Pretraining(NetworkTask):
         found = torch.zeros_like(count).index_add(0, labels, right)
         self.per_class = (100 * found / count).tolist()
         return 100 * right.mean()
+
+    # ---- the page
+
+    def sections(self) -> list[dict[str, Any]]:
+        """The curve of what the other measures say (the primary one is drawn for every task): the paper's Fig. 4."""
+        return [*(section for one in self.measures if (section := self._curve_of(one))), *super().sections()]
+
+    def _curve_of(self, measure: Measure) -> dict[str, Any] | None:
+        epochs = [epoch for epoch, values in self._curve.items() if measure.key in values]
+        if measure.primary or len(epochs) < 2:
+            return None
+        series = {
+            "x": epochs,
+            "lines": {measure.label: [self._curve[epoch][measure.key] for epoch in epochs]},
+            "xlabel": "epoch of the pre-training",
+            "ylabel": f"{measure.label}, %",
+            "together": True,
+        }
+        name = measure.words
+        return {"title": f"{name[0].upper()}{name[1:]} while training", "text": _CURVE, "series": series}
+
+    # ---- checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["task"]["curve"] = dict(self._curve)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self._curve = dict(checkpoint["task"].get("curve", {}))
 
     # ---- export
 

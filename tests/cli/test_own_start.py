@@ -1,0 +1,149 @@
+"""From a folder of pictures to a result: the check, the short options, the tuner, the choice of a checkpoint."""
+
+import json
+import math
+import shutil
+
+import pytest
+import yaml
+
+from batchformer.cli import main
+from batchformer.cli.arguments import read_arguments
+from batchformer.cli.training import COMMON, recipe_overrides
+from batchformer.data.sets import write_miniature
+from batchformer.errors import UserError
+from batchformer.runs.tuning import steepest
+from batchformer.training.weights import read_checkpoint
+
+QUICK = ["--init-from", "scratch", "--model.backbone", "resnet20", "--data.image_size", "16", "--data.workers", "0",
+         "--batch-size", "16", "--device", "cpu", "--trainer.precision", "32-true", "--no-analysis",
+         "--trainer.enable_progress_bar", "false"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return write_miniature("folder", tmp_path_factory.mktemp("own") / "photos")
+
+
+@pytest.fixture
+def here(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos, "photos")
+    return tmp_path
+
+
+class TestCheck:
+    def test_errors_have_an_exit_code_a_page_and_a_way_out(self, say, here):
+        assert say("data", "folder-lt", "--data-root", "photos", "--check")[0] == 0
+        (here / "photos/train/class_0/<b>.jpg").write_bytes(b"no image")
+        shutil.copy("photos/val/class_1/0000.jpg", "photos/train/class_1/leaked.jpg")
+        code, out, _ = say("data", "folder-lt", "--data-root", "photos", "--check")
+        assert code == 1
+        assert "error: damaged files: 1 (left out by --skip-bad)\n  train/class_0/<b>.jpg: cannot be read" in out
+        assert "train/class_1/leaked.jpg and val/class_1/0000.jpg" in out
+        assert "note: classes of fewer than 20" in out
+        assert "batchformer fit folder-lt --data-root photos --skip-bad" in out
+        page = (here / "runs/folder-lt/data-check.html").read_text()
+        assert "train/class_0/&lt;b&gt;.jpg" in page
+        assert "http" not in page.partition("<style>")[0]
+        assert say("report", "runs/folder-lt")[0] == 2  # no run yet, and the file of the check is none
+
+        told = say("fit", "folder", "--data-root", "photos", *QUICK, "--skip-bad")[2]
+        assert "there is no file runs/folder/data-check.json" in told  # of another recipe
+        fit = ["fit", "folder-lt", "--data-root", "photos", *QUICK, "--epochs", "1", "--out", "run"]
+        code, _, err = say(*fit)
+        assert code == 2
+        assert "<b>.jpg cannot be read" in err
+        with pytest.warns(UserWarning, match="2 files are left out"):
+            assert say(*fit, "--skip-bad")[0] == 0
+        assert json.loads((here / "run/result.json").read_text())["data"]["train_images"] == 320
+        assert "--skip-bad" in json.loads((here / "run/result.json").read_text())["command"]
+
+    def test_out_chooses_the_folder(self, say, here):
+        code, out, _ = say("data", "folder", "--data-root", "photos", "--check", "--out", "seen")
+        assert (code, sorted(file.name for file in (here / "seen").iterdir())) == (
+            0,
+            ["data-check.html", "data-check.json"],
+        )
+        assert "seen/data-check.html" in out
+
+
+class TestShortOptions:
+    @pytest.mark.parametrize(
+        ("given", "expected"),
+        [
+            (["--epochs", "3", "--lr", "0.1"], [("trainer.max_epochs", "3"), ("model.optimizer.lr", "0.1")]),
+            (["--batch-size", "8"], [("data.init_args.batch_size", "8")]),
+            (["--device", "cpu"], [("trainer.accelerator", "cpu"), ("trainer.devices", "1")]),
+            (["--device", "cuda"], [("trainer.accelerator", "gpu"), ("trainer.devices", "1")]),
+            (["--device", "cuda:1"], [("trainer.accelerator", "gpu"), ("trainer.devices", "[1]")]),
+            (["--device", "0,1"], [("trainer.accelerator", "gpu"), ("trainer.devices", "[0,1]")]),
+            (["--device", "auto"], [("trainer.accelerator", "auto"), ("trainer.devices", "auto")]),
+            (["--init-from", "scratch"], [("run.init_from", "{}")]),
+            (["--init-from", "backbone=scratch"], [("run.init_from.backbone", "null")]),
+            (["--best"], [("data.init_args.holdout", "0.1"), ("run.best", "true")]),
+            (["--early-stop", "4"], [("data.init_args.holdout", "0.1"), ("run.early_stop", "4")]),
+            (["--data.batch_size", "5", "--batch-size", "3"],
+             [("data.init_args.batch_size", "3"), ("data.batch_size", "5")]),
+        ],
+    )  # fmt: skip
+    def test_they_stand_for_fields(self, given, expected):
+        assert recipe_overrides(read_arguments(["folder", *given], COMMON, recipe_keys=True)) == expected
+
+    def test_they_reach_the_run(self, here, tmp_path):
+        words = ["fit", "folder", "--data-root", "photos", *QUICK, "--epochs", "1", "--lr", "0.003", "--out", "run"]
+        assert main([*words, "--trainer.limit_train_batches", "1"]) == 0
+        config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+        assert (config["trainer"]["max_epochs"], config["trainer"]["accelerator"]) == (1, "cpu")
+        assert (config["model"]["optimizer"]["lr"], config["data"]["init_args"]["batch_size"]) == (0.003, 16)
+        assert config["run"]["init_from"] == {}
+
+
+class TestChoice:
+    @pytest.fixture
+    def chosen(self, here):
+        words = ["fit", "folder", "--data-root", "photos", *QUICK, "--epochs", "4", "--lr", "0.02", "--out", "run"]
+        assert main([*words, "--best", "--early-stop", "1", "--data.holdout", "0.2"]) == 0
+        return json.loads((here / "run/result.json").read_text())
+
+    def test_the_best_epoch_on_the_held_out_images_is_reported(self, say, chosen, here):
+        by_epoch = {entry["epoch"]: entry for entry in chosen["history"]}
+        best = max(by_epoch.values(), key=lambda entry: (entry["holdout/top1"], -entry["epoch"]))
+        assert chosen["chosen"]["epoch"] == best["epoch"]
+        assert chosen["metrics"]["top1"] == pytest.approx(best["top1"])
+        assert chosen["protocol"] == "best on holdout"
+        for name, step in (("best", chosen["chosen"]["step"]), ("last", chosen["steps"])):
+            assert read_checkpoint(here / f"run/checkpoints/{name}.ckpt")["global_step"] == step
+        code, out, err = say("test", "run")
+        assert code == 0, err
+        assert f"after epoch {best['epoch'] + 1} of {chosen['epochs']}, the best on the holdout images" in out
+        assert "result.json has exactly these numbers" in out
+        assert say("predict", "run", "photos/val/class_0")[0] == 0
+        assert say("export", "run")[0] == 0
+
+    def test_it_ends_when_the_held_out_images_get_no_better(self, chosen):
+        scores = [entry["holdout/top1"] for entry in chosen["history"]]
+        worse = [k for k in range(1, len(scores)) if scores[k] <= max(scores[:k])]
+        assert chosen["epochs"] == (worse[0] + 1 if worse else 4)
+
+
+class TestTuner:
+    def test_the_rate_where_the_loss_falls_most_per_factor_is_taken(self):
+        rates = [10 ** (k / 10 - 5) for k in range(50)]
+        losses = [2 / (1 + math.exp(4 * (math.log10(rate) + 3))) + max(0, rate - 0.1) * 50 for rate in rates]
+        assert steepest(rates, losses) == pytest.approx(1e-3)
+        with pytest.raises(UserError, match="the loss did not fall"):
+            steepest(rates, [float(k) for k in range(50)])
+        assert steepest(rates, [math.nan if k > 40 else loss for k, loss in enumerate(losses)]) == pytest.approx(1e-3)
+
+    def test_it_prints_the_options_of_fit_and_keeps_nothing(self, say, here):
+        words = ["tune", "folder-lt", "--data-root", "photos", *QUICK, "--steps", "30", "--find", "both"]
+        code, out, err = say(*words)
+        assert code == 0, err
+        assert [file.name for file in here.iterdir()] == ["photos"]
+        *_, lr = out.split("--lr ")
+        assert 1e-8 < float(lr) <= 1
+        sizes = out.partition("batch size:")[2].split()
+        assert sizes[0] == "256,"  # 16 doubled up to the images there are
+        assert out.rstrip().split("\n")[-1].startswith("Next: ")
+        assert "--batch-size 256" in out
