@@ -177,7 +177,7 @@ class RunProgress(ProgressBar):
 
     def _text(self, trainer: L.Trainer, epoch: int) -> str:
         """Reading the loss waits for the device, so this is called when the line is drawn and not at every step."""
-        running = getattr(trainer.lightning_module, "running_values", dict)()
+        running: dict[str, float] = getattr(trainer.lightning_module, "running_values", dict)()
         numbers = "".join(f"  {name} {value:.3g}" for name, value in running.items())
         return self._where(trainer, epoch) + numbers + self._judged
 
