@@ -1,4 +1,4 @@
-.PHONY: install demo test test-slow test-all test-gpu test-oldest lint docs dist lock results clean
+.PHONY: install demo test test-slow test-all test-gpu test-oldest reliability lint docs dist lock results clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -45,6 +45,10 @@ test-gpu:
 	PYTHONPATH=src:$$PYTHONPATH $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m benchmarks.gpu_tests || code=1; \
 	$(call TOOK,10); exit $$code
 
+# Kills, full disks, damaged and hostile files, memory: half an hour or more; writes docs/reliability.md.
+reliability: install
+	$(BIN)/python -m benchmarks.reliability
+
 # The lowest versions that pyproject.toml allows, in an environment of their own; the library's tests and one training.
 OLDEST := build/oldest
 test-oldest: install
@@ -65,7 +69,7 @@ lint: install
 # What is written from results/*.json, the recipes and the behaviour suite: numbers in the docs, the page, the tables.
 results: install
 	$(BIN)/python -m benchmarks.results_page results docs/results.md
-	$(BIN)/batchformer report results/cifar100-lt-100 results/cifar100-lt-200 --out docs/report.html
+	$(BIN)/python -m benchmarks.report_page results docs/report.html
 	$(BIN)/python -m benchmarks.readme_table results README.md
 	$(BIN)/python -m benchmarks.stability_page .
 	$(BIN)/python -m benchmarks.recipes_page docs/recipes.md

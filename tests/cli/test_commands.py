@@ -141,6 +141,57 @@ def test_a_comparison_without_evaluation_is_refused_before_it_trains(say, tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
+def test_fit_and_test_say_which_classes_fail(say, tiny_run, tmp_path):
+    found = json.loads((tiny_run / "result.json").read_text())
+    columns, metrics = found["failures"]["columns"], found["metrics"]
+    assert sum(columns["images"]) == found["data"]["test_images"]
+    right = sum(n * recall / 100 for n, recall in zip(columns["images"], columns["recall"], strict=True))
+    assert right == pytest.approx(metrics["accuracy"] / 100 * sum(columns["images"]), abs=0.1)
+    assert columns["recall"] == pytest.approx(found["per_class"], abs=0.01)
+    assert metrics["balanced_accuracy"] == pytest.approx(sum(found["per_class"]) / 10)
+    assert sum(map(sum, found["failures"]["matrix"])) == found["data"]["test_images"]
+    assert (tiny_run / "failures/mistakes.png").stat().st_size > 1000
+    listed = tmp_path / "classes.csv"
+    before = {path: path.stat().st_mtime_ns for path in tiny_run.rglob("*")}
+    code, out, _ = say("test", tiny_run, "--classes", listed)
+    assert code == 0
+    assert "Which classes fail" in out
+    assert listed.read_text() == (tiny_run / "classes.csv").read_text()
+    assert before == {path: path.stat().st_mtime_ns for path in tiny_run.rglob("*")}  # nothing is changed
+    (tmp_path / "mine.csv").write_text("a,b")
+    code, _, err = say("test", tiny_run, "--classes", tmp_path / "mine.csv")
+    assert code == 2
+    assert "mine.csv" in err
+
+
+def test_calibrated_scores_and_weights_are_those_of_divided_logits(say, tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.effect_noise((24, 24), 90).save("one.png")
+    temperature = json.loads((tiny_run / "result.json").read_text())["failures"]["calibration"]["temperature"]
+    scores = []
+    for options in ([], ["--calibrated"]):
+        assert say("predict", tiny_run, "one.png", "--topk", 10, *options)[0] == 0
+        with open("predictions.csv", newline="") as file:
+            row = next(csv.DictReader(file))
+        scores.append({row[f"class_{k}"]: float(row[f"score_{k}"]) for k in range(1, 11)})
+    plain, calibrated = (torch.tensor([each[name] for name in scores[0]]) for each in scores)
+    assert torch.allclose((plain.log() / temperature).softmax(0), calibrated, atol=1e-4)
+    assert temperature != pytest.approx(1.0, abs=0.02)  # else the two would be the same
+    for name, options in (("a", []), ("b", ["--calibrated"])):
+        assert say("export", tiny_run, "--out", f"{name}.safetensors", *options)[0] == 0
+    before, after = (load_file(f"{name}.safetensors") for name in "ab")
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed == {key for key in before if key.startswith(("fc.", "linear.", "classifier."))} != set()
+    assert all(torch.allclose(before[key] / temperature, after[key]) for key in changed)
+    bare = shutil.copytree(tiny_run, tmp_path / "bare")
+    (bare / "result.json").write_text(
+        json.dumps({k: v for k, v in json.loads((bare / "result.json").read_text()).items() if k != "failures"})
+    )
+    code, _, err = say("predict", bare, "one.png", "--calibrated")
+    assert code == 2
+    assert "has no temperature" in err
+
+
 def test_export_is_the_plain_network(say, tiny_run, tmp_path):
     code, out, _ = say("export", tiny_run, "--out", tmp_path / "plain.safetensors")
     assert code == 0

@@ -22,6 +22,9 @@ def test_two_cpu_processes_share_an_epoch_and_write_one_result(tmp_path):
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert (result["steps"], result["epochs"]) == (7, 1)
     assert len(result["stream_health"]["points"]) == 2  # measured by one process, which must not wait for the other
+    columns = result["failures"]["columns"]  # of all images, not of the half that the process evaluates
+    assert sum(columns["images"]) == result["data"]["test_images"]
+    assert columns["recall"] == pytest.approx(result["per_class"], abs=0.01)
     assert [entry["epoch"] for entry in result["history"]] == [0]
     assert len(list((tmp_path / "run/tensorboard").glob("events*"))) == 1
     assert not list(tmp_path.rglob("*.partial"))

@@ -4,6 +4,8 @@ import json
 import math
 import random
 
+from batchformer.metrics.measures import CLASS_SCORES, measures_of, with_current_names
+
 
 def result(recipe="cifar100-lt-100", method="batchformer", seed=0, classes=100, epochs=60, gain=0.8, **more):
     """A complete result; the numbers only need to look like a run's."""
@@ -188,3 +190,30 @@ def pose(seeds=3, epochs=20, variants=("scratch", "mixstyle", "mixstyle+batchfor
                     "command": f"batchformer compare {recipe} --seeds {seeds}", **more,
                 })  # fmt: skip
     return made
+
+
+def with_failures(made, classes, matrix=True):
+    """The result with the entry that an analysis leaves; class k has an F1 of 90 - k, the last two none."""
+    made = with_current_names(made)
+    f1 = [90.0 - k for k in range(classes - 2)] + [None, None]
+    images = [20] * (classes - 1) + [0]
+    entry = {
+        "evaluated": {"set": "val", "images": 20 * (classes - 1)},
+        "columns": {"images": images, "precision": f1, "recall": f1, "F1": f1},
+        "worst_by": "F1",
+        "confusions": [[classes - 3, 0, 7], [1, 2, 3]],
+        "calibration": {
+            "ece": 12.34,
+            "bins": [[40.0, 30.0, 10], [90.0, 70.0, 50]],
+            "temperature": 1.7,
+            "fitted_on": "halves",
+            "ece_scaled": 3.21,
+            "bins_scaled": [[35.0, 30.0, 60]],
+        },
+    }
+    if matrix:
+        entry["matrix"] = [[20 * (i == j) for j in range(classes)] for i in range(classes)]
+    values = dict(zip((m.key for m in CLASS_SCORES), (80.5, 79.5, 12.34, 3.21), strict=True))
+    measures = [*measures_of(made), *CLASS_SCORES]
+    return {**made, "failures": entry, "metrics": {**made["metrics"], **values},
+            "measures": [m.as_dict() for m in measures]}  # fmt: skip

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from made_up import classification, comparison, health, pose, result, write
+from made_up import classification, comparison, health, pose, result, with_failures, write
 from PIL import Image
 
 from batchformer.report import write_report
@@ -40,6 +40,11 @@ def pages(tmp_path_factory):
         "stuck": [
             result(recipe="own", epochs=3, history=[{"epoch": e, "train_loss": 18.966 - e / 1000} for e in range(3)])
         ],
+        "failing": [
+            *(with_failures(made, 10) for made in comparison(seeds=2, classes=10, class_names=LEAVES)),
+            with_failures(result(recipe="many", classes=120), 120, matrix=False),
+        ],
+        "index": [made for k in range(6) for made in comparison(seeds=2, recipe=f"study-{k}", classes=10, epochs=5)],
         "pose": pose(seeds=3) + comparison(seeds=2, recipe="digits-lt", classes=10),
     }
     for name, results in contents.items():
@@ -96,7 +101,7 @@ def visit(browser, pages):
         context.close()
 
 
-@pytest.mark.parametrize("name", ["full", "bare", "long", "wide", "streams", "pose", "single"])
+@pytest.mark.parametrize("name", ["full", "bare", "long", "wide", "streams", "pose", "single", "failing", "index"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scheme", others_slow(["light", "dark"], ["light"]))
 def test_page_is_quiet_offline_and_no_wider_than_the_screen(visit, name, size, scheme):
@@ -126,7 +131,7 @@ def test_content_is_visible(visit):
     for words in ("difference", "Learning curves", "Fig. 6", "How it was made", "batchformer compare digits-lt"):
         assert page.get_by_text(words).first.is_visible()
     boxes = [picture.bounding_box() for picture in page.locator("figure > svg").all()]
-    assert len(boxes) == 12
+    assert len(boxes) == 16
     assert all(box["width"] > 300 and box["height"] > 100 for box in boxes)
     page.get_by_text("Every run").first.click()
     assert page.get_by_text("baseline, seed 2").first.is_visible()
@@ -138,6 +143,23 @@ def test_a_link_of_the_navigation_leads_to_its_recipe(visit):
     page.wait_for_function("Math.abs(document.querySelector('#recipe-2').getBoundingClientRect().top) < 3")
 
 
+def test_a_link_of_the_index_opens_its_study(visit):
+    page = visit("index", "phone")
+    assert not page.get_by_text("Difference, BatchFormer minus baseline").nth(3).is_visible()
+    page.locator(".index a", has_text="study-3").click()
+    page.wait_for_function("Math.abs(document.querySelector('#recipe-4').getBoundingClientRect().top) < 60")
+    assert page.get_by_text("Difference, BatchFormer minus baseline").nth(3).is_visible()
+    assert page.locator("details.recipe[open]").count() == 1
+
+
+@pytest.mark.parametrize("name", ["single", "wide", "streams", "pose", "failing"])
+def test_verdict_table_and_picture_are_on_the_first_screen_of_a_laptop(visit, name):
+    page = visit(name)
+    tops = [page.locator(part).first.bounding_box()["y"] for part in (".verdict", ".comparison", ".first > figure")]
+    assert tops == sorted(tops) or tops[1] - 80 < tops[2] < tops[1]  # the picture stands beside the table, or below it
+    assert tops[-1] < 760
+
+
 def test_dark_is_dark_and_light_is_light(visit):
     grounds = []
     for scheme in ("light", "dark"):
@@ -147,7 +169,7 @@ def test_dark_is_dark_and_light_is_light(visit):
     assert grounds[1] < 150
 
 
-@pytest.mark.parametrize("name", ["full", "pose", "single", "stuck"])
+@pytest.mark.parametrize("name", ["full", "pose", "single", "stuck", "failing"])
 @pytest.mark.parametrize("size", SIZES)
 def test_words_in_pictures_stay_inside_and_legible(visit, size, name):
     """No label leaves its picture or touches numbers or another label; letters are at least 9 px on a phone."""
@@ -196,7 +218,8 @@ def test_every_class_is_read_without_a_mouse(visit):
 
 
 def test_lines_of_a_legend_look_like_those_of_the_picture(visit):
-    figure = visit("full").locator("figure", has_text="Accuracy over all classes").first
+    page = visit("full")
+    figure = page.locator("figure", has_text="Accuracy over all classes").filter(has=page.locator("svg .line.v0")).first
     for style in ("v0", "v1"):
         sample, line = (figure.locator(f"{part} .line.{style}").first for part in (".legend", "svg[role=img]"))
         for what in ("stroke", "strokeDasharray", "strokeWidth"):
@@ -210,7 +233,7 @@ def test_the_two_streams_are_seen(visit, size):
     section = page.locator("#recipe-1")
     for words in ("The two streams", "stays at chance (4.60)", "What survives of the related tokens", "A tall picture"):
         assert section.get_by_text(words).first.is_visible()
-    assert section.locator("figure > svg").count() == 10
+    assert section.locator("figure > svg").count() == 11
     pictures = section.locator("figure.seen img")
     assert pictures.count() == 2
     for k in range(2):

@@ -11,6 +11,7 @@ from made_up import comparison, pose, result, write
 
 import batchformer.report
 from batchformer.errors import UserError
+from batchformer.metrics.measures import with_current_names
 from batchformer.report import compare_runs, format_table, load_runs, verdict, write_report
 from batchformer.report.charts import STYLES
 from batchformer.report.classes import influence_correlation
@@ -115,7 +116,7 @@ class Balance(HTMLParser):
 def test_every_picture_has_a_title_and_a_description(tmp_path):
     page = page_of(tmp_path, comparison(seeds=2))
     pictures = re.findall(r'<svg[^>]*role="img".*?</svg>', page)
-    assert len(pictures) == 6
+    assert len(pictures) == 8
     for picture in pictures:
         title, description = re.search(r'aria-labelledby="(\S+) (\S+)"', picture).groups()
         assert f'<title id="{title}">' in picture
@@ -477,3 +478,59 @@ def test_no_axis_of_a_measure_goes_beyond_its_bounds(tmp_path):
         one["history"] = [{"epoch": e, "all": 100.0, "train_loss": 0.5} for e in range(5)]
     chart = re.search(r"<title[^>]*>accuracy, % over the epochs.*?</svg>", page_of(tmp_path, made)).group(0)
     assert max(float(text) for text in re.findall(r'class="tick y"[^>]*>([^<]+)<', chart)) == 100
+
+
+def first_screen_of(page):
+    return page.split('<div class="grid first">')[1].split("<h3>")[0]
+
+
+@pytest.mark.parametrize(
+    ("declared", "there", "heading"),
+    [
+        ({"bars": ["few", "many"]}, 'class="bar v1"', "Few, Many"),
+        ({"curve": "accuracy"}, 'class="line v1"', "Accuracy over all classes"),
+        ({"section": "A curve of its own"}, 'class="line v1"', "A curve of its own"),
+        ({"section": "that no run has"}, 'class="bar v1"', "All, Many, Medium, Few"),
+        ({}, 'class="bar v1"', "All, Many, Medium, Few"),
+    ],
+)
+def test_the_first_screen_has_the_picture_that_the_task_declares(tmp_path, declared, there, heading):
+    series = {"x": [0, 1, 2], "lines": {"a": [1.0, 2.0, 3.0]}, "xlabel": "x", "ylabel": "y", "together": True}
+    own = {"title": "A curve of its own", "series": series}
+    made = [{**each, "main_picture": declared, "sections": [own]} for each in comparison(seeds=2)]
+    page = page_of(tmp_path, made)
+    assert page.index('class="card verdict') < page.index('<table class="comparison">') < page.index(there)
+    first = first_screen_of(page)
+    pictures = re.findall(r"<figure.*?</figure>", first)
+    assert f"<h4>{heading}</h4>" in pictures[0]
+    assert there in pictures[0]
+    assert page.count(f"<h4>{heading}</h4>") == 1  # what is shown above is not shown again
+    assert ("<h3>A curve of its own</h3>" in page) == (declared.get("section") != own["title"])
+
+
+def test_targets_are_bars_and_many_variants_have_one_verdict_line(tmp_path):
+    page = page_of(tmp_path, pose(seeds=2))
+    assert "on each target</h4>" in first_screen_of(page)
+    names = ["a", "b", "c", "d", "e"]
+    made = [{**each, "variant": name} for name in names for each in [result(seed=0), result(seed=1)]]
+    for k, each in enumerate(made):
+        each |= {"reference": "a", "metrics": {**each["metrics"], "all": 50.0 + k}}
+    page = page_of(tmp_path / "more", [with_current_names(each) for each in made])
+    assert page.count('class="card verdict') == 1
+    assert "Against a, better: b, c, d, e." in page
+    rows = re.findall(r'<tr><th scope="row">(\w)</th>', first_screen_of(page))
+    assert rows[: len(names)] == names  # variants are rows: five columns and four differences would not fit
+
+
+def test_a_page_of_many_recipes_is_an_index_and_collapsed_sections(tmp_path):
+    recipes = [f"recipe{k}" for k in range(6)]
+    page = page_of(tmp_path, [each for recipe in recipes for each in comparison(seeds=2, recipe=recipe, epochs=5)])
+    index = page.split('<div class="card index">')[1].split("</div>")[0]
+    assert re.findall(r'<a href="#(recipe-\d)">(\w+)</a> <span class="line \w+">[^<]+</span>', index) == [
+        (f"recipe-{k}", name) for k, name in enumerate(recipes, 1)
+    ]
+    assert page.count('<details class="recipe">') == 6
+    for k in range(1, 7):  # inside what is collapsed, so that a link opens it
+        assert page.count(f'id="recipe-{k}"') == 1
+        assert page.index(f'<div id="recipe-{k}">') > page.index(f"<h2>recipe{k - 1}</h2>")
+    assert "The whole configuration" not in page

@@ -142,6 +142,32 @@ def grad_cam_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     return rare_images.grad_cam_of(task, data, trainer)
 
 
+def class_failures_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Which classes a classifier gets wrong, and the worst mistakes as a picture in the run folder."""
+    from batchformer.analysis.class_failures import FOLDER, class_failures
+
+    return class_failures(task, data, trainer, Path(trainer.default_root_dir) / FOLDER)
+
+
+def box_failures_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Which classes a detector misses, and pictures of misses and false alarms in the run folder."""
+    from batchformer.analysis.box_failures import FOLDER, box_failures
+
+    return box_failures(task, data, trainer, Path(trainer.default_root_dir) / FOLDER)
+
+
+def failures(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """What the analyses of failures of this task find, without pictures: for an evaluation that writes nothing."""
+    from batchformer.analysis.box_failures import box_failures
+    from batchformer.analysis.class_failures import class_failures
+
+    known = {"class_failures": class_failures, "box_failures": box_failures}
+    found: dict[str, Any] = {}
+    for name in (each for each in task.analyses if isinstance(each, str) and each in known):
+        found |= known[name](task, data, trainer)
+    return found
+
+
 def neighbours_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     """A sheet of test images with the training images whose features are nearest, where k-NN is a judge."""
     from batchformer.analysis import pretraining_pictures
@@ -170,6 +196,8 @@ ANALYSES = {
     "stream_health": stream_health_of,
     "domain_planes": domain_planes_of,
     "mistakes": mistakes_of,
+    "class_failures": class_failures_of,
+    "box_failures": box_failures_of,
     "neighbours": neighbours_of,
     "reconstructions": reconstructions_of,
     "hand_meshes": hand_meshes_of,

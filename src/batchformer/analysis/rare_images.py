@@ -91,6 +91,15 @@ def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str
     return Explained(to_pictures(images, data.mean, data.std), classes, [names[label] for label in said], maps, layer)
 
 
+def answered(
+    task: Any, images: Tensor, answers: Int[Tensor, " images"]
+) -> tuple[Float[Tensor, "images row column"], str]:
+    """Grad-CAM of what speaks for these answers, and the layer it is taken at; on the device of the task."""
+    images = images.to(task.device)
+    layer = usual_layer(task.net, images)
+    return grad_cam(_Judging(task), images, f"task.net.{layer}", answers), layer
+
+
 def usual_layer(net: nn.Module, images: Tensor) -> str:
     """The layer: `layer3` of a ResNet as released, `norm1` of a ViT's last block, else the last feature map."""
     seen: dict[str, Tensor] = {}

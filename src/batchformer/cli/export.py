@@ -19,13 +19,15 @@ network on test images; a file that differs is not left.
                          (timm.create_model("local-dir:DIR", pretrained=True)) or transformers (from_pretrained) load
   --half                 in float16
   --ema                  the averaged weights, of a run that kept an average (model.ema, model.swad)
+  --calibrated           divide the weights of the classifier by the temperature that was fitted after the training, so
+                         that the softmax of the outputs is calibrated
   --out PLACE            file or folder to write (in the run folder)
   --data-root DIR        where the data is, for the test images; without them the proof is on random ones
   --license NAME         licence of the weights, for the model card of a folder
   --trust                import classes outside this package that the run folder names; only if you know where it comes
                          from
 """
-_TAKES_NOTHING = ("half", "ema", "trust")
+_TAKES_NOTHING = ("half", "ema", "calibrated", "trust")
 
 
 def run(args: list[str]) -> int:
@@ -51,7 +53,13 @@ def run(args: list[str]) -> int:
     from batchformer.cli.export_network import export
 
     proof = export(
-        found, out, kind, half=given.flag("half"), averaged=given.flag("ema"), license=given.value("license")
+        found,
+        out,
+        kind,
+        half=given.flag("half"),
+        averaged=given.flag("ema"),
+        temperature=found.temperature() if given.flag("calibrated") else None,
+        license=given.value("license"),
     )
     print(f"{out}: {proof.tensors} tensors, {proof.parameters:,} parameters, no trace of BatchFormer.")
     print(f"Proved: {proof.sentence}")

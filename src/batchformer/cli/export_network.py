@@ -64,10 +64,10 @@ class Proof:
 
 def export(
     found: Any, out: Path, kind: str = "safetensors", *, half: bool = False, averaged: bool = False,
-    license: str | None = None,
+    temperature: float | None = None, license: str | None = None,
 ) -> Proof:  # fmt: skip
     """Write the network of a run (`load_run`); nothing is written if it does not give the same outputs when loaded."""
-    plain = plain_network_of(found, averaged)
+    plain = plain_network_of(found, averaged, temperature)
     if kind == "folder":
         from batchformer.cli.export_folder import write_folder
 
@@ -81,11 +81,16 @@ def export(
     return Proof(len(weights), parameters, sentence, code, difference)
 
 
-def plain_network_of(found: Any, averaged: bool = False) -> Plain:
-    """A fresh stock network with the weights of the run: it loads them strictly and has its outputs bit for bit."""
+def plain_network_of(found: Any, averaged: bool = False, temperature: float | None = None) -> Plain:
+    """A fresh stock network with the weights of the run: it loads them strictly and has its outputs bit for bit.
+
+    With a `temperature` all logits are divided by it.
+    """
     task = found.task
     try:
         net = task.trained_network(averaged)
+        if temperature is not None:
+            task.calibrate(net, temperature)
     except UserError as problem:
         raise UserError(f"{found.folder.path}: {problem}") from problem
     inputs, inputs_are = _inputs(found)

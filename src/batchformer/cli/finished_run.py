@@ -29,6 +29,18 @@ class FinishedRun:
         how_far = f"epoch {self.epochs_done}" + (f" of {last}" if last and last > 0 else "")
         return f"Note: {self.folder.path} is not finished ({how_far}); these are the weights of its last checkpoint."
 
+    def temperature(self) -> float:
+        """The temperature that was fitted after the training, for calibrated probabilities."""
+        result = self.folder.read_result() or {}
+        failures = result.get("failures") or {}
+        found = (failures.get("calibration") or {}).get("temperature")
+        if isinstance(found, int | float) and found > 0:
+            return float(found)
+        raise UserError(
+            f"--calibrated: {self.folder.result} has no temperature. It is fitted after the training of a classifier "
+            "that is evaluated on 40 images or more, not with --no-analysis: train again, or leave it out."
+        )
+
 
 def load_run(path: str, overrides: list[tuple[str, str]] | None = None, trust: bool = False) -> FinishedRun:
     """Read config.yaml and checkpoints/last.ckpt of a run folder; `trust`: import code that it names."""

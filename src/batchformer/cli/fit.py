@@ -22,6 +22,7 @@ from batchformer.cli.training import (
     words_again,
 )
 from batchformer.errors import UserError, did_you_mean
+from batchformer.report.failures import failures_text
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.lock import locked
 
@@ -147,6 +148,8 @@ def _show(folder: RunFolder) -> None:
     result = folder.read_result()
     assert result is not None
     print(metrics_table(result))
+    if told := failures_text(result, str(folder.classes)):
+        print(f"\n{told}")
     logs = "".join(f", {name}/" for name in ("tensorboard", "wandb") if (folder.path / name).is_dir())
     print(f"\nRun folder: {folder.path} (result.json, metrics.csv, checkpoints/{logs})")
     first = "report" if result["metrics"] else "test"  # without numbers there is nothing to report

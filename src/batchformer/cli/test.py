@@ -1,25 +1,34 @@
 """``batchformer test RUN``: evaluate the last checkpoint of a run again."""
 
 import math
+from pathlib import Path
+from typing import Any
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.errors import UserError
+from batchformer.files import refuse_to_replace, refuse_unwritable, write_text
 from batchformer.metrics.measures import with_current_names
 
 HELP = """
-batchformer test RUN [--data-root DIR] [--trust]
+batchformer test RUN [--data-root DIR] [--classes FILE.csv] [--trust]
 
-Evaluate the last checkpoint of a run folder on the test set again, and say whether result.json has the same numbers.
+Evaluate the last checkpoint of a run folder on the test set again, say which classes fail, and whether result.json has
+the same numbers. Nothing in the run folder is changed.
 
+  --classes FILE   write precision, recall and F1 of every class (of a detector: average precisions) as CSV
   --trust   import classes outside this package that the run folder names; only if you know where it comes from
 """
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [Option("data-root"), Option("trust", "nothing")])
+    given = read_arguments(args, [Option("data-root"), Option("classes"), Option("trust", "nothing")])
     if len(given.positional) != 1:
         raise UserError("test needs one run folder: batchformer test runs/digits-lt/batchformer-seed0")
+    if (listed := given.value("classes")) is not None:
+        refuse_unwritable(Path(listed))
+        refuse_to_replace(Path(listed), lambda content: content.startswith(b"class,"))
 
+    from batchformer.analysis.after_training import failures
     from batchformer.cli.finished_run import load_run
     from batchformer.cli.show import metrics_table
     from batchformer.runs.folder import is_main_process
@@ -49,8 +58,10 @@ def run(args: list[str]) -> int:
         "measures": recorder.measures,
         "metrics": recorder.metrics,
         "class_counts": found.task.data_info.get("class_counts", []),
+        "class_names": found.task.data_info.get("classes", []),
     }
     print(metrics_table(fresh))
+    _tell_failures(fresh, failures(found.task, found.data, trainer), given.value("classes"))
     if stored is None:
         print(f"\nThe run is not finished (epoch {found.epochs_done} of {found.config['trainer']['max_epochs']}): "
               "there is no result.json to compare with.")  # fmt: skip
@@ -74,3 +85,24 @@ def run(args: list[str]) -> int:
         "Another device, precision or library version may round differently; other data would differ more."
     )
     return 1
+
+
+def _tell_failures(fresh: dict[str, Any], found: dict[str, Any], listed: str | None) -> None:
+    """Print which classes fail, and write the list of all where it was asked for."""
+    from batchformer.report.failures import failures_csv, failures_text
+
+    measured = found.pop("measured", [])
+    fresh = {
+        **fresh,
+        **found,
+        "measures": [*fresh["measures"], *(measure.as_dict() for measure, _ in measured)],
+        "metrics": {**fresh["metrics"], **{measure.key: value for measure, value in measured}},
+    }
+    told = failures_text(fresh, "with --classes FILE.csv" if listed is None else listed)
+    if told:
+        print(f"\n{told}")
+    if listed is None:
+        return
+    if not (text := failures_csv(fresh)):
+        raise UserError(f"--classes {listed}: this task has no numbers of classes to write.")
+    write_text(Path(listed), text)

@@ -18,6 +18,7 @@ from batchformer.metrics.coco_matching import (
     Objects,
     Overlaps,
     average,
+    found_and_false,
     match,
     totals,
 )
@@ -61,6 +62,7 @@ class AveragePrecision(ABC):
         self.reset()
 
     def reset(self) -> None:
+        self.class_scores: dict[str, Any] = {}  # set by `compute`: columns of a table of the classes
         self._ids: list[int] = []
         self._found: list[Fields] = []  # label, score, area
         self._objects: list[Fields] = []  # label, area, crowd, ignore
@@ -74,7 +76,11 @@ class AveragePrecision(ABC):
         """The overlap of any detection with any object of the same image."""
 
     def compute(self) -> dict[str, Float[Tensor, "*shape"]]:
-        """The numbers `names` lists, and `per_class`: the AP of each class, nan where it has no object."""
+        """The numbers `names` lists, and `per_class`: the AP of each class, nan where it has no object.
+
+        `class_scores` then has more about each class: AP50, the share of its objects that are found and the number of
+        false alarms, from the score on that has the best F1 over all classes.
+        """
         ids, matches, all_totals = zip(*gathered(self._matched()), strict=True)
         starts = np.cumsum([0, *map(len, ids)])[:-1]
         matched, total = joined(matches, starts), joined(all_totals, starts)
@@ -84,7 +90,22 @@ class AveragePrecision(ABC):
         total = CountedObjects(*(field[keep[total.image]] for field in total))
         counts = np.zeros((self.num_classes, len(SIZES)), dtype=np.int64)
         np.add.at(counts, total.label, total.counts)
-        values = average(matched._replace(image=order[matched.image]), counts)
+        matched = matched._replace(image=order[matched.image])
+        values = average(matched, counts)
+        objects = counts[:, 0]
+        limit, found, false = found_and_false(matched, objects)
+        share = np.divide(found, objects, out=np.full(len(objects), np.nan), where=objects > 0)
+        self.class_scores = {
+            "columns": {
+                "objects": objects.tolist(),
+                "AP": (100 * values["per_class"]).tolist(),
+                "AP50": (100 * values.pop("ap50_per_class")).tolist(),
+                "found": (100 * share).tolist(),
+                "false alarms": false.tolist(),
+            },
+            "worst_by": "AP",
+            "threshold": limit,
+        }
         return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in values.items()}
 
     def _matched(self) -> tuple[np.ndarray, MatchedDetections, CountedObjects]:
@@ -197,6 +218,33 @@ class ThingsAP(AveragePrecision):
             return common / whole
 
         return overlaps
+
+
+def unmatched(
+    prediction: Mapping[str, Any], truth: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Of one image: the objects that no detection found, and the detections that found none, at an overlap of one half.
+
+    `boxes` (x1, y1, x2, y2) and `labels`, of detections also `scores`. Crowds and ignored objects are not missed, and
+    what lies on them is not false.
+    """
+    found = {key: as_array(prediction[key], float) for key in ("boxes", "scores")}
+    found["labels"] = as_array(prediction["labels"], np.int64)
+    objects = {"boxes": as_array(truth["boxes"], float).reshape(-1, 4), "labels": as_array(truth["labels"], np.int64)}
+    free = np.ones(len(objects["labels"]), dtype=bool)
+    counts = ~np.logical_or(*(as_array(truth.get(key, ~free), bool) for key in ("iscrowd", "ignore")))
+    false = np.ones(len(found["labels"]), dtype=bool)
+    sides = [
+        np.concatenate([b[:, :2], b[:, 2:] - b[:, :2]], 1) for b in (found["boxes"].reshape(-1, 4), objects["boxes"])
+    ]
+    for k in np.argsort(-found["scores"], kind="stable"):
+        overlap = box_overlap(sides[0][k][None], sides[1], ~counts) * (objects["labels"] == found["labels"][k])
+        possible = (overlap >= 0.5) & (free | ~counts)
+        if possible.any():
+            taken = np.where(possible & counts if (possible & counts).any() else possible, overlap, -1).argmax()
+            free[taken], false[k] = False, False
+    missed = free & counts
+    return {key: values[missed] for key, values in objects.items()}, {key: v[false] for key, v in found.items()}
 
 
 def box_overlap(

@@ -162,7 +162,7 @@ def _match_chunk(chunk: _Chunk, objects: Objects, overlaps: Overlaps, hit: np.nd
 
 
 def average(matches: MatchedDetections, counts: Int[np.ndarray, "classes sizes"]) -> dict[str, Float[np.ndarray, ""]]:
-    """COCO's summary and `per_class`, the AP of each class; nan where there is nothing to find.
+    """COCO's summary and the AP of each class (`per_class`, `ap50_per_class`); nan where there is nothing to find.
 
     AP is the mean, over the classes with objects, ten thresholds from .50 to .95 and 101 recalls, of the largest
     precision at that recall or above; AR the mean of the recall reached with so many detections of each image and
@@ -182,6 +182,26 @@ def average(matches: MatchedDetections, counts: Int[np.ndarray, "classes sizes"]
                 recall[c, size, place] = within.sum(0) / counts[c, size]
             precision[c, size] = _precision_at(right, counting & ~right, counts[c, size])
     return _summary(precision, recall)
+
+
+def found_and_false(
+    matches: MatchedDetections, objects: Int[np.ndarray, " classes"]
+) -> tuple[float, Int[np.ndarray, " classes"], Int[np.ndarray, " classes"]]:
+    """The score with the best F1 over all classes, at the first overlap; objects found and false alarms from it on."""
+    counting = ~matches.passed[:, 0, 0]
+    right = matches.hit[:, 0, 0] & counting
+    order = np.lexsort((matches.rank, matches.image, -matches.score))
+    order = order[counting[order]]
+    hits = right[order].cumsum()
+    f1 = 2 * hits / (np.arange(1, len(order) + 1) + max(1, objects.sum()))
+    # equal scores are taken together
+    last = np.append(np.diff(matches.score[order]) != 0, True) if len(order) else np.zeros(0, dtype=bool)
+    limit = float(matches.score[order][last][f1[last].argmax()]) if len(order) else 0.0
+    sure = matches.score >= limit
+    found, false = (
+        np.bincount(matches.label[sure & rows], minlength=len(objects)) for rows in (right, counting & ~right)
+    )
+    return limit, found, false
 
 
 def _precision_at(right: np.ndarray, wrong: np.ndarray, total: int) -> Float[np.ndarray, "thresholds recalls"]:
@@ -209,7 +229,7 @@ def _summary(precision: np.ndarray, recall: np.ndarray) -> dict[str, Float[np.nd
     values |= {f"ap_{name}": _mean(per_class[:, place]) for place, name in enumerate(SIZES) if place}
     values |= {f"ar{limit}": _mean(recall[:, 0, place].mean(-1)) for place, limit in enumerate(_LIMITS)}
     values |= {f"ar_{name}": _mean(recall[:, place, -1].mean(-1)) for place, name in enumerate(SIZES) if place}
-    return values | {"per_class": per_class[:, 0]}
+    return values | {"per_class": per_class[:, 0], "ap50_per_class": precision[:, 0, 0].mean(-1)}
 
 
 def _mean(values: Float[np.ndarray, " classes"]) -> Float[np.ndarray, ""]:

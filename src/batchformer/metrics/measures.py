@@ -110,6 +110,19 @@ CLASSIFICATION = (
     Measure("top5_ema", "Top-5, EMA", name="top-5 accuracy of the averaged weights", reading_of="top5"),
     *LONG_TAILED[1:],
 )
+CLASS_SCORES = (  # of the analysis of failures: one pass after the training, not in every evaluation
+    Measure("balanced_accuracy", "Balanced accuracy", name="mean recall of the classes", detail=True),
+    Measure("macro_f1", "Macro F1", name="mean F1 of the classes", detail=True),
+    Measure("ece", "ECE", better="lower", name="expected calibration error", detail=True),
+    Measure(
+        "ece_scaled",
+        "ECE, temperature",
+        better="lower",
+        name="expected calibration error after temperature scaling",
+        note="fitted on other images",
+        detail=True,
+    ),
+)
 DOMAINS = (
     Measure("accuracy", "Accuracy", primary=True),
     Measure("accuracy_classes", "Mean of classes", name="mean accuracy of the classes"),

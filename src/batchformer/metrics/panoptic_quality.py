@@ -62,6 +62,13 @@ class PanopticQuality:
         per_class[occurs, 0] = iou[occurs] / weight[occurs]
         per_class[occurs, 1] = iou[occurs] / np.maximum(right[occurs], 1)
         per_class[occurs, 2] = right[occurs] / weight[occurs]
+        self.class_scores = {
+            "columns": {
+                "segments": (right + missed).astype(int).tolist(),
+                **{name: (100 * per_class[:, k]).tolist() for k, name in enumerate(("PQ", "SQ", "RQ"))},
+            },
+            "worst_by": "PQ",
+        }
         groups = (occurs, occurs & self.is_thing, occurs & ~self.is_thing)
         means = [per_class[group].mean(0) if group.any() else np.full(3, np.nan) for group in groups]
         values = dict(zip(PQ_NAMES, np.concatenate(means), strict=True)) | {"per_class": per_class}

@@ -60,6 +60,11 @@ class Chart:
             f'height="{max(abs(y1 - y0), 0.6):.1f}"><title>{escape(tip)}</title></rect>'
         )
 
+    def number(self, point: XY, text: str) -> None:
+        """A small number above a bar."""
+        x, y = self.at(*point)
+        self._marks.append(f'<text class="number" x="{x:.1f}" y="{y - 5:.1f}">{escape(text)}</text>')
+
     def segment(self, start: XY, end: XY, style: str) -> None:
         (x0, y0), (x1, y1) = self.at(*start), self.at(*end)
         self._marks.append(f'<line class="{style}" x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"/>')
@@ -110,7 +115,8 @@ class Chart:
             top = TOP if style == "zero" else bottom
             parts.append(f'<line class="{style}" x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom + 4}"/>')
             turned = f'transform="translate({x + 4:.1f} {bottom + 14}) rotate(-60)"'
-            place = f'slanted" {turned}' if self.x.slanted else f'x" x="{x:.1f}" y="{bottom + 18}"'
+            inside = min(x, WIDTH - 3.8 * len(text))  # the last number may be wider than what is left of the picture
+            place = f'slanted" {turned}' if self.x.slanted else f'x" x="{inside:.1f}" y="{bottom + 18}"'
             parts.append(f'<text class="tick {place}>{escape(text)}</text>')
         parts.append(f'<line class="axis" x1="{self.left}" y1="{bottom}" x2="{right}" y2="{bottom}"/>')
         middle = (self.left + right) / 2

@@ -16,6 +16,7 @@ from batchformer.report.runs import Run
 PICTURES, INDEX = "pictures", "pictures.json"
 _KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 _SAMPLES = {
+    "bar": '<rect class="bar {}" x="6" width="14" height="12"/>',
     "band": '<rect class="band {}" width="26" height="12"/>',
     "line": '<polyline class="line {}" points="0,6 26,6"/>',
     "whisker": '<line class="whisker {}" x1="2" y1="6" x2="24" y2="6"/>',

@@ -20,7 +20,7 @@ def own_section(name: str, run: Run, section: Mapping[str, Any]) -> str:
     table, series, points = (section.get(part) or {} for part in ("table", "series", "points"))
     rows = [["–" if cell is None else str(cell) for cell in row] for row in table.get("rows") or []]
     text += plain_table([str(head) for head in table.get("header") or []], rows) if rows else ""
-    text += _grid(section["grid"]) if section.get("grid") else ""
+    text += value_grid(section["grid"]) if section.get("grid") else ""
     lines = {str(line): values for line, values in (series.get("lines") or {}).items()}
     drawn = lines_chart(name, section["title"], series.get("x") or [], lines, *_labels(series)) if lines else None
     styles = variant_styles(list(lines)) if drawn and len(lines) > 1 else {}
@@ -79,7 +79,7 @@ def _paragraphs(section: Mapping[str, Any]) -> str:
     return "".join(f"<p>{marked(part)}</p>" for part in parts if part.strip())
 
 
-def _grid(grid: Mapping[str, Any]) -> str:
+def value_grid(grid: Mapping[str, Any]) -> str:
     """A table of numbers from 0 to 100, coloured by them; rows and columns without any are left out."""
     values = grid["values"]
     rows = [r for r, row in enumerate(values) if any(value is not None for value in row)]

@@ -8,9 +8,11 @@ from string import Template
 
 from batchformer.files import write_text
 from batchformer.report.comparison import DEFAULT_PAIR, Comparison, compare_runs, measure_word, shown_name, with_unit
+from batchformer.report.first_screen import html_cell, verdict_line
 from batchformer.report.runs import Run, by_recipe, load_runs
-from batchformer.report.sections import html_cell, recipe_section
+from batchformer.report.sections import brief_section, recipe_section
 
+MOST_WHOLE = 4  # recipes; on a page of more each is brief and collapsed, with an index above them
 MADE_BY = "Made by <code>batchformer report</code>"
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -49,7 +51,7 @@ def write_report(paths: Iterable[Path | str], out: Path | str, title: str | None
 def render(runs: Sequence[Run], title: str | None = None) -> str:
     """The page as text."""
     recipes = by_recipe(runs)
-    several = len(recipes) > 1
+    several, many = len(recipes) > 1, len(recipes) > MOST_WHOLE
     names = {recipe: f"recipe-{number}" for number, recipe in enumerate(recipes, 1)}
     only_the_pair = {run.variant for run in runs} <= set(DEFAULT_PAIR)
     if several:
@@ -60,9 +62,12 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
     return whole_page(
         title or usual,
         _lede(runs, recipes, only_the_pair),
-        "".join(recipe_section(names[recipe], group, several) for recipe, group in recipes.items()),
-        navigation=f'<nav aria-label="Recipes"><ul>{links}</ul></nav>\n' if several else "",
-        overview=_overview(recipes, names) if several else "",
+        "".join(
+            brief_section(names[recipe], group) if many else recipe_section(names[recipe], group, several)
+            for recipe, group in recipes.items()
+        ),
+        navigation=f'<nav aria-label="Recipes"><ul>{links}</ul></nav>\n' if several and not many else "",
+        overview=_index(recipes, names) if many else _overview(recipes, names) if several else "",
         footer=f"{MADE_BY} from result files; nothing on this page was typed in by hand.",
     )
 
@@ -80,12 +85,25 @@ def whole_page(title: str, lede: str, sections: str, navigation: str = "", overv
     )
 
 
+def _index(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) -> str:
+    """A line for each recipe: its name and its verdict."""
+    lines = []
+    for recipe, runs in recipes.items():
+        kind, line = verdict_line(compare_runs([run.raw for run in runs]))
+        link = f'<a href="#{names[recipe]}">{escape(recipe)}</a>'
+        lines.append(f'<li>{link} <span class="line {kind}">{escape(line)}</span></li>')
+    told = "Open a recipe for its table, picture and curves. More of one: batchformer report with its results alone."
+    return f'<div class="card index"><ul>{"".join(lines)}</ul></div><p class="explain">{told}</p>'
+
+
 def _lede(runs: Sequence[Run], recipes: Mapping[str, Sequence[Run]], only_the_pair: bool) -> str:
     recipe_words = "one recipe" if len(recipes) == 1 else f"{len(recipes)} recipes"
     run_words = "One run" if len(runs) == 1 else f"{len(runs)} runs"
     tables = [compare_runs([run.raw for run in group]) for group in recipes.values()]
     trained = {run.variant for run in runs}
     variants = list(dict.fromkeys(v for table in tables for v in table.variants if v in trained))
+    if len(variants) > 8:  # the index has them
+        return f"{run_words} of {recipe_words}."
     if not only_the_pair:
         targets = list(dict.fromkeys(run.target for run in runs if run.target is not None))
         told = f"{run_words} of {recipe_words}. Variants: {', '.join(map(shown_name, variants))}."

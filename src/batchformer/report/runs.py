@@ -39,6 +39,8 @@ class Run:
     streams: dict[str, list[float | None]] = field(default_factory=dict)
     health: dict[str, Any] = field(default_factory=dict, repr=False)
     sections: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    failures: dict[str, Any] = field(default_factory=dict, repr=False)
+    main_picture: dict[str, Any] = field(default_factory=dict, repr=False)
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -178,6 +180,8 @@ def _checked(data: Any, file: Path) -> Run:
         streams={str(name): _numbers(losses, f"streams.{name}", file) for name, losses in streams.items()},
         health=read_health(data, file),
         sections=_sections(data.get("sections"), file),
+        failures=_failures(data, file),
+        main_picture=_main_picture(data.get("main_picture"), file),
         raw=data,
     )
     parts: dict[str, Sequence[Any]] = {
@@ -216,6 +220,51 @@ def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
             if any(len(_numbers(point, f"{where}: {name}", file)) != 2 for point in _list(group, where, file)):
                 raise UserError(f"{file} has a {where} with a point of {name!r} that is not two numbers")
     return sections
+
+
+def _main_picture(value: Any, file: Path) -> dict[str, Any]:
+    """The picture of the first screen that the task declares; what is in it, see `report.first_screen`."""
+    wanted = _mapping(value, "main_picture", file)
+    keys, words = (
+        _list(wanted.get("bars"), "main_picture: bars", file),
+        [wanted.get(k, "") for k in ("curve", "section")],
+    )
+    if not all(isinstance(word, str) for word in (*keys, *words)):
+        raise UserError(f"{file} has a 'main_picture' that names no measures or section")
+    return wanted
+
+
+def _failures(data: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Which classes fail (see `report.failures`); empty for runs of versions that did not look for them."""
+    found = _mapping(data.get("failures"), "failures", file)
+    if not found:
+        return {}
+    columns = _mapping(found.get("columns"), "failures: columns", file)
+    checked = {str(name): _numbers(values, f"failures: {name}", file) for name, values in columns.items()}
+    classes = len(data.get("class_names") or next(iter(checked.values()), ()))
+    if not classes or found.get("worst_by") not in checked or {len(v) for v in checked.values()} != {classes}:
+        raise UserError(f"{file} has 'failures' whose columns are not one number for each of its classes")
+    pairs, matrix = (_list(found.get(key), f"failures: {key}", file) for key in ("confusions", "matrix"))
+    whole = all(isinstance(n, int) for row in (*pairs, *matrix) for n in _list(row, "failures", file))
+    if not whole or not all(len(pair) == 3 and min(pair) >= 0 and max(pair[:2]) < classes for pair in pairs):
+        raise UserError(f"{file} has 'failures' with confusions that are not two classes and a count")
+    if matrix and [len(row) for row in matrix] != [classes] * classes:
+        raise UserError(f"{file} has 'failures' with a matrix that is not classes times classes")
+    trusted = _mapping(found.get("calibration"), "failures: calibration", file)
+    if trusted and (_number(trusted.get("ece"), "failures: ece", file) is None or _bad_bins(trusted, file)):
+        raise UserError(f"{file} has 'failures' with a calibration that cannot be read")
+    if not isinstance(found.get("pictures", ""), str) or Path(found.get("pictures", "")).name != found.get(
+        "pictures", ""
+    ):
+        raise UserError(f"{file} has 'failures' whose 'pictures' are no folder of the run")
+    return {**found, "columns": checked}
+
+
+def _bad_bins(trusted: Mapping[str, Any], file: Path) -> bool:
+    parts = [_list(trusted.get(key), f"failures: {key}", file) for key in ("bins", "bins_scaled")]
+    numbers = [_number(trusted.get(key), f"failures: {key}", file) for key in ("temperature", "ece_scaled")]
+    rows = [_numbers(row, "failures: bins", file) for part in parts for row in part]
+    return len({value is None for value in numbers}) > 1 or any(len(row) != 3 or None in row for row in rows)
 
 
 def _check_grid(grid: Mapping[str, Any], where: str, file: Path) -> None:

@@ -15,6 +15,7 @@ from batchformer.report.comparison import (
 )
 from batchformer.report.statistics import PairedDifference, Summary
 
+MOST_COLUMNS = 4  # variants side by side
 Cell = str | Summary | PairedDifference | None
 
 
@@ -32,8 +33,13 @@ class Table(NamedTuple):
 
 
 def comparison_table(table: Comparison) -> Table:
-    """Variants x targets in the primary measure; without targets measures x variants, and a difference for each."""
-    return _by_target(table) if table.targets else _by_measure(table)
+    """Variants x targets in the primary measure; without targets measures x variants, and a difference for each.
+
+    Of many variants, variants x measures, and the difference in the primary one.
+    """
+    if table.targets:
+        return _by_target(table)
+    return _by_variant(table) if len(table.shown) > MOST_COLUMNS else _by_measure(table)
 
 
 def _by_target(table: Comparison) -> Table:
@@ -48,6 +54,21 @@ def _by_target(table: Comparison) -> Table:
         for row in rows:
             held = row.head == table.reference
             row.cells.append("the reference" if held else table.difference(measure, row.head))
+    return Table(header, rows)
+
+
+def _by_variant(table: Comparison) -> Table:
+    measures = [table.primary, *(measure for measure in table.measures if measure is not table.primary)]
+    same = len({measure.unit for measure in measures}) == 1
+    names = [(measure.label if same else measure.title) + _hint(measure) for measure in measures]
+    header = [measures[0].unit if same else "", names[0], "difference [95 % interval]", *names[1:]]
+    digits = max(map(table.digits, measures))
+    rows = []
+    for variant in table.shown:
+        first, *rest = (table.cell(measure, variant) for measure in measures)
+        held = variant == table.reference
+        difference = "the reference" if held else table.difference(measures[0], variant)
+        rows.append(Row(variant, [first, difference, *rest], digits))
     return Table(header, rows)
 
 

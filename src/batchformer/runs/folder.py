@@ -58,6 +58,11 @@ class RunFolder:
         return self.path / "result.json"
 
     @property
+    def classes(self) -> Path:
+        """What `failures` of the result says about each class, as CSV."""
+        return self.path / "classes.csv"
+
+    @property
     def started(self) -> bool:
         return self.path.is_dir() and any(not inside.name.startswith((_STAGES, LOCK)) for inside in self.path.iterdir())
 
@@ -97,9 +102,16 @@ class RunFolder:
             raise UserError(
                 f"{self.path} does not look like a run folder, so it is not overwritten; choose another --out."
             )
-        for part in ("checkpoints", "tensorboard", "wandb", "grad_cam", "mistakes"):
+        for part in ("checkpoints", "tensorboard", "wandb", "grad_cam", "mistakes", "failures"):
             shutil.rmtree(self.path / part, ignore_errors=True)
-        for file in (self.result, self.metrics, self.config, *self.path.glob("*.png"), *self.path.glob("*.svg")):
+        for file in (
+            self.result,
+            self.metrics,
+            self.config,
+            self.classes,
+            *self.path.glob("*.png"),
+            *self.path.glob("*.svg"),
+        ):
             file.unlink(missing_ok=True)
         remove_stale_temporaries(self.path)
 

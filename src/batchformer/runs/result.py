@@ -52,6 +52,7 @@ def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: d
         "class_counts": [int(count) for count in info.get("class_counts", ())],
         "class_names": [str(name) for name in info.get("classes", ())],
         "sections": task.sections(),
+        "main_picture": dict(task.main_picture),
         "lengthened": recorder.lengthened,
     }
     told = ("fingerprint", "train_images", "test_images", "evaluate_on")
@@ -82,7 +83,8 @@ def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: d
 def add_analyses(result: dict[str, Any], task: Any, data: Any, trainer: Any) -> None:
     """Run the task's analyses and add what they find; one that cannot be measured is left out with a warning.
 
-    `sections` of an analysis come after those that the task has itself.
+    `sections` of an analysis come after those that the task has itself; `measured` are (measure, value) that the
+    evaluations along the training do not have.
     """
     from batchformer.analysis.after_training import ANALYSES
 
@@ -93,7 +95,9 @@ def add_analyses(result: dict[str, Any], task: Any, data: Any, trainer: Any) -> 
         except UserError as obstacle:
             warnings.warn(f"an analysis after this run is left out: {obstacle}", UserWarning, stacklevel=1)
             continue
-        sections = found.pop("sections", [])
+        sections, measured = found.pop("sections", []), found.pop("measured", [])
         result.update(found)
+        result["measures"] = [*result["measures"], *(measure.as_dict() for measure, _ in measured)]
+        result["metrics"] = {**result["metrics"], **{measure.key: value for measure, value in measured}}
         if sections:
             result["sections"] = [*result.get("sections", []), *sections]

@@ -12,6 +12,7 @@ import yaml
 
 from batchformer.errors import BadSample, NonFiniteLoss, UserError
 from batchformer.files import write_json, write_text
+from batchformer.report.failures import failures_csv
 from batchformer.runs.checkpoints import LastCheckpoint, choosing_callbacks
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.loggers import close_loggers, make_loggers
@@ -168,9 +169,10 @@ def _train(
         result["command"] = command
     if trainer.is_global_zero:
         if analysis:
-            add_analyses(
-                result, as_one_process_has_it(task, folder.best if chosen else folder.checkpoint), data, trainer
-            )
+            whole = as_one_process_has_it(task, folder.best if chosen else folder.checkpoint)
+            add_analyses(result, whole, data, trainer)
+            if classes := failures_csv(result):
+                write_text(folder.classes, classes)
         write_json(folder.result, result)
     trainer.strategy.barrier("result.json")
     return result

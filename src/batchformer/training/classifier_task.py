@@ -2,7 +2,7 @@
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +36,12 @@ class ClassifierTask(NetworkTask):
     predict_options: ClassVar[Mapping[str, str]] = {
         "topk": "how many classes of each image are written",
         "strict": "stop at the first image that cannot be read",
+        "calibrated": "probabilities of logits divided by the temperature of the run",
     }
+    #: logits are divided by it before they become probabilities: 1 unless calibrated scores were asked for
+    temperature: float = 1.0
+
+    analyses: Sequence[Any] = ("class_failures",)
 
     criterion: nn.Module
     metrics: nn.ModuleDict
@@ -104,9 +109,22 @@ class ClassifierTask(NetworkTask):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "batch classes"]:
         images = batch if isinstance(batch, Tensor) else as_batch(batch)["images"]
-        return self.test_logits(images).softmax(1)
+        return (self.test_logits(images) / self.temperature).softmax(1)
 
     # ---- commands
+
+    def calibrate(self, net: nn.Module, temperature: float) -> None:
+        """Divide the weights of the classifier, and so all logits, by the temperature, in place."""
+        layers = [net.get_submodule(path) for path in bf.find_classifiers(net)]
+        if self.normed_classifier or not layers or not all(type(layer) is nn.Linear for layer in layers):
+            raise UserError(
+                f"the logits of this {self.backbone} are not those of a linear classifier, so no temperature can be "
+                "put into its weights: leave --calibrated out, and divide its logits by the temperature in result.json."
+            )
+        with torch.no_grad():
+            for layer in layers:
+                for parameter in layer.parameters(recurse=False):
+                    parameter /= temperature
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:
         if self.backbone in NOT_STOCK:

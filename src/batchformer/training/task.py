@@ -58,6 +58,8 @@ class Task(L.LightningModule):
 
     #: the metrics of a run; a result holds those that `results` returned
     measures: Sequence[Measure] = ()
+    #: the picture of the page's first screen, see `report.first_screen`; empty: chosen by the measures
+    main_picture: ClassVar[Mapping[str, Any]] = {}
     #: what is measured after training for result.json: names in `batchformer.analysis.ANALYSES`, or functions
     analyses: Sequence[str | Analysis] = ()
     #: base class of the data modules that a recipe of this task may name

@@ -214,6 +214,14 @@ class DataModule(L.LightningDataModule):
         self.setup()
         return self.make_loader(name, training=False)
 
+    def undivided_loader(self, name: str) -> EpochLoader:
+        """The same for one process alone: all samples, also where several processes share an evaluation."""
+        self._own_order = {"rank": 0, "world": 1}
+        try:
+            return self.evaluation_loader(name)
+        finally:
+            self._own_order = {}
+
     def test_dataloader(self) -> EpochLoader | list[EpochLoader]:
         return self.val_dataloader()
 

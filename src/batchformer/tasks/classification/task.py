@@ -1,7 +1,7 @@
 """Image classification with DeiT's recipe, with or without BatchFormer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,7 @@ class Classification(ClassifierTask):
     """
 
     measures = CLASSIFICATION
+    main_picture: ClassVar[Mapping[str, Any]] = {"curve": "top1"}
     checkpoint_key_of_0_1 = "classification"
 
     def __init__(
@@ -78,7 +79,7 @@ class Classification(ClassifierTask):
             raise UserError(f"model.ema={ema} must be 0 or more and less than 1; null switches it off.")
         self.label_smoothing, self.ema_decay = label_smoothing, ema
         # the paper's gradient influence is defined where the module stands before the classifier
-        self.analyses = ["stream_health" if batchformer.inside else "gradient_influence", *self.analyses]
+        self.analyses = [*self.analyses, "stream_health" if batchformer.inside else "gradient_influence"]
         self.save_hyperparameters(plain_values(locals()))
         self._rules: dict[str, Rule] = {}
         self._mixing: Mixing | None = None

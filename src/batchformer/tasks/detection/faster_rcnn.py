@@ -1,9 +1,9 @@
 """Detection with Faster R-CNN from pre-trained weights: the transfer experiment of MoCo."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ class RegionDetection(Detection):
     """
 
     measures = VOC
+    main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["voc_ap", "voc_ap50", "voc_ap75"]}
 
     def __init__(
         self,

@@ -48,6 +48,10 @@ class PanopticMetrics:
         named = {name: quality[name] for name in PQ_NAMES} | {name: things[name] for name in THINGS_NAMES}
         return {**named, "per_class": quality["per_class"][:, 0]}
 
+    @property
+    def class_scores(self) -> dict[str, Any]:
+        return self.quality.class_scores
+
     def reset(self) -> None:
         self.quality.reset()
         self.things.reset()
@@ -72,6 +76,7 @@ class Panoptic(Detection):
     """
 
     measures = PANOPTIC
+    main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["pq", "sq", "rq", "pq_things", "pq_stuff"]}
     checkpoint_key_of_0_1 = "panoptic"
     data_class: ClassVar[type] = CocoPanoptic
     predict_options: ClassVar[Mapping[str, str]] = {

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -63,6 +63,8 @@ class Detection(NetworkTask):
     """
 
     measures = DETECTION
+    main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"]}
+    analyses: Sequence[Any] = ("box_failures",)
     checkpoint_key_of_0_1 = "detection"
     data_class: ClassVar[type] = DetectionData
     predict_options: ClassVar[Mapping[str, str]] = {
@@ -95,6 +97,7 @@ class Detection(NetworkTask):
         self.evaluate_with_batch = evaluate_with_batch and method == "batchformer"
         self.optimizer_options = optimizer = as_options(DetectorOptimizerOptions, optimizer)
         self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
+        self.class_scores: dict[str, Any] = {}  # of the last evaluation: columns of the table of classes
         self.metrics: dict[str, Any] = {}
         self.batch_metrics: dict[str, Any] = {}
         self.save_hyperparameters(plain_values(locals()))
@@ -254,6 +257,7 @@ class Detection(NetworkTask):
             values = {f"{key}_batch": value for key, value in self.compute_metrics(self.batch_metrics[name]).items()}
             self.batch_metrics[name].reset()
         values = {**self.compute_metrics(self.metrics[name]), **values}
+        self.class_scores = self.metrics[name].class_scores
         self.metrics[name].reset()
         return values
 
@@ -264,6 +268,16 @@ class Detection(NetworkTask):
 
     def _sizes(self, batch: Batch) -> Tensor:
         return torch.stack([label["orig_size"] for label in batch["labels"]])
+
+    # ---- checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["task"]["class_scores"] = dict(self.class_scores)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.class_scores = dict(checkpoint["task"].get("class_scores", {}))
 
     # ---- commands
 

@@ -40,7 +40,7 @@ class DomainGeneralization(DomainTask):
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
-    analyses = ("gradient_influence", "domain_planes")
+    analyses = ("class_failures", "gradient_influence", "domain_planes")
     penalty_weight: Tensor
 
     def __init__(

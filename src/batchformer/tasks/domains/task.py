@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,8 @@ class DomainTask(ClassifierTask):
     """
 
     measures: Sequence[Measure] = DOMAINS
-    analyses: Sequence[Any] = ("domain_planes",)
+    main_picture: ClassVar[Mapping[str, Any]] = {"targets": True}
+    analyses: Sequence[Any] = ("class_failures", "domain_planes")
     valley_set = SOURCE
 
     def __init__(

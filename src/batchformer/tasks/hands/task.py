@@ -114,6 +114,7 @@ class HandMesh(NetworkTask):
     """
 
     measures = HANDS
+    main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["pa_mpvpe", "pa_mpjpe"]}
     analyses = ("hand_meshes",)
     data_class: ClassVar[type] = HandData
     predict_options: ClassVar[Mapping[str, str]] = {"strict": "stop at the first image that cannot be read"}

@@ -1,7 +1,7 @@
 """Long-tailed recognition: one backbone, one loss for imbalanced classes, with or without BatchFormer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -74,7 +74,8 @@ class LongTailed(ClassifierTask):
     """
 
     measures: Sequence[Measure] = LONG_TAILED
-    analyses = ("gradient_influence", "grad_cam")
+    main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["accuracy", "many", "medium", "few"]}
+    analyses = ("class_failures", "gradient_influence", "grad_cam")
     checkpoint_key_of_0_1 = "long_tailed"
 
     def __init__(

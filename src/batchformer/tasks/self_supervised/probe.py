@@ -1,7 +1,8 @@
 """Linear evaluation: a linear classifier on a frozen backbone, by the protocols of MoCo-v2, MoCo-v3 and MAE."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -63,6 +64,7 @@ class LinearProbe(ClassifierTask):
     """
 
     measures = CLASSIFICATION
+    main_picture: ClassVar[Mapping[str, Any]] = {"curve": "top1"}
 
     def __init__(
         self,

@@ -63,6 +63,7 @@ class Pretraining(NetworkTask):
     """
 
     measures: Sequence[Measure] = SELF_SUPERVISED
+    main_picture: ClassVar[Mapping[str, Any]] = {"curve": "knn"}
     data_class: ClassVar[type] = ClassificationData
 
     def __init__(

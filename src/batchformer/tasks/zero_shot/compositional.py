@@ -28,7 +28,7 @@ from batchformer.models.compositional import (
     feature_width,
 )
 from batchformer.tasks.zero_shot.compositional_options import NEEDS_WORDS, PairMethodOptions, PairOptimizerOptions
-from batchformer.tasks.zero_shot.compositional_page import pair_name, sections_of, summary_of
+from batchformer.tasks.zero_shot.compositional_page import CURVE, pair_name, sections_of, summary_of
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.fixed_features import fixed_features
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
@@ -63,6 +63,7 @@ class CompositionalZeroShot(ClassifierTask):
     """
 
     measures: Sequence[Measure] = COMPOSITIONAL
+    main_picture: ClassVar[Mapping[str, Any]] = {"section": CURVE}
     analyses = ("mistakes",)
     data_class: ClassVar[type] = CompositionalData
     bias: Float[Tensor, ""]

@@ -9,6 +9,7 @@ import numpy as np
 from batchformer.data.info import DataInfo
 from batchformer.metrics.compositional import Outcome
 
+CURVE = "Seen against unseen pairs"
 PICTURES = "mistakes"  # folder in the run folder
 _UNSEEN = np.linspace(0, 100, 51)  # unseen accuracies that the curve is drawn at
 _CONFUSIONS = 12
@@ -58,7 +59,7 @@ def _curve(shown: Mapping[str, Any]) -> dict[str, Any]:
         "ylabel": "accuracy on seen pairs, %",
         "together": True,
     }
-    return {"title": "Seen against unseen pairs", "text": text, "series": series}
+    return {"title": CURVE, "text": text, "series": series}
 
 
 def _grid(data: DataInfo, shown: Mapping[str, Any], accuracies: Sequence[float]) -> dict[str, Any]:

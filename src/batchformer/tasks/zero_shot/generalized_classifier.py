@@ -31,6 +31,7 @@ class SeenAndUnseen(Task):
     """
 
     measures = GENERALIZED
+    main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["unseen", "seen", "harmonic"]}
     data_class: ClassVar[type] = AttributeData
     attributes: Tensor
     seen: Tensor

@@ -1,0 +1,132 @@
+"""What a classifier gets wrong: the entry `failures` of result.json, and a picture of the worst mistakes.
+
+The entry is the same for every task; the page and the terminal read nothing else: `columns` (name -> a number or None
+for each class), `worst_by` (the column that classes are sorted by), `evaluated` (how many images of which set), and
+where there are any `confusions` ([class, class it was taken for, images]), `matrix`, `calibration`, `note` and
+`pictures`, a folder inside the run folder. A task lists "class_failures" or "box_failures" in its `analyses`, or a
+function of its own that returns such an entry.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchformer.analysis.drawing import to_pictures, write_index
+from batchformer.analysis.mistakes import draw_mistakes
+from batchformer.analysis.pictures import MOST_SHOWN, draw_grad_cam
+from batchformer.analysis.rare_images import answered
+from batchformer.attach.contexts import keep_modes
+from batchformer.data.loading.epoch_loader import as_batch
+from batchformer.errors import UserError
+from batchformer.metrics.class_report import Calibration, calibration, class_report, rounded, worst_mistakes
+from batchformer.metrics.measures import CLASS_SCORES, Measure
+
+FOLDER = "failures"  # of the pictures in a run folder
+_ANSWER = "what speaks for the answer"
+
+
+def class_failures(task: Any, data: Any, trainer: Any, folder: Path | None = None) -> dict[str, Any]:
+    """Precision, recall and F1 of each class, confusions, calibration; with a `folder` also the worst mistakes.
+
+    The whole first evaluation set is read by this process, with the weights after the last step.
+    """
+    name = task.evaluation_sets[0]
+    logits, labels = _evaluated(task, data, trainer, name)
+    if not len(labels) or logits.ndim != 2 or labels.ndim != 1:
+        return {}
+    said, names = logits.argmax(1), [str(each) for each in task.data_info.classes]
+    report = class_report(said, labels, len(names))
+    other = None
+    if (held_out := getattr(data, "holdout_set", None)) in task.evaluation_sets[1:]:  # which results are not about
+        other = (*_evaluated(task, data, trainer, held_out), held_out)
+    trusted = calibration(logits, labels, other)
+    found: dict[str, Any] = {
+        "evaluated": {"set": name, "images": len(labels)},
+        "columns": {
+            "images": report.images,
+            "precision": rounded(report.precision),
+            "recall": rounded(report.recall),
+            "F1": rounded(report.f1),
+        },
+        "worst_by": "F1",
+        "confusions": report.confusions,
+        "calibration": {key: value for key, value in asdict(trusted).items() if value is not None},
+    }
+    if report.matrix:
+        found["matrix"] = report.matrix
+    wrong = worst_mistakes(logits, labels, MOST_SHOWN)
+    if folder is not None and wrong and _draw_mistakes(folder, task, data, np.array(wrong), logits[wrong]):
+        found["pictures"] = FOLDER
+    return {"failures": found, "measured": _measured(report, trusted)}
+
+
+def _measured(report: Any, trusted: Calibration) -> list[tuple[Measure, float]]:
+    values = {
+        "balanced_accuracy": report.balanced_accuracy,
+        "macro_f1": report.macro_f1,
+        "ece": trusted.ece,
+        "ece_scaled": trusted.ece_scaled,
+    }
+    return [(measure, value) for measure in CLASS_SCORES if (value := values[measure.key]) is not None]
+
+
+def _evaluated(task: Any, data: Any, trainer: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Logits and labels of a whole evaluation set, as the evaluation computes them; on the CPU."""
+    place = task.evaluation_sets.index(name)
+    device, precision = trainer.strategy.root_device, trainer.strategy.precision_plugin
+    logits: list[Tensor] = []
+    labels: list[Tensor] = []
+    with keep_modes(task.to(device)), torch.inference_mode():
+        task.eval()
+        for batch in _batches(data, trainer, place, name):
+            batch = as_batch(trainer.strategy.batch_to_device(precision.convert_input(batch), dataloader_idx=place))
+            with precision.val_step_context():
+                logits.append(task.test_logits(batch["images"]).float().cpu())
+            labels.append(batch["labels"].cpu())
+    if not labels:
+        return torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
+    return torch.cat(logits), torch.cat(labels)
+
+
+def _batches(data: Any, trainer: Any, place: int, name: str) -> Iterator[Any]:
+    """As many batches as the evaluation takes, of all images, also where several processes share them."""
+    if hasattr(data, "undivided_loader"):
+        loader = data.undivided_loader(name)
+    else:
+        loaders = data.val_dataloader()
+        loader = loaders[place] if isinstance(loaders, list | tuple) else loaders
+    limit = trainer.limit_val_batches
+    if limit == 1.0 and isinstance(limit, float):
+        return iter(loader)
+    most = int(limit) if isinstance(limit, int) else int(len(loader) * limit)
+    return islice(loader, most)
+
+
+def _draw_mistakes(folder: Path, task: Any, data: Any, wrong: np.ndarray, logits: Tensor) -> bool:
+    """The images with what they are and what was said; with Grad-CAM for that, where the network has maps."""
+    loader = data.undivided_loader(data.evaluation_sets[0]) if hasattr(data, "undivided_loader") else None
+    if not hasattr(loader, "batch_of") or not hasattr(data, "mean"):
+        return False
+    batch = loader.batch_of(wrong)
+    if "images" not in batch or batch["images"].ndim != 4:
+        return False  # of features that were computed before
+    names = [str(name) for name in task.data_info.classes]
+    classes = [names[label] for label in batch["labels"].tolist()]
+    sure = logits.softmax(1).amax(1).tolist()
+    said = [f"{names[label]} {p:.0%}" for label, p in zip(logits.argmax(1).tolist(), sure, strict=True)]
+    pictures = to_pictures(batch["images"], data.mean, data.std)
+    caption = "The wrong answers given with the highest probability, at most two of the same confusion."
+    try:
+        maps, layer = answered(task, batch["images"], logits.argmax(1))
+        sheet = draw_grad_cam({_ANSWER: maps}, pictures, classes, {_ANSWER: said})
+        caption += f" Above: what it is. Below: what was said, and bright what speaks for that, at {layer} (Grad-CAM)."
+    except UserError:
+        sheet = draw_mistakes(list(zip(pictures, said, classes, strict=True)))
+    write_index(folder, [("mistakes.png", sheet, "The worst mistakes", caption)], keep=False)
+    return True
