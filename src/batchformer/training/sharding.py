@@ -14,7 +14,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 
 from batchformer.training.weights import read_checkpoint
 
-STEPS = ("training_step", "validation_step", "test_step")
+# Before these are called the parameters are gathered; features may be computed before the first batch of an evaluation.
+STEPS = ("training_step", "validation_step", "test_step", "on_validation_epoch_start", "on_test_epoch_start")
 
 
 class ShardedStrategy(ModelParallelStrategy):
