@@ -1,4 +1,4 @@
-.PHONY: install demo test test-slow test-all test-gpu test-oldest lint docs dist lock results clean
+.PHONY: install demo test test-slow test-all test-gpu test-oldest reliability lint docs dist lock results clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -44,6 +44,10 @@ test-gpu:
 	@begin=$$(date +%s); code=0; \
 	PYTHONPATH=src:$$PYTHONPATH $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m benchmarks.gpu_tests || code=1; \
 	$(call TOOK,10); exit $$code
+
+# Kills, full disks, damaged and hostile files, memory: half an hour or more; writes docs/reliability.md.
+reliability: install
+	$(BIN)/python -m benchmarks.reliability
 
 # The lowest versions that pyproject.toml allows, in an environment of their own; the library's tests and one training.
 OLDEST := build/oldest

@@ -3,10 +3,10 @@
     python -m benchmarks.check_rate IMAGES [--rounds 7] [--threads N] [--limit 2000] [--out benchmarks/results]
 
 `IMAGES` are folders of image files. Pillow's rate is that of `Image.open(file).load()` and nothing else; the check
-reads and decodes each file once, and takes size, mode, orientation and checksums of some pixels from it (files that agree
-in these are read again, which is not timed). Both run in as many threads, in turn, with the files in the page cache, and
-the shortest round of each counts, by the clock and by processor time: that is the one to compare on a machine that
-others use too.
+reads and decodes each file once, and takes size, mode, orientation and checksums of some pixels from it (files that
+agree in these are read again, which is not timed). Both run in as many threads, in turn, with the files in the page
+cache, and the shortest round of each counts, by the clock and by processor time: that is the one to compare on a
+machine that others use too.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ REFERENCE: dict[str, tuple[str, list[str]]] = {
     "parallel": ("parallel: several processes", ["batchformer.parallel"]),
     "losses": ("losses", ["batchformer.losses"]),
     "metrics": ("metrics", ["batchformer.metrics"]),
-    "models": ("models", ["batchformer.models"]),
+    "models": ("models", ["batchformer.models -DETECTORS"]),
     "data": ("data: data sets", ["batchformer.data"]),
     "training": ("training: the contract of a task",
                  [f"batchformer.training.{name}" for name in ("task", "network_task", "classifier_task", "options",

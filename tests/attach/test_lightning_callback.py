@@ -85,3 +85,19 @@ def test_the_callback_attaches_for_fit_and_leaves_the_plain_model() -> None:
     assert callback.attachment is not None
     trained = sum(p.grad is not None for p in callback.attachment.parameters())
     assert trained == len(list(callback.attachment.parameters()))
+
+
+def test_an_error_in_training_leaves_the_plain_model_too(tmp_path: Path) -> None:
+    class Failing(Task):
+        def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+            super().training_step(batch, index)
+            raise RuntimeError("failed")
+
+    task = Failing()
+    keys = list(task.state_dict())
+    with pytest.raises(RuntimeError, match="failed"):
+        attaching(tmp_path, 1).fit(task, images())
+    assert task.rows == [8]
+    assert list(task.state_dict()) == keys
+    assert bf.attachment_of(task) is None
+    assert "on_save_checkpoint" not in vars(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 
@@ -250,3 +251,9 @@ def test_the_miniature_of_xlsa17_has_the_layout_of_the_release(mat):
     assert split["att"].shape == (6, 11)
     assert split["trainval_loc"].min() == 1
     assert split["allclasses_names"][0, 0].tolist() == ["001.class"]
+
+
+def test_a_mat_file_of_other_bytes_is_refused(mat):
+    (mat / "CUB" / "res101.mat").write_bytes(pickle.dumps(print))
+    with pytest.raises(UserError, match=r"res101\.mat cannot be read as a MATLAB file"):
+        read(mat, dataset="CUB")

@@ -148,3 +148,22 @@ def test_photos_of_phones_are_read_where_the_plug_in_is_installed(monkeypatch):
     assert registered
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     assert ".heic" not in _readable_endings()
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="needs Pillow with AVIF")
+@pytest.mark.filterwarnings("ignore")
+def test_an_image_with_random_bytes_is_read_or_refused(tmp_path):
+    whole = picture(tmp_path / "a.avif").read_bytes()
+    outcomes = Counter()
+    for seed in range(60):
+        generator = np.random.default_rng(seed)
+        content = bytearray(whole)
+        for place in generator.integers(0, len(whole), 5):
+            content[place] = generator.integers(256)
+        (tmp_path / "b.avif").write_bytes(content)
+        try:
+            open_image(tmp_path / "b.avif")
+            outcomes["read"] += 1
+        except UserError as refused:
+            outcomes[type(refused.__cause__).__name__] += 1
+    assert set(outcomes) - {"read", "UnidentifiedImageError"}  # among them errors of the decoder

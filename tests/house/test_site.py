@@ -52,7 +52,7 @@ def test_the_list_of_examples_and_that_of_the_reference_are_whole(settings):
     examples, reference = (
         (REPOSITORY / "docs" / f"{name}.md").read_text("utf-8") for name in ("examples", "reference")
     )
-    scripts = [script.name for script in (REPOSITORY / "examples").glob("*.py")]
+    scripts = [script.name for script in (REPOSITORY / "examples").glob("*.*")]
     assert [name for name in scripts if f"(../examples/{name})" not in examples] == []
     assert [name for name in settings["REFERENCE"] if f"| [`{name}`](../src/batchformer/" not in reference] == []
 

@@ -140,8 +140,9 @@ def test_metadata_gives_ranges_licence_and_the_extra(wheel):
     assert set(metadata["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
     assert metadata["License-Expression"] == "Apache-2.0"
     needs = metadata.get_all("Requires-Dist") or []
-    (torch,) = (need for need in needs if need.startswith("torch<") or need.startswith("torch>"))
+    torch, on_newest_python = (need for need in needs if need.startswith(("torch<", "torch>")))
     assert set(torch.removeprefix("torch").split(",")) == {">=2.11", "<2.14"}
+    assert on_newest_python.replace('"', "'") == "torch>=2.12; python_version >= '3.13'"
     always = {need.split("<")[0].split(">")[0].split("[")[0] for need in needs if "extra ==" not in need}
     assert always == {"torch", "jaxtyping"}
     assert {"train", "dev"} <= set(metadata.get_all("Provides-Extra") or [])

@@ -73,7 +73,7 @@ def attention_over_batch(
         head: one head instead of the mean.
         inputs: further inputs of the model, by name.
     """
-    seen = record_inference(model, images, place, layer, **inputs)
+    seen = record_inference(model, images, place, layer, level=None, **inputs)
     if head is not None and not 0 <= whole_number("head", head) < seen.attention.heads:
         raise UserError(f"head={head}: there are {seen.attention.heads}, counted from 0.")
     with torch.no_grad():

@@ -43,6 +43,7 @@ _KINDS = {
         "TwoStageDeformableDetr", {**_DEFORMABLE, "with_box_refine": True, "two_stage": True}
     ),
 }
+#: the names that `create_detector` takes
 DETECTORS = tuple(_KINDS)
 
 

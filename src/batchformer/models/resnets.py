@@ -88,18 +88,22 @@ class CifarResNet(nn.Module):
 
 
 def resnet20(num_classes: int = 10, **arguments: Any) -> CifarResNet:
+    """The ResNet-20 of CIFAR: 3 blocks in each stage."""
     return CifarResNet(3, num_classes, **arguments)
 
 
 def resnet32(num_classes: int = 10, **arguments: Any) -> CifarResNet:
+    """The ResNet-32 of CIFAR: 5 blocks in each stage."""
     return CifarResNet(5, num_classes, **arguments)
 
 
 def resnet44(num_classes: int = 10, **arguments: Any) -> CifarResNet:
+    """The ResNet-44 of CIFAR: 7 blocks in each stage."""
     return CifarResNet(7, num_classes, **arguments)
 
 
 def resnet56(num_classes: int = 10, **arguments: Any) -> CifarResNet:
+    """The ResNet-56 of CIFAR: 9 blocks in each stage."""
     return CifarResNet(9, num_classes, **arguments)
 
 

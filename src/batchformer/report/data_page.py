@@ -34,7 +34,7 @@ def _numbers(check: Mapping[str, Any]) -> str:
     rows += [("channels", ", ".join(f"{mode}: {count:,}" for mode, count in check["modes"].items()))]
     rows += [(f"smaller than image_size ({size})", f"{check['smaller']:,}")] if size else []
     rows += [("rotated by their EXIF orientation", f"{check['turned']:,}")] if check["turned"] else []
-    return f'<div class="card">{plain_table(["", ""], rows)}</div>'
+    return f'<div class="card"><dl>{"".join(f"<dt>{escape(n)}</dt><dd>{escape(v)}</dd>" for n, v in rows)}</dl></div>'
 
 
 def _finding(title: str, error: bool, remedy: str, lines: Sequence[str]) -> str:
@@ -47,7 +47,7 @@ def _finding(title: str, error: bool, remedy: str, lines: Sequence[str]) -> str:
 
 
 def _lines(lines: Sequence[str]) -> str:
-    return f"<pre>{escape(chr(10).join(lines))}</pre>"
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
 def _classes(counts: Mapping[str, int]) -> str:

@@ -28,6 +28,7 @@ from batchformer.runs.trainer import (
     refuse_to_train_nothing,
     say_what_devices_mean,
 )
+from batchformer.training.sharding import as_one_process_has_it, load_whole
 from batchformer.training.weights import read_checkpoint
 
 
@@ -168,7 +169,8 @@ def _train(
         result["command"] = command
     if trainer.is_global_zero:
         if analysis:
-            add_analyses(result, task, data, trainer)
+            whole = as_one_process_has_it(task, folder.best if chosen else folder.checkpoint)
+            add_analyses(result, whole, data, trainer)
             if classes := failures_csv(result):
                 write_text(folder.classes, classes)
         write_json(folder.result, result)
@@ -182,7 +184,7 @@ def _take_best(run: Prepared) -> dict[str, Any]:
     history = list(recorder.history)
     saved = read_checkpoint(run.folder.best)
     task.on_load_checkpoint(saved)
-    task.load_state_dict(saved["state_dict"])
+    load_whole(task, saved["state_dict"])
     with interrupts_as_they_are(run.trainer):
         run.trainer.validate(task, datamodule=run.data, verbose=False)
     metrics = recorder.metrics

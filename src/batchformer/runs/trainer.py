@@ -18,6 +18,7 @@ from batchformer.errors import UserError, interruption
 from batchformer.runs.checkpoints import AtomicCheckpointIO
 from batchformer.runs.folder import RunFolder
 from batchformer.runs.progress import ProgressLine, RunProgress
+from batchformer.training.sharding import ShardedStrategy
 
 _NEEDS_OTHER_HARDWARE = ("backend found", "not available", "can not run on your system", "torch_xla")
 _PROCESSES_PER_CORE = 4  # room for tests of several processes on a small machine
@@ -49,6 +50,8 @@ def make_trainer(
     if isinstance(strategy, str) and strategy.endswith(_RETURN_NOTHING):
         # Lightning copies into such processes what cannot be copied, and brings back the weights but no history.
         raise UserError(f"trainer.strategy {strategy} keeps the numbers of a run in its processes: use ddp.")
+    if strategy == "fsdp":  # Lightning's own of that name is for GPUs alone and knows no checkpoint IO
+        keywords["strategy"] = ShardedStrategy()
     try:
         trainer = L.Trainer(**keywords)
     except (MisconfigurationException, ValueError, TypeError, RuntimeError, ModuleNotFoundError) as problem:

@@ -20,6 +20,7 @@ from batchformer.training.captured_step import CapturedStep, align_step_counts, 
 from batchformer.training.meter import Meter
 from batchformer.training.optimizers import set_lr
 from batchformer.training.reseed import reseed
+from batchformer.training.sharding import shard
 
 CHECK_EVERY = 50  # steps between checks that the loss is finite, where a check synchronises with the device
 Analysis = Callable[["Task", Any, L.Trainer], dict[str, Any]]
@@ -211,16 +212,18 @@ class Task(L.LightningModule):
         self.restored, self.cuda_graph = True, False
 
     def configure_model(self) -> None:
-        if self.built or self._trainer is None:  # without a trainer a checkpoint is being loaded, which builds
+        if self._trainer is None:  # without a trainer a checkpoint is being loaded, which builds
             return
         data = getattr(self.trainer, "datamodule", None)
-        if data is not None:
+        if not self.built and data is not None:
             self.construct(data)
-        elif self.trainer.training:
+        elif not self.built and self.trainer.training:
             raise UserError(
                 f"{type(self).__name__} does not know its data: give the trainer a data module, or call "
                 "task.construct(data) before."
             )
+        if self.device_mesh is not None:
+            shard(self, self.device_mesh)
 
     def setup(self, stage: str) -> None:
         if stage != "fit":

@@ -55,7 +55,6 @@ def _read_csv(file: Path) -> tuple[np.ndarray, list[str]]:
 
 def read_mat(file: Path) -> dict[str, np.ndarray]:
     from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
 
     if not file.is_file():
         raise UserError(f"there is no file {file}: `batchformer data` shows the layout.")
@@ -66,7 +65,7 @@ def read_mat(file: Path) -> dict[str, np.ndarray]:
             f"{file} is a MATLAB file of version 7.3 (HDF5), which is not read: save it in MATLAB with "
             f"save(..., '-v7'), or as npz with {_WANTED}."
         ) from problem
-    except (OSError, ValueError, TypeError, MatReadError) as problem:
+    except Exception as problem:  # of other bytes its reader raises whatever it comes across
         raise UserError(f"{file} cannot be read as a MATLAB file ({' '.join(str(problem).split())}).") from problem
 
 

@@ -24,7 +24,7 @@ _COLUMNS = ("path", "mesh", "error")
 
 
 def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: Any, **options: str) -> str:
-    """`NAME.png`, `NAME.obj` and `NAME.glb` in the folder `out` for each image, `predictions.csv` and `pred.zip` for all."""
+    """In the folder `out`: NAME.png, .obj and .glb for each image; predictions.csv and pred.zip for all of them."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: name a folder for the predictions with --out.")
     table, names = out / "predictions.csv", output_names(images)

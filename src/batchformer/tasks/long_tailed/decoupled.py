@@ -19,6 +19,7 @@ from batchformer.attach.insertion import InstanceForward
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader, as_batch
 from batchformer.errors import UserError
+from batchformer.hub import PRETRAINED
 from batchformer.tasks.long_tailed.algorithm import Algorithm, Sampling, accuracy_of_plain_rows
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
@@ -123,11 +124,12 @@ class ClassifierStage(Algorithm):
         return task.net.get_submodule(self.path)  # type: ignore[return-value]
 
     def check_data(self, task: "LongTailed", data: Any) -> None:
-        if not self.is_frozen(task) or task.restored or task.init_from:
+        sources = set(task.init_from.values())
+        if not self.is_frozen(task) or task.restored or sources - {PRETRAINED}:
             return
-        if self.new_classifier and task.backbone_args.get("pretrained"):
+        if self.new_classifier and (PRETRAINED in sources or task.backbone_args.get("pretrained")):
             return
-        pretrained = " or --model.backbone_args.pretrained true" if self.new_classifier else ""
+        pretrained = " or --init-from pretrained" if self.new_classifier else ""
         raise UserError(
             f"model.algorithm {self.name_in(task)} works on the features of a trained network, and this one is not "
             f"trained: give it with --init-from RUN{pretrained}."

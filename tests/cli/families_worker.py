@@ -1,0 +1,37 @@
+"""What torchrun starts in each process: one short training of every family, one after the other.
+
+    torchrun ... families_worker.py SETTINGS FOLDER
+
+SETTINGS is a JSON file: family -> arguments of `batchformer`. For each family a process writes into FOLDER its exit
+code and how many numbers of the parameters its optimizers held.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from batchformer.cli import main
+
+held: dict[int, tuple[int, int]] = {}  # parameter -> its numbers here, and in all processes
+
+
+def count(optimizer, args, kwargs):
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            here = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            held[id(parameter)] = here.numel(), parameter.numel()
+
+
+if __name__ == "__main__":
+    register_optimizer_step_pre_hook(count)
+    settings, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    for family, arguments in json.loads(settings.read_text()).items():
+        held.clear()
+        code = main(arguments)
+        numbers = [sum(column) for column in zip(*held.values(), strict=True)] or [0, 0]
+        ended = {"code": code, "here": numbers[0], "all": numbers[1]}
+        (folder / f"{family}-{os.environ['RANK']}.json").write_text(json.dumps(ended))
