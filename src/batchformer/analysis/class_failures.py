@@ -38,9 +38,10 @@ def class_failures(task: Any, data: Any, trainer: Any, folder: Path | None = Non
     """
     name = task.evaluation_sets[0]
     logits, labels = _evaluated(task, data, trainer, name)
-    if not len(labels) or logits.ndim != 2 or labels.ndim != 1:
-        return {}
-    said, names = logits.argmax(1), [str(each) for each in task.data_info.classes]
+    names = [str(each) for each in task.data_info.get("classes", ())]
+    if not len(labels) or labels.ndim != 1 or logits.shape != (len(labels), len(names)):
+        return {}  # not evaluated, or no classifier with one label an image
+    said = logits.argmax(1)
     report = class_report(said, labels, len(names))
     other = None
     if (held_out := getattr(data, "holdout_set", None)) in task.evaluation_sets[1:]:  # which results are not about
@@ -82,10 +83,12 @@ def _evaluated(task: Any, data: Any, trainer: Any, name: str) -> tuple[Tensor, T
     device, precision = trainer.strategy.root_device, trainer.strategy.precision_plugin
     logits: list[Tensor] = []
     labels: list[Tensor] = []
-    with keep_modes(task.to(device)), torch.inference_mode():
+    with keep_modes(task.to(device)), torch.no_grad():  # no inference mode: what a network caches may need gradients
         task.eval()
         for batch in _batches(data, trainer, place, name):
             batch = as_batch(trainer.strategy.batch_to_device(precision.convert_input(batch), dataloader_idx=place))
+            if not {"images", "labels"} <= batch.keys():
+                raise UserError(f"the batches of the evaluation set {name} have no images and labels.")
             with precision.val_step_context():
                 logits.append(task.test_logits(batch["images"]).float().cpu())
             labels.append(batch["labels"].cpu())
