@@ -28,7 +28,7 @@ from batchformer.metrics.class_report import Calibration, calibration, class_rep
 from batchformer.metrics.measures import CLASS_SCORES, Measure
 
 FOLDER = "failures"  # of the pictures in a run folder
-_ANSWER = "what speaks for the answer"
+_ANSWER = "evidence for the predicted class"
 
 
 def class_failures(task: Any, data: Any, trainer: Any, folder: Path | None = None) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _batches(data: Any, trainer: Any, place: int, name: str) -> Iterator[Any]:
 
 
 def _draw_mistakes(folder: Path, task: Any, data: Any, wrong: np.ndarray, logits: Tensor) -> bool:
-    """The images with what they are and what was said; with Grad-CAM for that, where the network has maps."""
+    """The images with their true and predicted classes; with Grad-CAM for the latter, where the network has maps."""
     loader = data.undivided_loader(data.evaluation_sets[0]) if hasattr(data, "undivided_loader") else None
     if not hasattr(loader, "batch_of") or not hasattr(data, "mean"):
         return False
@@ -124,11 +124,11 @@ def _draw_mistakes(folder: Path, task: Any, data: Any, wrong: np.ndarray, logits
     sure = logits.softmax(1).amax(1).tolist()
     said = [f"{names[label]} {p:.0%}" for label, p in zip(logits.argmax(1).tolist(), sure, strict=True)]
     pictures = to_pictures(batch["images"], data.mean, data.std)
-    caption = "The wrong answers given with the highest probability, at most two of the same confusion."
+    caption = "The wrong predictions with the highest probability, at most two of the same confusion."
     try:
         maps, layer = answered(task, batch["images"], logits.argmax(1))
         sheet = draw_grad_cam({_ANSWER: maps}, pictures, classes, {_ANSWER: said})
-        caption += f" Above: what it is. Below: what was said, and bright what speaks for that, at {layer} (Grad-CAM)."
+        caption += f" Above: the true class. Below: the predicted one, bright its evidence at {layer} (Grad-CAM)."
     except UserError:
         sheet = draw_mistakes(list(zip(pictures, said, classes, strict=True)))
     write_index(folder, [("mistakes.png", sheet, "The worst mistakes", caption)], keep=False)

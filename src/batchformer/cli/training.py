@@ -131,9 +131,10 @@ def _device(name: str) -> Overrides:
 def refuse_unreachable_weights(file: Path, overrides: Sequence[tuple[str, str]]) -> None:
     """Say at once where pretrained weights cannot be had: importing torch and Lightning alone takes longer."""
     recipe = read_recipe(file)
-    run, model = (recipe.get(name) if isinstance(recipe.get(name), dict) else {} for name in ("run", "model"))
-    sources = dict(run.get("init_from") or {})  # type: ignore[union-attr]
-    backbone = model.get("backbone")  # type: ignore[union-attr]
+    sections: list[dict[str, Any]] = [
+        part if isinstance(part := recipe.get(name), dict) else {} for name in ("run", "model")
+    ]
+    sources, backbone = dict(sections[0].get("init_from") or {}), sections[1].get("backbone")
     for key, value in overrides:
         if key == "run.init_from":
             sources = {}
