@@ -44,7 +44,8 @@ def class_failures(task: Any, data: Any, trainer: Any, folder: Path | None = Non
     said = logits.argmax(1)
     report = class_report(said, labels, len(names))
     other = None
-    if (held_out := getattr(data, "holdout_set", None)) in task.evaluation_sets[1:]:  # which results are not about
+    held_out: Any = getattr(data, "holdout_set", None)
+    if held_out in task.evaluation_sets[1:]:  # which results are not about
         other = (*_evaluated(task, data, trainer, held_out), held_out)
     trusted = calibration(logits, labels, other)
     found: dict[str, Any] = {
@@ -113,7 +114,7 @@ def _batches(data: Any, trainer: Any, place: int, name: str) -> Iterator[Any]:
 
 def _draw_mistakes(folder: Path, task: Any, data: Any, wrong: np.ndarray, logits: Tensor) -> bool:
     """The images with their true and predicted classes; with Grad-CAM for the latter, where the network has maps."""
-    loader = data.undivided_loader(data.evaluation_sets[0]) if hasattr(data, "undivided_loader") else None
+    loader: Any = data.undivided_loader(data.evaluation_sets[0]) if hasattr(data, "undivided_loader") else None
     if not hasattr(loader, "batch_of") or not hasattr(data, "mean"):
         return False
     batch = loader.batch_of(wrong)

@@ -49,7 +49,7 @@ def run(args: list[str]) -> int:
     if not is_main_process():
         return 0  # rank 0 has the results of all processes and prints them
     stored = found.folder.read_result()
-    fresh = {
+    fresh: dict[str, Any] = {
         "recipe": found.config["run"]["recipe"],
         "variant": variant_of(found.config),
         "target": getattr(found.data, "target", None),

@@ -124,7 +124,7 @@ class ClassifierTask(NetworkTask):
         with torch.no_grad():
             for layer in layers:
                 for parameter in layer.parameters(recurse=False):
-                    parameter /= temperature
+                    parameter.div_(temperature)
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:
         if self.backbone in NOT_STOCK:
