@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +56,9 @@ FAMILIES = {
     "hands": "hands-tiny --data.train_images 56 --data.test_images 8 --data.batch_size 8 --data.eval_batch_size 8",
 }
 SHORT = "--trainer.accelerator cpu --trainer.check_val_every_n_epoch 1 --no-analysis --run.threads 1"
+
+
+Rows = Iterator[tuple[str, "Held"]]
 
 
 class Ended(NamedTuple):
@@ -141,9 +144,8 @@ class Place:
         return path
 
 
-def kills(place: Place, given: argparse.Namespace) -> dict[str, Held]:
+def kills(place: Place, given: argparse.Namespace) -> Rows:
     """SIGKILL at random moments; what is left is resumed, until it ends, and must have the bits of a whole run."""
-    rows = {}
     compare = "digits-lt --seeds 2 --trainer.max_epochs 2"
     cases = {"compare": ("compare", compare)}
     cases |= {name: ("fit", f"{text} --trainer.max_epochs 3") for name, text in FAMILIES.items()}
@@ -157,7 +159,7 @@ def kills(place: Place, given: argparse.Namespace) -> dict[str, Held]:
         ended = run([*words, str(whole)])
         duration = time.monotonic() - begin
         if ended.code:
-            rows[f"killed and resumed: {name}"] = Held(0, 0, "", [ended.said[-400:]])
+            yield f"killed and resumed: {name}", Held(0, 0, "", [ended.said[-400:]])
             continue
         expected, killed, finished, equal = bits(whole), 0, 0, 0
         while killed < given.kills or finished == 0 or out.exists():
@@ -177,12 +179,10 @@ def kills(place: Place, given: argparse.Namespace) -> dict[str, Held]:
             failures += [] if same else [f"other bits after {killed} kills"]
             out = place.new("killed")
         what = f"{killed} kills, {finished} resumed trainings ended, {equal} of them with the bits of one never killed"
-        rows[f"killed and resumed: {name}"] = Held(killed, killed if not failures else 0, what, failures)
-        print(name, what, failures, flush=True)
-    return rows
+        yield f"killed and resumed: {name}", Held(killed, killed if not failures else 0, what, failures)
 
 
-def two_commands(place: Place, given: argparse.Namespace) -> dict[str, Held]:
+def two_commands(place: Place, given: argparse.Namespace) -> Rows:
     """Several commands into one folder at once: one trains, the others are refused, and the run is whole."""
     held, failures = 0, []
     for number in range(10):
@@ -207,16 +207,16 @@ def two_commands(place: Place, given: argparse.Namespace) -> dict[str, Held]:
         whole = whole and sum(code == 0 for code in codes) == 1
         held += whole
         failures += [] if whole else [f"exit codes {codes} with {extra}"]
-    return {"three commands in one folder": Held(10, held, "one trains, the others are refused", failures)}
+    yield "three commands in one folder", Held(10, held, "one trains, the others are refused", failures)
 
 
-def disks(place: Place, given: argparse.Namespace) -> dict[str, Held]:
+def disks(place: Place, given: argparse.Namespace) -> Rows:
     """A disk that is full after so many kilobytes, and one that cannot be written; then resumed with room."""
     root = place.new("disk")
     root.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(root)], capture_output=True).returncode:
-        return {"full and read-only disk": Held(0, 0, "not tried: mounting a small disk needs root", [])}
-    rows = {}
+        yield "full and read-only disk", Held(0, 0, "not tried: mounting a small disk needs root", [])
+        return
     try:
         words = ["fit", "digits-lt", *SHORT.split(), "--trainer.max_epochs", "2", "--out"]
         run([*words, str(root / "whole")])
@@ -235,9 +235,11 @@ def disks(place: Place, given: argparse.Namespace) -> dict[str, Held]:
             good = good and bits(root / "run") == expected
             held += good
             failures += [] if good else [f"{kilobytes} kB: {first.said[-300:]} / {second.said[-300:]}"]
-        rows["full disk"] = Held(
-            len(sizes), held, "refused in a sentence, nothing half-written, resumed: same bits", failures
+        yield (
+            "full disk",
+            Held(len(sizes), held, "refused in a sentence, nothing half-written, resumed: same bits", failures),
         )
+        (root / "run" / "result.json").unlink()  # as if it had not ended
         subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
         tries = {
             "fit": [*words, str(root / "other")],
@@ -249,13 +251,12 @@ def disks(place: Place, given: argparse.Namespace) -> dict[str, Held]:
         ended = {name: run(words) for name, words in tries.items()}
         good_ones = [name for name, end in ended.items() if one_sentence(end)]
         failures = [f"{name}: {end.said[-300:]}" for name, end in ended.items() if name not in good_ones]
-        rows["read-only disk"] = Held(len(tries), len(good_ones), ", ".join(tries) + ": a sentence each", failures)
+        yield "read-only disk", Held(len(tries), len(good_ones), ", ".join(tries) + ": a sentence each", failures)
     finally:
         subprocess.run(["umount", str(root)], check=False)
-    return rows
 
 
-def images(place: Place, given: argparse.Namespace) -> dict[str, Held]:
+def images(place: Place, given: argparse.Namespace) -> Rows:
     """Predictions for damaged images: a class or the reason for each file, and the rest goes on."""
     folder, trained = place.new("damaged"), place.new("trained")
     folder.mkdir()
@@ -269,10 +270,10 @@ def images(place: Place, given: argparse.Namespace) -> dict[str, Held]:
     failures = [] if "Traceback" not in ended.said else [ended.said[-400:]]
     failures += [name for name in kinds if name not in answered]
     what = f"{len(kinds)} kinds in one folder: each has a class or a reason, exit code {ended.code}"
-    return {"damaged images": Held(len(kinds), len(answered) if ended.code not in (0, 70) else 0, what, failures)}
+    yield "damaged images", Held(len(kinds), len(answered) if ended.code not in (0, 70) else 0, what, failures)
 
 
-def hostile(place: Place, given: argparse.Namespace) -> dict[str, Held]:
+def hostile(place: Place, given: argparse.Namespace) -> Rows:
     """Files that run a command when they are unpickled, or name files outside: refused, and nothing was run."""
     root, mark = place.new("hostile"), place.folder / "was-run"
     root.mkdir()
@@ -318,10 +319,10 @@ def hostile(place: Place, given: argparse.Namespace) -> dict[str, Held]:
             failures.append(f"{name}: {'its command was run. ' if mark.exists() else ''}{ended.said[-300:]}")
             mark.unlink(missing_ok=True)
     what = ", ".join(tries) + ": refused, nothing run"
-    return {"hostile files": Held(len(tries), len(tries) - len(failures), what, failures)}
+    yield "hostile files", Held(len(tries), len(tries) - len(failures), what, failures)
 
 
-def names(place: Place, given: argparse.Namespace) -> dict[str, Held]:
+def names(place: Place, given: argparse.Namespace) -> Rows:
     """Class names that are HTML stay text in the page."""
     from PIL import Image
 
@@ -334,17 +335,18 @@ def names(place: Place, given: argparse.Namespace) -> dict[str, Held]:
             for number in range(count):
                 Image.new("RGB", (32, 32), (40 * label, 10 * number, 90)).save(folder / f"{number}.png")
     words = ["--data-root", str(root), "--data.image_size", "32", "--data.batch_size", "8", "--data.workers", "0"]
-    ended = run(["fit", "folder-lt", *words, "--model.backbone", "test_resnet", "--init-from", "scratch", *SHORT.split(),
+    words += ["--model.backbone", "test_resnet", "--init-from", "scratch"]
+    ended = run(["fit", "folder-lt", *words, *SHORT.split(),
                  "--trainer.max_epochs", "1", "--out", str(out)])  # fmt: skip
     page = place.folder / "page.html"
     ended = run(["report", str(out), "--out", str(page)]) if not ended.code else ended
     text = page.read_text() if page.exists() else ""
     failures = [kind for kind in kinds if kind.startswith("<") and (kind in text or not text)]
     failures += [ended.said[-300:]] if ended.code else []
-    return {"HTML in class names": Held(len(kinds), len(kinds) - len(failures), "escaped in the page", failures)}
+    yield "HTML in class names", Held(len(kinds), len(kinds) - len(failures), "escaped in the page", failures)
 
 
-def large_folder(place: Place, given: argparse.Namespace) -> dict[str, Held]:
+def large_folder(place: Place, given: argparse.Namespace) -> Rows:
     """100,000 images in 1,000 classes: the time from the command to the first training step."""
     from PIL import Image
 
@@ -381,7 +383,7 @@ def large_folder(place: Place, given: argparse.Namespace) -> dict[str, Held]:
     seconds = float(told.read_text()) if told.exists() else None
     failures = [] if seconds is not None and seconds < 60 else [ended.said[-400:]]
     what = "not started" if seconds is None else f"first step after {seconds:.0f} s"
-    return {"a folder of 100,000 images": Held(1, int(not failures), what, failures)}
+    yield "a folder of 100,000 images", Held(1, int(not failures), what, failures)
 
 
 def _watch_memory(told: Path, steps: Sequence[int]) -> None:
@@ -398,9 +400,8 @@ def _watch_memory(told: Path, steps: Sequence[int]) -> None:
     Task.on_train_batch_start = step  # type: ignore[method-assign]
 
 
-def memory(place: Place, given: argparse.Namespace) -> dict[str, Held]:
+def memory(place: Place, given: argparse.Namespace) -> Rows:
     """Resident memory over many steps of every family: between a fifth of them and all, it grows by less than 2 %."""
-    rows = {}
     for name, text in FAMILIES.items():
         if given.family and name not in given.family:
             continue
@@ -420,14 +421,12 @@ def memory(place: Place, given: argparse.Namespace) -> dict[str, Held]:
         lines = [line.split() for line in told.read_text().splitlines()] if told.exists() else []
         seen = {int(step): float(value) for step, value in lines}
         if ended.code or len(seen) < 2:
-            rows[f"memory: {name}"] = Held(1, 0, "not measured", [ended.said[-400:]])
+            yield f"memory: {name}", Held(1, 0, "not measured", [ended.said[-400:]])
             continue
         first, last = (seen[step] for step in sorted(seen))
         what = f"{first:.0f} MiB at step {min(seen)}, {last:.0f} MiB at step {max(seen)}"
         flat = last < first * 1.02
-        rows[f"memory: {name}"] = Held(1, int(flat), what, [] if flat else ["it grows"])
-        print(name, what, flush=True)
-    return rows
+        yield f"memory: {name}", Held(1, int(flat), what, [] if flat else ["it grows"])
 
 
 def _tests(place: Place, what: str, *words: str) -> Held:
@@ -441,21 +440,21 @@ def _tests(place: Place, what: str, *words: str) -> Held:
     return Held(tried, count.get("passed", 0), what, re.findall(r"^FAILED (\S+)", ended.stdout, re.MULTILINE))
 
 
-def models(place: Place, given: argparse.Namespace) -> dict[str, Held]:
+def models(place: Place, given: argparse.Namespace) -> Rows:
     """Every model of the behaviour suite, attached and detached."""
     from tests.behaviour.cases import CASES
 
     what = f"tests of {len(CASES)} models: attached, trained, detached without a trace, compiled, exported"
-    return {"models attached and detached": _tests(place, what, "tests/behaviour")}
+    yield "models attached and detached", _tests(place, what, "tests/behaviour")
 
 
-def processes(place: Place, given: argparse.Namespace) -> dict[str, Held]:
+def processes(place: Place, given: argparse.Namespace) -> Rows:
     """N processes against one, on gloo."""
     what = "tests of two and more processes against one: outputs, gradients, trainings"
-    return {"N processes = 1": _tests(place, what, "tests/parallel", "tests/cli/test_two_processes.py")}
+    yield "N processes = 1", _tests(place, what, "tests/parallel", "tests/cli/test_two_processes.py")
 
 
-CHECKS: dict[str, Callable[[Place, argparse.Namespace], dict[str, Held]]] = {
+CHECKS: dict[str, Callable[[Place, argparse.Namespace], Rows]] = {
     "kills": kills,
     "two-commands": two_commands,
     "disks": disks,
@@ -499,13 +498,12 @@ def main() -> int:
     failed = False
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         for name in given.only:
-            rows = CHECKS[name](Place(Path(folder)), given)
-            for title, row in rows.items():
+            for title, row in CHECKS[name](Place(Path(folder)), given):
                 failed |= row.held < row.tried or not row.tried
                 record["rows"][title] = row._asdict()
                 print(f"{title}: {row.held} of {row.tried}; {row.what}", *row.failures, sep="\n  ", flush=True)
-            write_json(RECORD, {**machine(), "rows": record["rows"]})
-            PAGE.write_text(page(record), encoding="utf-8")
+                write_json(RECORD, {**machine(), "rows": record["rows"]})
+                PAGE.write_text(page(record), encoding="utf-8")
     return 1 if failed else 0
 
 

@@ -58,7 +58,7 @@ REFERENCE: dict[str, tuple[str, list[str]]] = {
              [f"batchformer.runs.{name}" for name in ("options", "folder", "train", "result", "checkpoints")]),
 }  # fmt: skip
 NAVIGATION = {
-    "Begin": ["attach", "your-own-data", "your-own-task", "command-line", "examples"],
+    "Begin": ["attach", "your-own-data", "your-own-task", "command-line", "from-python", "examples"],
     "Families": ["long-tail", "mix", "detection", "panoptic", "domains", "zero-shot", "self-supervised", "hands"],
     "Background": ["how-it-works", "recipes", "results", "stability", "pictures", "scale", "kernels"],
     "Reference": ["reference", *(f"generated/reference/{page}" for page in REFERENCE)],
@@ -133,6 +133,8 @@ def on_the_site(app: Any, page: str, source: list[str]) -> None:
         scripts = sorted(script.stem for script in (ROOT / "examples").glob("*.py"))
         listed = "\n".join(f"generated/examples/{name}" for name in scripts)
         source[0] += f"\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
+    for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"):
+        source[0] = source[0].replace(f"](../{name}.md", f"]({up}generated/{name.lower()}.md")
     source[0] = re.sub(r"\]\(\.\./examples/(\w+)\.py\)", rf"]({up}generated/examples/\1.md)", source[0])
     source[0] = re.sub(r"\]\(\.\./examples/?\)", f"]({up}examples.md)", source[0])
     source[0] = source[0].replace("](../src/batchformer/__init__.py)", f"]({up}generated/reference/batchformer.md)")

@@ -31,7 +31,8 @@ if __name__ == "__main__":
     settings, folder = Path(sys.argv[1]), Path(sys.argv[2])
     for family, arguments in json.loads(settings.read_text()).items():
         held.clear()
-        code = main(arguments)
+        if (code := main(arguments)) != 0:
+            sys.exit(f"{family} ended with code {code}")  # torchrun then ends the other process, too
         numbers = [sum(column) for column in zip(*held.values(), strict=True)] or [0, 0]
         ended = {"code": code, "here": numbers[0], "all": numbers[1]}
         (folder / f"{family}-{os.environ['RANK']}.json").write_text(json.dumps(ended))

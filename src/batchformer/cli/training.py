@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.cli.arguments import Arguments, Option
+from batchformer.cli.known_keys import refuse_unknown_keys
 from batchformer.errors import UserError
 from batchformer.hub import PRETRAINED, SCRATCH, refuse_unreachable
 from batchformer.recipes import find_recipe, read_recipe
@@ -46,6 +47,7 @@ def recipe_of(given: Arguments, command: str) -> tuple[str, Path]:
     if len(given.positional) > 1:
         raise UserError(f"Unexpected argument {given.positional[1]}: {command} takes one recipe, then --key value.")
     name, file = find_recipe(given.positional[0])
+    refuse_unknown_keys(file, [key for key, _ in given.recipe_keys])
     return name_of_recipe(given, name, file), file
 
 
@@ -194,7 +196,7 @@ def words_again(given: Arguments, *options: str) -> str:
 @contextmanager
 def a_word_while_loading() -> Iterator[None]:
     """Show in a terminal that torch and Lightning are being imported, which takes seconds."""
-    shown = sys.stderr.isatty()
+    shown = sys.stderr.isatty() and "torch" not in sys.modules
     if shown:
         print("loading torch and Lightning ...", end="", file=sys.stderr, flush=True)
     try:

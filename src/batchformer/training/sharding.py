@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from batchformer.training.weights import read_checkpoint
 
-STEPS = ("training_step", "validation_step", "test_step")
+# Before these are called the parameters are gathered; features may be computed before the first batch of an evaluation.
+STEPS = ("training_step", "validation_step", "test_step", "on_validation_epoch_start", "on_test_epoch_start")
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -28,16 +29,20 @@ class ShardedStrategy(ModelParallelStrategy):
         super().setup_environment()
 
 
+def is_sharded(task: nn.Module) -> bool:
+    return isinstance(task, FSDPModule)
+
+
 def shard(task: nn.Module, mesh: Any) -> None:
     """Divide the parameters of `task` among the processes of the mesh, and let its steps gather them."""
-    if isinstance(task, FSDPModule):
+    if is_sharded(task):
         return
     fully_shard(task, mesh=mesh["data_parallel"])
     for name in STEPS:
         register_fsdp_forward_method(task, name)
 
 
-def load_whole(task: nn.Module, state: dict[str, Tensor]) -> None:
+def load_whole(task: nn.Module, state: dict[str, Any]) -> None:
     """`load_state_dict` of whole tensors, for a sharded task, too; every process calls it with the same ones."""
     set_model_state_dict(task, state, options=StateDictOptions(full_state_dict=True))
 
@@ -47,7 +52,7 @@ def as_one_process_has_it(task: Any, checkpoint: Path) -> Any:
 
     What is measured after training runs in one process alone, where gathering a sharded parameter would wait for ever.
     """
-    if not isinstance(task, FSDPModule):
+    if not is_sharded(task):
         return task
     plain_class = type(task).__bases__[1]  # fully_shard has put a class of (FSDPModule, this one) in its place
     saved = read_checkpoint(checkpoint)

@@ -249,6 +249,11 @@ def class_folders(root: str, part: str) -> list[str]:
                 ", since results are measured on images that are not trained on; or --data.val_fraction 0.2 sets a "
                 "fifth of the images aside for that"
             )
+        elif not (Path(root) / "val").is_dir() and Path(root).is_dir() and (inside := visible_folders(Path(root))):
+            way_out = (
+                f"; if {inside[0]} and the other folders are the classes, --data.val_fraction 0.2 sets a fifth of "
+                "their images aside to measure results on"
+            )
         raise UserError(
             f"there is no folder {folder}: images are expected in {root}/train/<class>/ and {root}/val/<class>/"
             f"{way_out}."

@@ -1,0 +1,250 @@
+"""Would a test notice? Random faults put into the package, one at a time, and the tests that are run against each.
+
+    python -m benchmarks.mutants [--rooms nn attach] [--each 15] [--seed 0]     goes on where it was stopped
+    python -m benchmarks.mutants --equivalent nn-3 "why no test could tell it from the original"
+    python -m benchmarks.mutants --table
+
+A mutant changes one operator, number, truth value or condition, or leaves one call out. First the test files that name
+what was changed are run, then all of the room; the first failing test ends it. Faults that survive are read: those that
+change nothing which could be observed are marked as equivalent, the others want a test. Everything goes to
+benchmarks/results/mutants.json. One process with the slow imports done forks for each mutant; the mutated copy of the
+package comes first on the path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks._common import RESULTS, write_json
+
+ROOT = Path(__file__).parents[1]
+PACKAGE, TESTS, RECORD = ROOT / "src" / "batchformer", ROOT / "tests", RESULTS / "mutants.json"
+SECONDS = 240  # without an end by then, the fault is noticed
+FILES = 6
+OTHER_TESTS = {"recipes": ("recipes", "cli"), "parallel": ("parallel", "behaviour"), "attach": ("attach", "behaviour")}
+SWAPS: dict[type, str] = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",
+    ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in", ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*",
+    ast.FloorDiv: "*", ast.Mod: "*", ast.And: "or", ast.Or: "and",
+}  # fmt: skip
+
+
+class Mutant(NamedTuple):
+    file: str
+    line: int
+    inside: str  # the function or class
+    before: str
+    after: str
+    content: str  # of the whole file
+
+
+def _between(
+    source: str, left: ast.expr, right: ast.expr, swap: str, offsets: list[int]
+) -> tuple[int, int, str] | None:
+    """Where the operator between two operands is, and what replaces it."""
+    begin = offsets[left.end_lineno - 1] + left.end_col_offset  # type: ignore[operator]
+    end = offsets[right.lineno - 1] + right.col_offset
+    found = re.search(r"not\s+in|is\s+not|<=|>=|==|!=|//|\b(?:in|is|and|or)\b|[-<>+*/%]", source[begin:end])
+    return (begin + found.start(), begin + found.end(), swap) if found else None
+
+
+def _changes(source: str, tree: ast.Module) -> Iterator[tuple[str, int, int, str]]:
+    """All places: the name around, begin and end in the text, and the new text."""
+    offsets = [0]
+    for line in source.splitlines(keepends=True):
+        offsets.append(offsets[-1] + len(line))
+
+    def place(node: Any) -> tuple[int, int]:
+        return offsets[node.lineno - 1] + node.col_offset, offsets[node.end_lineno - 1] + node.end_col_offset
+
+    def walk(node: ast.AST, inside: str) -> Iterator[tuple[str, int, int, str]]:
+        if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
+            return  # the words of an error
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            inside = node.name
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+            for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
+                if found := _between(source, left, right, SWAPS[type(operator)], offsets):
+                    yield inside, *found
+        elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
+            if found := _between(source, node.left, node.right, SWAPS[type(node.op)], offsets):
+                yield inside, *found
+        elif isinstance(node, ast.BoolOp):
+            if found := _between(source, node.values[0], node.values[1], SWAPS[type(node.op)], offsets):
+                yield inside, *found
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            begin, _ = place(node)
+            yield inside, begin, place(node.operand)[0], ""
+        elif isinstance(node, ast.If | ast.IfExp | ast.While):
+            begin, end = place(node.test)
+            yield inside, begin, end, f"not ({source[begin:end]})"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
+            begin, end = place(node)
+            value = not node.value if isinstance(node.value, bool) else node.value + 1
+            yield inside, begin, end, repr(value)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            begin, end = place(node)
+            yield inside, begin, end, "None"
+        for name, child in ast.iter_fields(node):
+            if name in ("annotation", "returns", "decorator_list"):
+                continue
+            for each in child if isinstance(child, list) else [child]:
+                if isinstance(each, ast.AST):
+                    yield from walk(each, inside)
+
+    yield from walk(tree, "")
+
+
+def draw(room: str, seed: int) -> Iterator[Mutant]:
+    """Mutants of a room, in an order given by the seed; a file is drawn by the number of its places."""
+    generator, places = random.Random(f"{seed} {room}"), []
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if source.isascii():  # positions are counted in bytes
+            places += [(path, source, *change) for change in _changes(source, ast.parse(source))]
+    generator.shuffle(places)
+    for path, source, inside, begin, end, new in places:
+        content = source[:begin] + new + source[end:]
+        try:
+            ast.parse(content)
+        except SyntaxError:
+            continue
+        line = source.count("\n", 0, begin) + 1
+        yield Mutant(str(path.relative_to(PACKAGE)), line, inside, source[begin:end], new, content)
+
+
+def test_files(mutant: Mutant, room: str) -> list[str]:
+    """The test files that name what was changed, most often first, those of the room before others."""
+    module = Path(mutant.file).stem
+    found = []
+    for path in sorted(TESTS.rglob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        count = 5 * len(re.findall(rf"\b{re.escape(mutant.inside or module)}\b", text)) + len(
+            re.findall(rf"\b{module}\b", text)
+        )
+        own = path.relative_to(TESTS).parts[0] == room
+        if count:
+            found.append((not own, -count, str(path)))
+    return [path for _, _, path in sorted(found)][:FILES]
+
+
+def judge(mutant: Mutant, room: str, folder: Path) -> dict[str, Any]:
+    """Whether a test fails, which one, and after how long."""
+    copy = folder / "src" / "batchformer"
+    (copy / mutant.file).write_text(mutant.content, encoding="utf-8")
+    begin, noticed = time.monotonic(), None
+    rooms = [str(TESTS / name) for name in OTHER_TESTS.get(room, (room,)) if (TESTS / name).is_dir()]
+    for paths in (test_files(mutant, room), rooms):
+        noticed = noticed or (_failing(paths, folder) if paths else None)
+    shutil.copy(PACKAGE / mutant.file, copy / mutant.file)
+    return {"noticed_by": noticed, "seconds": round(time.monotonic() - begin)}
+
+
+def _failing(paths: list[str], folder: Path) -> str | None:
+    said = folder / "said"
+    if (child := os.fork()) == 0:
+        os.setpgid(0, 0)
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(1, 2)
+        sys.path.insert(0, str(folder / "src"))
+        os.environ["PYTHONPATH"] = str(folder / "src")
+        import pytest
+
+        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu", *paths])))
+    end = time.monotonic() + SECONDS
+    while not (status := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > end:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "no end"
+        time.sleep(0.05)
+    code = os.waitstatus_to_exitcode(status[1])
+    if code in (0, 5):
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said.read_text(errors="replace"), re.MULTILINE)
+    return failed[1].removeprefix(f"{ROOT}/") if failed else f"exit code {code}"
+
+
+def table(record: dict[str, Any]) -> str:
+    rows = ["| room | faults | noticed | equivalent | survived |", "|---|---|---|---|---|"]
+    total: Counter[str] = Counter()
+    for room in sorted({name.rpartition("-")[0] for name in record}):
+        mine = [entry for name, entry in record.items() if name.rpartition("-")[0] == room]
+        noticed = sum(entry["noticed_by"] is not None for entry in mine)
+        equivalent = sum(entry["noticed_by"] is None and "equivalent" in entry for entry in mine)
+        numbers = {"faults": len(mine), "noticed": noticed, "equivalent": equivalent}
+        total.update(numbers)
+        rows.append(f"| {room} | {len(mine)} | {noticed} | {equivalent} | {len(mine) - noticed - equivalent} |")
+    real = total["faults"] - total["equivalent"]
+    rows.append(f"| all | {total['faults']} | {total['noticed']} | {total['equivalent']} | {real - total['noticed']} |")
+    return "\n".join([*rows, "", f"{100 * total['noticed'] / max(1, real):.1f} % of those that are not equivalent."])
+
+
+def main() -> int:
+    rooms = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rooms", nargs="*", choices=rooms, default=rooms)
+    parser.add_argument("--each", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=1e9)
+    parser.add_argument("--equivalent", nargs=2, metavar=("NAME", "WHY"))
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args()
+    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    if given.equivalent:
+        record[given.equivalent[0]]["equivalent"] = given.equivalent[1]
+        write_json(RECORD, record)
+    if given.table or given.equivalent:
+        print(table(record))
+        return 0
+    import lightning
+    import timm
+    import torch
+    import torchvision
+    import transformers
+
+    del lightning, timm, torchvision, transformers
+    torch.set_num_threads(1)
+    end = time.monotonic() + 60 * given.minutes
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "src", Path(folder) / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        for number in range(given.each):
+            for room in given.rooms:
+                name = f"{room}-{number}"
+                if name in record or time.monotonic() > end:
+                    continue
+                mutant = next(each for index, each in enumerate(draw(room, given.seed)) if index == number)
+                entry = judge(mutant, room, Path(folder))
+                told = {key: value for key, value in mutant._asdict().items() if key != "content"}
+                record[name] = {**told, **entry}
+                write_json(RECORD, record)
+                print(
+                    name,
+                    f"{mutant.file}:{mutant.line}",
+                    repr(mutant.before),
+                    "->",
+                    repr(mutant.after),
+                    entry,
+                    flush=True,
+                )
+    print(table(record))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
