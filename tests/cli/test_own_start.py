@@ -12,6 +12,7 @@ from batchformer.cli.arguments import read_arguments
 from batchformer.cli.training import COMMON, recipe_overrides
 from batchformer.data.sets import write_miniature
 from batchformer.errors import UserError
+from batchformer.runs.checkpoints import LastCheckpoint
 from batchformer.runs.tuning import steepest
 from batchformer.training.weights import read_checkpoint
 
@@ -100,11 +101,31 @@ class TestShortOptions:
 
 
 class TestChoice:
+    def test_a_resumed_run_chooses_the_same(self, chosen, photos, tmp_path, monkeypatch):
+        save = LastCheckpoint.on_train_epoch_end
+
+        def save_and_stop(*given):
+            save(*given)
+            raise KeyboardInterrupt
+
+        words = [*self.words(photos), "--out", str(tmp_path / "run")]
+        with monkeypatch.context() as patch:
+            patch.setattr(LastCheckpoint, "on_train_epoch_end", save_and_stop)
+            assert main(words) == 130
+        assert main([*words, "--resume"]) == 0
+        again = json.loads((tmp_path / "run/result.json").read_text())
+        for key in ("metrics", "chosen", "history", "per_class", "epochs"):
+            assert again[key] == chosen[key], key
+
+    @staticmethod
+    def words(photos):
+        return ["fit", "folder", "--data-root", str(photos), *QUICK, "--epochs", "4", "--lr", "0.02",
+                "--best", "--early-stop", "1", "--data.holdout", "0.2"]  # fmt: skip
+
     @pytest.fixture(scope="class")
     def run(self, photos, tmp_path_factory):
         out = tmp_path_factory.mktemp("chosen") / "run"
-        words = ["fit", "folder", "--data-root", str(photos), *QUICK, "--out", str(out), "--epochs", "4"]
-        assert main([*words, "--lr", "0.02", "--best", "--early-stop", "1", "--data.holdout", "0.2"]) == 0
+        assert main([*self.words(photos), "--out", str(out)]) == 0
         return out
 
     @pytest.fixture

@@ -38,7 +38,7 @@ def test_the_backbone_has_timms_weights_and_the_classifier_is_new(kind, file):
         tasks = {method: made(kind, file, method) for method in ("baseline", "batchformer")}
     for task in tasks.values():
         state = task.net.state_dict()
-        assert torch.equal(state["conv1.weight"], stored["conv1.weight"])
+        assert torch.equal(state["layer1.0.conv1.weight"], stored["layer1.0.conv1.weight"])
         assert state["fc.weight"].shape == (5, stored["fc.weight"].shape[1])
         assert "pretrained" not in task.backbone_args  # nothing that is made later fetches them again
     first, second = (task.net.state_dict() for task in tasks.values())
@@ -49,7 +49,7 @@ def test_nothing_is_fetched_without_being_asked_or_for_a_checkpoint(file, tmp_pa
     stored = torch.load(file)
     for options in ({"init_from": None}, {"restored": True}):
         task = made(LongTailed, tmp_path / "nowhere.pth", "baseline", **options)
-        assert not torch.equal(task.net.state_dict()["conv1.weight"], stored["conv1.weight"])
+        assert not torch.equal(task.net.state_dict()["layer1.0.conv1.weight"], stored["layer1.0.conv1.weight"])
 
 
 def test_another_normalisation_is_named_with_the_way_out(file):
