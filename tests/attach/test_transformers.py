@@ -87,7 +87,7 @@ def test_labels_that_were_repeated_already_and_those_of_one_stream_stay() -> Non
 
 
 @pytest.mark.traced
-@pytest.mark.skipif(Version(torch.__version__) < Version("2.13"), reason="older ones trace a mask of plain rows")
+@pytest.mark.skipif(Version(torch.__version__) < Version("2.13"), reason="older ones trace a mask of the plain rows")
 def test_compiled_code_sees_the_labels_of_both_streams() -> None:
     model, (images, labels) = build().train(), batch()
     fast = torch.compile(model, backend="eager")

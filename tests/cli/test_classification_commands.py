@@ -30,7 +30,9 @@ def vit_run(tmp_path_factory):
 
 def test_the_result_has_top_one_top_five_the_average_and_both_streams(vit_run):
     result = json.loads((vit_run / "result.json").read_text())
-    assert list(result["metrics"]) == ["top1", "top5", "top1_ema", "top5_ema"]
+    along = ["top1", "top5", "top1_ema", "top5_ema"]
+    assert list(result["metrics"]) == [*along, "balanced_accuracy", "macro_f1", "ece", "ece_scaled"]
+    assert [key for key in result["history"][-1] if key in result["metrics"]] == along
     assert result["metrics"]["top1"] == result["history"][-1]["top1"]
     assert {name: len(losses) for name, losses in result["streams"].items()} == {"plain_loss": 2, "related_loss": 2}
     assert result["config"]["task"] == "classification"

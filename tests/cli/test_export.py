@@ -28,6 +28,7 @@ def run(tmp_path_factory):
     place = tmp_path_factory.mktemp("export")
     assert main(["data", "miniature", "folder", str(place / "photos")]) == 0
     words = ["--data-root", str(place / "photos"), *FOLDER, *SMALL, NETWORK, "--model.backbone_args", "{}"]
+    words += ["--init-from", "scratch"]
     assert main(["fit", "folder-lt", *words, "--out", str(place / "run")]) == 0
     return place / "run"
 

@@ -100,26 +100,31 @@ class TestShortOptions:
 
 
 class TestChoice:
-    @pytest.fixture
-    def chosen(self, here):
-        words = ["fit", "folder", "--data-root", "photos", *QUICK, "--epochs", "4", "--lr", "0.02", "--out", "run"]
-        assert main([*words, "--best", "--early-stop", "1", "--data.holdout", "0.2"]) == 0
-        return json.loads((here / "run/result.json").read_text())
+    @pytest.fixture(scope="class")
+    def run(self, photos, tmp_path_factory):
+        out = tmp_path_factory.mktemp("chosen") / "run"
+        words = ["fit", "folder", "--data-root", str(photos), *QUICK, "--out", str(out), "--epochs", "4"]
+        assert main([*words, "--lr", "0.02", "--best", "--early-stop", "1", "--data.holdout", "0.2"]) == 0
+        return out
 
-    def test_the_best_epoch_on_the_held_out_images_is_reported(self, say, chosen, here):
+    @pytest.fixture
+    def chosen(self, run):
+        return json.loads((run / "result.json").read_text())
+
+    def test_the_best_epoch_on_the_held_out_images_is_reported(self, say, chosen, run, photos, tmp_path):
         by_epoch = {entry["epoch"]: entry for entry in chosen["history"]}
         best = max(by_epoch.values(), key=lambda entry: (entry["holdout/top1"], -entry["epoch"]))
         assert chosen["chosen"]["epoch"] == best["epoch"]
         assert chosen["metrics"]["top1"] == pytest.approx(best["top1"])
         assert chosen["protocol"] == "best on holdout"
         for name, step in (("best", chosen["chosen"]["step"]), ("last", chosen["steps"])):
-            assert read_checkpoint(here / f"run/checkpoints/{name}.ckpt")["global_step"] == step
-        code, out, err = say("test", "run")
+            assert read_checkpoint(run / f"checkpoints/{name}.ckpt")["global_step"] == step
+        code, out, err = say("test", run)
         assert code == 0, err
         assert f"after epoch {best['epoch'] + 1} of {chosen['epochs']}, the best on the holdout images" in out
         assert "result.json has exactly these numbers" in out
-        assert say("predict", "run", "photos/val/class_0")[0] == 0
-        assert say("export", "run")[0] == 0
+        assert say("predict", run, photos / "val/class_0", "--out", tmp_path / "seen.csv")[0] == 0
+        assert say("export", run, "--out", tmp_path / "model.safetensors")[0] == 0
 
     def test_it_ends_when_the_held_out_images_get_no_better(self, chosen):
         scores = [entry["holdout/top1"] for entry in chosen["history"]]
@@ -137,13 +142,13 @@ class TestTuner:
         assert steepest(rates, [math.nan if k > 40 else loss for k, loss in enumerate(losses)]) == pytest.approx(1e-3)
 
     def test_it_prints_the_options_of_fit_and_keeps_nothing(self, say, here):
-        words = ["tune", "folder-lt", "--data-root", "photos", *QUICK, "--steps", "30", "--find", "both"]
+        words = ["tune", "folder-lt", "--data-root", "photos", *QUICK, "--steps", "30"]
         code, out, err = say(*words)
         assert code == 0, err
+        assert 1e-8 < float(out.split("--lr ")[-1]) <= 1
+        assert "Next: batchformer fit folder-lt --data-root photos --init-from scratch" in out
+        code, out, err = say(*words, "--find", "batch-size", "--batch-size", "128")
+        assert code == 0, err
+        assert out.startswith("batch size:     256,")  # doubled once: there are 320 images
+        assert out.rstrip().endswith("--batch-size 256")
         assert [file.name for file in here.iterdir()] == ["photos"]
-        *_, lr = out.split("--lr ")
-        assert 1e-8 < float(lr) <= 1
-        sizes = out.partition("batch size:")[2].split()
-        assert sizes[0] == "256,"  # 16 doubled up to the images there are
-        assert out.rstrip().split("\n")[-1].startswith("Next: ")
-        assert "--batch-size 256" in out

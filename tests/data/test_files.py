@@ -196,8 +196,9 @@ def test_missing_folders_and_lists_say_what_is_expected(folders, lists, tmp_path
     shutil.rmtree(folders / "val")
     with pytest.raises(UserError, match=r"no folder .*val.*train/<class>/"):
         ImageFolders(str(folders), **SMALL).setup()
-    with pytest.raises(UserError, match=r"no folder .*train/train: .*; if class_0 .* --data\.val_fraction 0\.2"):
-        ImageFolders(str(folders / "train"), **SMALL).setup()
+    classes = shutil.copytree(folders / "train", tmp_path / "classes")
+    with pytest.raises(UserError, match=r"no folder .*classes/train: .*; if class_0 .* --data\.val_fraction 0\.2"):
+        ImageFolders(str(classes), **SMALL).setup()
     with pytest.raises(UserError, match="is not a folder"):
         ImageFolders(str(tmp_path / "nowhere"), **SMALL).setup()
     with pytest.raises(UserError, match=r"data\.train_list.*absent\.txt"):

@@ -33,7 +33,7 @@ _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 # Commands whose output depends on nothing but the code: cheap, without training.
 _QUICK = ("help", "recipes", "data", "data digits-lt", "data miniature cifar100 mini", "data miniature folder photos",
           "data folder-lt --data-root photos", "fit cifar100-lt-10", "fit digits-lt --trainer.max_epoch 3",
-          "fit digits-lt --trainer.max_epochs three", "test runs/nothing")  # fmt: skip
+          "fit digits-lt --trainer.max_epochs three", "test runs/nothing", "completion bash")  # fmt: skip
 
 
 EXAMPLES = sorted(path.name for path in (REPOSITORY / "examples").glob("*.py"))

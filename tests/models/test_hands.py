@@ -198,3 +198,13 @@ class TestGraphormer:
         net = MeshGraphormer("vit_tiny_patch16_224", topology, dims=(16, 8, 8), heads=2, **vit)
         with pytest.raises(UserError, match="gives maps"):
             net(torch.randn(1, 3, 32, 32))
+
+    def test_the_first_meshes_are_small_and_every_encoder_begins_as_bert(self, topology):
+        """With coordinates of half a metre most of a short training would be spent on their size."""
+        net = self.net(topology)
+        assert net.eval()(torch.randn(4, 3, 64, 64))["coarse"].std() < 0.15
+        last = net.encoders[2].layers[0]
+        assert last.attention.in_proj_weight.std().item() == pytest.approx(0.02, rel=0.2)
+        assert not last.expand.bias.any()
+        assert last.norm1.weight.eq(1).all()
+        assert last.graph.widen.weight.abs().max() <= 1 / (8 * 4)

@@ -104,3 +104,14 @@ def _last_line(**keywords):
 )
 def test_the_last_line_is_of_the_last_weights(keywords, expected):
     assert _last_line(**keywords).endswith(f"  {expected}")
+
+
+def test_a_cell_of_a_notebook_shows_one_line_that_is_replaced():
+    shown = []
+    line = ProgressLine(stream=io.StringIO(), cell=shown.append)
+    line.update(0.5, lambda: "half", force=True)
+    line.update(0.6, lambda: 1 / 0)  # too early to be drawn, so its numbers are not asked for
+    line.clear()
+    assert "50%" in shown[0]
+    assert shown[0].endswith("half")
+    assert shown[1:] == [""]

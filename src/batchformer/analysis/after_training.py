@@ -176,14 +176,14 @@ def neighbours_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
 
 
 def reconstructions_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Sheets of a masked autoencoder: what it makes of masked images, and where batch attention looks in it."""
+    """Sheets of a masked autoencoder: what it makes of masked images, and the batch attention in it."""
     from batchformer.analysis import pretraining_pictures
 
     return pretraining_pictures.reconstructions_of(task, data, trainer)
 
 
 def hand_meshes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Sheets of predicted meshes, their errors on the surface, and where batch attention looks on them."""
+    """Sheets of predicted meshes, their errors on the surface, and the batch attention over them."""
     from batchformer.analysis import hand_pictures
 
     return hand_pictures.hand_meshes_of(task, data, trainer)

@@ -79,7 +79,7 @@ def _looked_at(task: Any, data: Any, trainer: Any, limit: float) -> list[dict[st
     chosen = np.unique(np.linspace(0, count - 1, min(LOOKED_AT, count)).round().astype(int))
     seen: list[dict[str, Any]] = []
     precision = trainer.strategy.precision_plugin
-    with keep_modes(task.to(trainer.strategy.root_device)), torch.inference_mode():
+    with keep_modes(task.to(trainer.strategy.root_device)), torch.no_grad():
         task.eval()
         for start in range(0, len(chosen), loader.batch_size):
             batch = loader.batch_of(chosen[start : start + loader.batch_size])

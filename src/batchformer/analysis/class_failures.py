@@ -28,7 +28,7 @@ from batchformer.metrics.class_report import Calibration, calibration, class_rep
 from batchformer.metrics.measures import CLASS_SCORES, Measure
 
 FOLDER = "failures"  # of the pictures in a run folder
-_ANSWER = "what speaks for the answer"
+_ANSWER = "evidence for the predicted class"
 
 
 def class_failures(task: Any, data: Any, trainer: Any, folder: Path | None = None) -> dict[str, Any]:
@@ -38,9 +38,10 @@ def class_failures(task: Any, data: Any, trainer: Any, folder: Path | None = Non
     """
     name = task.evaluation_sets[0]
     logits, labels = _evaluated(task, data, trainer, name)
-    if not len(labels) or logits.ndim != 2 or labels.ndim != 1:
-        return {}
-    said, names = logits.argmax(1), [str(each) for each in task.data_info.classes]
+    names = [str(each) for each in task.data_info.get("classes", ())]
+    if not len(labels) or labels.ndim != 1 or logits.shape != (len(labels), len(names)):
+        return {}  # not evaluated, or no classifier with one label an image
+    said = logits.argmax(1)
     report = class_report(said, labels, len(names))
     other = None
     if (held_out := getattr(data, "holdout_set", None)) in task.evaluation_sets[1:]:  # which results are not about
@@ -82,10 +83,12 @@ def _evaluated(task: Any, data: Any, trainer: Any, name: str) -> tuple[Tensor, T
     device, precision = trainer.strategy.root_device, trainer.strategy.precision_plugin
     logits: list[Tensor] = []
     labels: list[Tensor] = []
-    with keep_modes(task.to(device)), torch.inference_mode():
+    with keep_modes(task.to(device)), torch.no_grad():  # no inference mode: what a network caches may need gradients
         task.eval()
         for batch in _batches(data, trainer, place, name):
             batch = as_batch(trainer.strategy.batch_to_device(precision.convert_input(batch), dataloader_idx=place))
+            if not {"images", "labels"} <= batch.keys():
+                raise UserError(f"the batches of the evaluation set {name} have no images and labels.")
             with precision.val_step_context():
                 logits.append(task.test_logits(batch["images"]).float().cpu())
             labels.append(batch["labels"].cpu())
@@ -109,7 +112,7 @@ def _batches(data: Any, trainer: Any, place: int, name: str) -> Iterator[Any]:
 
 
 def _draw_mistakes(folder: Path, task: Any, data: Any, wrong: np.ndarray, logits: Tensor) -> bool:
-    """The images with what they are and what was said; with Grad-CAM for that, where the network has maps."""
+    """The images with their true and predicted classes; with Grad-CAM for the latter, where the network has maps."""
     loader = data.undivided_loader(data.evaluation_sets[0]) if hasattr(data, "undivided_loader") else None
     if not hasattr(loader, "batch_of") or not hasattr(data, "mean"):
         return False
@@ -121,11 +124,11 @@ def _draw_mistakes(folder: Path, task: Any, data: Any, wrong: np.ndarray, logits
     sure = logits.softmax(1).amax(1).tolist()
     said = [f"{names[label]} {p:.0%}" for label, p in zip(logits.argmax(1).tolist(), sure, strict=True)]
     pictures = to_pictures(batch["images"], data.mean, data.std)
-    caption = "The wrong answers given with the highest probability, at most two of the same confusion."
+    caption = "The wrong predictions with the highest probability, at most two of the same confusion."
     try:
         maps, layer = answered(task, batch["images"], logits.argmax(1))
         sheet = draw_grad_cam({_ANSWER: maps}, pictures, classes, {_ANSWER: said})
-        caption += f" Above: what it is. Below: what was said, and bright what speaks for that, at {layer} (Grad-CAM)."
+        caption += f" Above: the true class. Below: the predicted one, bright its evidence at {layer} (Grad-CAM)."
     except UserError:
         sheet = draw_mistakes(list(zip(pictures, said, classes, strict=True)))
     write_index(folder, [("mistakes.png", sheet, "The worst mistakes", caption)], keep=False)

@@ -97,7 +97,7 @@ def _named(
 
 
 def reconstructions_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Masked test images, what the plain and the related stream make of them, and where batch attention looks."""
+    """Masked test images, what the plain and the related stream make of them, and the batch attention."""
     device, precision = trainer.strategy.root_device, trainer.strategy.precision_plugin
     net, attachment = task.net.to(device).eval(), task.attachment
     images = evenly_spaced_samples(data.evaluation_loader(task.evaluation_sets[0]), _BATCH, "images")["images"]

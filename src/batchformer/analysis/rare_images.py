@@ -94,8 +94,8 @@ def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str
 def answered(
     task: Any, images: Tensor, answers: Int[Tensor, " images"]
 ) -> tuple[Float[Tensor, "images row column"], str]:
-    """Grad-CAM of what speaks for these answers, and the layer it is taken at; on the device of the task."""
-    images = images.to(task.device)
+    """Grad-CAM for these classes, and the layer it is taken at; on the device and in the precision of the network."""
+    images = images.to(task.device, next(task.net.parameters()).dtype)
     layer = usual_layer(task.net, images)
     return grad_cam(_Judging(task), images, f"task.net.{layer}", answers), layer
 

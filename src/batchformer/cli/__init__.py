@@ -27,6 +27,7 @@ COMMANDS = {
     "grad-cam": "draw Grad-CAM maps of runs, on test images of rare classes",
     "recipes": "list the recipes, or print one",
     "data": "what data a recipe needs, and what is there",
+    "completion": "print a script that completes commands, recipes and fields in the shell",
 }
 _TRAIN_EXTRA = ("lightning", "jsonargparse", "timm", "torchvision", "torchmetrics", "transformers", "scipy",
                 "tensorboard", "sklearn", "safetensors", "PIL", "yaml", "docstring_parser")  # fmt: skip
@@ -139,7 +140,7 @@ def _explain(problem: BaseException) -> tuple[int, str]:
 
 
 def _help() -> str:
-    commands = "\n".join(f"  {name:<9} {text}" for name, text in COMMANDS.items())
+    commands = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
     return f"""batchformer: learn from the relations between the samples of a mini-batch
 
   batchformer compare digits-lt --seeds 3     see what the method gives; no download, about two minutes

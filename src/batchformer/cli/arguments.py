@@ -87,13 +87,13 @@ def read_arguments(args: Sequence[str], options: Sequence[Option], recipe_keys: 
 
 def _keys_of(recipe: list[str]) -> set[str]:
     """The keys of a recipe as the command line takes them; none where it cannot be read, which is reported later."""
-    from batchformer.recipes import find_recipe
+    from batchformer.recipes import find_recipe, read_recipe
 
     try:
         file = find_recipe(recipe[0] if recipe else "digits-lt")[1]
-        from batchformer.cli.recipe_cli import RecipeCLI
+        from batchformer.cli.known_keys import keys_of
 
-        return {key.replace("data.init_args.", "data.") for key in RecipeCLI().keys_of(file)}
+        return {key.replace("data.init_args.", "data.") for key in keys_of(read_recipe(file))}
     except (UserError, ImportError):
         return set()
 

@@ -72,6 +72,12 @@ class Planned:
 
 
 def run(args: list[str]) -> int:
+    compared(args, show=True)
+    return 0
+
+
+def compared(args: list[str], show: bool = False) -> Path:
+    """Train a comparison as these arguments say; returns its folder."""
     own = [Option("seeds", "many"), Option("targets", "many"), Option("variants"), Option(SEED_OF_LIGHTNING)]
     given = read_arguments(args, [*COMMON, *own, Option("method")], recipe_keys=True)
     if given.flag("method"):
@@ -105,7 +111,7 @@ def run(args: list[str]) -> int:
     if given.flag("print-config"):
         configs = [RunMaker(cli, file, None, resume, False, "").config(each.folder, each.overrides) for each in planned]
         print("---\n".join(config_text(config) for config in configs), end="")
-        return 0
+        return out
     if is_main_process():
         _refuse_what_exists(out, folders, allowed)
     line, results = ProgressLine(len(planned)), []
@@ -155,8 +161,10 @@ def run(args: list[str]) -> int:
     line.clear()
     if is_main_process():
         shown = [option for option in kept if option != "seeds"]
-        _conclude(name, out, planned, results, words_again(given, *shown, "data-root"))
-    return 0
+        table = _write_comparison(name, out, planned, results)
+        if show:
+            _conclude(name, out, planned, results, table, words_again(given, *shown, "data-root"))
+    return out
 
 
 def _plan(
@@ -230,25 +238,33 @@ def _refuse_what_exists(out: Path, folders: list[RunFolder], allowed: bool) -> N
         raise UserError(f"{out} exists already: add --resume to go on, --overwrite to start anew, or --out DIR.")
 
 
-def _conclude(name: str, out: Path, planned: list[Planned], results: list[dict[str, Any]], again: str) -> None:
-    from batchformer.report import compare_runs, format_table, verdict, write_report
+def _write_comparison(name: str, out: Path, planned: list[Planned], results: list[dict[str, Any]]) -> Any:
+    """Write compare.json and report.html; returns the table."""
+    from batchformer.report import compare_runs, verdict, write_report
 
     table = compare_runs(results)
+    content = {
+        "recipe": name,
+        "variants": list(dict.fromkeys(each.variant for each in planned)),
+        "targets": list(dict.fromkeys(each.target for each in planned if each.target)),
+        "seeds": sorted({each.seed for each in planned}),
+        "table": table.as_plain(),
+        "verdict": verdict(table).sentence,
+    }
+    write_json(out / "compare.json", content)
+    write_report([out], out / "report.html")
+    return table
+
+
+def _conclude(
+    name: str, out: Path, planned: list[Planned], results: list[dict[str, Any]], table: Any, again: str
+) -> None:
+    from batchformer.report import format_table, verdict
+
     seeds = sorted({each.seed for each in planned})
     variants = list(dict.fromkeys(each.variant for each in planned))
     targets = list(dict.fromkeys(each.target for each in planned if each.target))
-    write_json(
-        out / "compare.json",
-        {
-            "recipe": name,
-            "variants": variants,
-            "targets": targets,
-            "seeds": seeds,
-            "table": table.as_plain(),
-            "verdict": verdict(table).sentence,
-        },
-    )
-    page = write_report([out], out / "report.html")
+    page = out / "report.html"
     over = f", {len(targets)} targets" if targets else ""
     when = "after the epoch that is best on held-out images" if "chosen" in results[0] else "after the last epoch"
     print(f"\n{name}: {when}, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}{over}\n")

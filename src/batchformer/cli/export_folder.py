@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -53,7 +53,7 @@ def _write_network(found: Any, plain: Plain, place: Path, half: bool) -> tuple[s
     """Weights and config.json; returns the library that loads them and the lines of code that do."""
     from safetensors.torch import save_file
 
-    network = plain.network
+    network: Any = plain.network
     weights = {name: t.half() if half and t.is_floating_point() else t for name, t in network.state_dict().items()}
     labels = [str(name) for name in found.task.data_info.get("classes", ())]
     if type(network).__module__.startswith("transformers."):
@@ -99,7 +99,7 @@ def _write_timm_config(found: Any, network: Any, file: Path, labels: list[str]) 
     network.pretrained_cfg = {**kept, **seen, **_crop(data)}
     arguments = {key: v for key, v in found.task.backbone_args.items() if not key.startswith("pretrained")}
     try:
-        save_config_for_hf(network, file, {"label_names": labels}, arguments or None)
+        save_config_for_hf(network, cast(Any, file), {"label_names": labels}, arguments or None)
     finally:
         network.pretrained_cfg = before
 

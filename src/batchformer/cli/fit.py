@@ -61,6 +61,14 @@ Any field of the recipe: --trainer.max_epochs 3 --trainer.precision bf16-mixed -
 
 
 def run(args: list[str]) -> int:
+    folder = trained(args)
+    if folder is not None and is_main_process():
+        _show(folder)
+    return 0
+
+
+def trained(args: list[str]) -> RunFolder | None:
+    """Train a run as these arguments say; returns its folder, or None where nothing was to be kept."""
     given = read_arguments(
         args, [*COMMON, Option("seed"), Option(SEED_OF_LIGHTNING), Option("method")], recipe_keys=True
     )
@@ -95,20 +103,19 @@ def run(args: list[str]) -> int:
     config = maker.config(folder, overrides)
     if given.flag("print-config"):
         print(config_text(config), end="")
-        return 0
+        return None
     if config["trainer"].get("fast_dev_run"):
         with tempfile.TemporaryDirectory() as place:
             maker.train(RunFolder(Path(place) / "run"), overrides, False)
         if is_main_process():
             print("Training and evaluation ran on a batch (trainer.fast_dev_run); nothing was kept.")
-        return 0
+        return None
     if resume and folder.finished and not is_longer(folder, config):
         if folder.config.is_file():
             refuse_other_settings(folder, config)
         folder.read_result()  # an error for a damaged one, before anything else
         print(f"{folder.path} is finished already; nothing to do.")
-        _show(folder)
-        return 0
+        return folder
     line.begin_run(0, " ".join(part for part in (variant, target, f"seed {seed}") if part))
     try:
         with locked([folder]):
@@ -116,9 +123,7 @@ def run(args: list[str]) -> int:
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
         raise KeyboardInterrupt(f"stopped; go on with: {program()} fit {shlex.join(words)} --resume") from None
-    if is_main_process():
-        _show(folder)
-    return 0
+    return folder
 
 
 def _variant(cli: Any, file: Path, given: Arguments, overrides: list[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -33,10 +33,15 @@ def _unknown_key(message: str, known_keys: Iterable[str]) -> UserError | None:
                 key = f"{parts['group']}.{key}"
             elif outer := _PARSER_KEY.search(message):
                 key = f"{outer['key']}.init_args.{key}"
-            if key.rsplit(".", 1)[-1] == "num_classes":
-                return UserError(f"Unknown key {key}: how many classes there are is read from the data, leave it out.")
-            return UserError(f"Unknown key {key}.{did_you_mean(key, known_keys)}")
+            return unknown_key(key, known_keys)
     return None
+
+
+def unknown_key(key: str, known_keys: Iterable[str]) -> UserError:
+    """The error about a key that no recipe has, with the nearest one."""
+    if key.rsplit(".", 1)[-1] == "num_classes":
+        return UserError(f"Unknown key {key}: how many classes there are is read from the data, leave it out.")
+    return UserError(f"Unknown key {key}.{did_you_mean(key, known_keys)}")
 
 
 def _wrong_value(message: str) -> UserError | None:

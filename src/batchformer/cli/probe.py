@@ -74,7 +74,8 @@ def run(args: list[str]) -> int:
     words = [word for key, value in given.recipe_keys for word in (f"--{key}", value)]
     for option in ("seed", "data-root", *ALIASES, "device"):
         words += [f"--{option}", str(given.value(option))] if given.flag(option) else []
-    words += [f"--{flag}" for flag in ("resume", "overwrite", "no-analysis") if given.flag(flag)]
+    words += [f"--{flag}" for flag in ("resume", "overwrite", "no-analysis", "print-config") if given.flag(flag)]
+    words += [word for name in given.values.get("logger", []) for word in ("--logger", name)]
     file = Path(f"{out}.yaml")
     refuse_to_replace(file, lambda content: content.startswith(_FIRST_LINE.encode()))
     write_text(file, _FIRST_LINE + yaml.safe_dump(recipe, sort_keys=False))

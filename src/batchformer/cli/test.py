@@ -54,7 +54,7 @@ def run(args: list[str]) -> int:
         "variant": variant_of(found.config),
         "target": getattr(found.data, "target", None),
         "seed": found.task.seed,
-        **({key: stored[key] for key in ("chosen", "epochs") if key in stored} if stored else {}),
+        **{key: stored[key] for key in ("chosen", "epochs") if stored and key in stored},
         "measures": recorder.measures,
         "metrics": recorder.metrics,
         "class_counts": found.task.data_info.get("class_counts", []),

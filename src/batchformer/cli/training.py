@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.cli.arguments import Arguments, Option
+from batchformer.cli.known_keys import refuse_unknown_keys
 from batchformer.errors import UserError
 from batchformer.hub import PRETRAINED, SCRATCH, refuse_unreachable
 from batchformer.recipes import find_recipe, read_recipe
@@ -46,6 +47,7 @@ def recipe_of(given: Arguments, command: str) -> tuple[str, Path]:
     if len(given.positional) > 1:
         raise UserError(f"Unexpected argument {given.positional[1]}: {command} takes one recipe, then --key value.")
     name, file = find_recipe(given.positional[0])
+    refuse_unknown_keys(file, [key for key, _ in given.recipe_keys])
     return name_of_recipe(given, name, file), file
 
 
@@ -131,9 +133,10 @@ def _device(name: str) -> Overrides:
 def refuse_unreachable_weights(file: Path, overrides: Sequence[tuple[str, str]]) -> None:
     """Say at once where pretrained weights cannot be had: importing torch and Lightning alone takes longer."""
     recipe = read_recipe(file)
-    run, model = (recipe.get(name) if isinstance(recipe.get(name), dict) else {} for name in ("run", "model"))
-    sources = dict(run.get("init_from") or {})  # type: ignore[union-attr]
-    backbone = model.get("backbone")  # type: ignore[union-attr]
+    sections: list[dict[str, Any]] = [
+        part if isinstance(part := recipe.get(name), dict) else {} for name in ("run", "model")
+    ]
+    sources, backbone = dict(sections[0].get("init_from") or {}), sections[1].get("backbone")
     for key, value in overrides:
         if key == "run.init_from":
             sources = {}
@@ -193,7 +196,7 @@ def words_again(given: Arguments, *options: str) -> str:
 @contextmanager
 def a_word_while_loading() -> Iterator[None]:
     """Show in a terminal that torch and Lightning are being imported, which takes seconds."""
-    shown = sys.stderr.isatty()
+    shown = sys.stderr.isatty() and "torch" not in sys.modules
     if shown:
         print("loading torch and Lightning ...", end="", file=sys.stderr, flush=True)
     try:

@@ -32,7 +32,7 @@ class ClassReport:
     balanced_accuracy: float
     macro_f1: float
     confusions: list[list[int]]  # [class, class it was taken for, images], the most frequent first
-    matrix: list[list[int]]  # rows: classes, columns: what was said; empty for more than `MOST_IN_MATRIX` classes
+    matrix: list[list[int]]  # rows: classes, columns: predicted classes; empty for more than `MOST_IN_MATRIX` classes
 
 
 def class_report(predictions: Int[Tensor, " images"], labels: Int[Tensor, " images"], classes: int) -> ClassReport:

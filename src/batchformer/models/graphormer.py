@@ -84,13 +84,19 @@ class GraphormerEncoder(nn.Module):
             nn.Linear(dim, outputs),
             nn.Linear(inputs, outputs),
         )
-        self.positions, self.dropout = nn.Parameter(torch.zeros(1, tokens, dim)), nn.Dropout(dropout)
-        nn.init.normal_(self.positions, std=0.02)
+        self.positions, self.dropout = nn.Parameter(torch.empty(1, tokens, dim)), nn.Dropout(dropout)
 
         def graph() -> GraphBlock | None:
             return None if adjacency is None else GraphBlock(dim, adjacency)
 
         self.layers = nn.ModuleList(GraphormerLayer(dim, heads, dropout, graph(), vertices) for _ in range(layers))
+        for name, parameter in self.named_parameters():
+            if ".graph." in name or "norm" in name:
+                continue
+            if parameter.ndim < 2:
+                nn.init.zeros_(parameter)
+            else:  # as in BERT: so small that coordinates begin near the wrist
+                nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: Float[Tensor, "batch tokens inputs"]) -> Float[Tensor, "rows tokens outputs"]:
         x = self.dropout(self.embed(tokens) + self.positions)

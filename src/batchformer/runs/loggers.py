@@ -40,7 +40,12 @@ def make_loggers(
         from lightning.pytorch.loggers import WandbLogger
 
         project = os.environ.get("WANDB_PROJECT", _PROJECT)
-        options = {"save_dir": folder, "project": project, "group": recipe or None, "version": ids.get("wandb")}
+        options: dict[str, Any] = {
+            "save_dir": folder,
+            "project": project,
+            "group": recipe or None,
+            "version": ids.get("wandb"),
+        }
         made.append(_named("wandb", WandbLogger(name=run, **options)))
     if "mlflow" in names:
         made.append(_named("mlflow", _mlflow(recipe or _PROJECT, run, ids.get("mlflow"))))

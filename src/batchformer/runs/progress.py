@@ -23,10 +23,11 @@ _JUST_BEFORE_THE_END = 0.999
 class ProgressLine:
     """Progress over several runs, each a number of equal steps."""
 
-    def __init__(self, runs: int = 1, stream: TextIO | None = None) -> None:
+    def __init__(self, runs: int = 1, stream: TextIO | None = None, cell: Callable[[str], None] | None = None) -> None:
         self.runs = runs
+        self._cell = notebook_cell() if stream is None and cell is None else cell
         self.stream = stream if stream is not None else sys.stderr
-        self.in_place = self.stream.isatty()
+        self.in_place = self._cell is not None or self.stream.isatty()
         self._run = 0
         self._label = ""
         self._started = time.perf_counter()
@@ -72,9 +73,15 @@ class ProgressLine:
 
     def clear(self) -> None:
         if self.in_place and self._open:
-            self.stream.write("\r\x1b[2K")
-            self.stream.flush()
+            self._replace("")
             self._open = False
+
+    def _replace(self, line: str) -> None:
+        if self._cell is not None:
+            self._cell(line)
+            return
+        self.stream.write("\r\x1b[2K" + line[: shutil.get_terminal_size().columns - 1])
+        self.stream.flush()
 
     def _overall(self, fraction_of_run: float) -> float:
         return (self._run + min(1.0, max(0.0, fraction_of_run))) / self.runs
@@ -87,12 +94,11 @@ class ProgressLine:
         # what matters most comes first: a narrow terminal cuts the end off
         line = f"{bar} {overall:4.0%} {self._time_left(overall, now):>9}{run} {self._label}  {text}"
         if self.in_place:
-            width = shutil.get_terminal_size().columns - 1
-            self.stream.write("\r\x1b[2K" + line[:width])
+            self._replace(line)
             self._open = True
         else:
             self.stream.write(line + "\n")
-        self.stream.flush()
+            self.stream.flush()
 
     def _time_left(self, overall: float, now: float) -> str:
         done = overall - self._fraction_at_start
@@ -101,6 +107,19 @@ class ProgressLine:
         seconds = int((now - self._started) / done * (1 - overall))
         hours, minutes, seconds = seconds // 3600, seconds // 60 % 60, seconds % 60
         return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
+
+
+def notebook_cell() -> Callable[[str], None] | None:
+    """In a notebook, a function that shows a text in the output of the cell in place of the one before; else None."""
+    if "ipykernel" not in sys.modules:
+        return None
+    from IPython import get_ipython
+    from IPython.display import display
+
+    if get_ipython() is None:
+        return None
+    handle = display({"text/plain": ""}, raw=True, display_id=True)
+    return lambda text: handle.update({"text/plain": text}, raw=True)
 
 
 class RunProgress(ProgressBar):
@@ -158,7 +177,7 @@ class RunProgress(ProgressBar):
 
     def _text(self, trainer: L.Trainer, epoch: int) -> str:
         """Reading the loss waits for the device, so this is called when the line is drawn and not at every step."""
-        running = getattr(trainer.lightning_module, "running_values", dict)()
+        running: dict[str, float] = getattr(trainer.lightning_module, "running_values", dict)()
         numbers = "".join(f"  {name} {value:.3g}" for name, value in running.items())
         return self._where(trainer, epoch) + numbers + self._judged
 

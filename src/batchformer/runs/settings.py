@@ -28,7 +28,7 @@ def defaults_of(**classes: type) -> dict[str, Any]:
             continue
         for base in reversed(kind.__mro__):  # what is nearer replaces what it inherits
             if "__init__" in vars(base):
-                for name, parameter in inspect.signature(base.__init__).parameters.items():
+                for name, parameter in inspect.signature(vars(base)["__init__"]).parameters.items():
                     if parameter.default is not inspect.Parameter.empty:
                         given = parameter.default
                         value = asdict(given) if is_dataclass(given) and not isinstance(given, type) else given

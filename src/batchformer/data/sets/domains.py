@@ -13,7 +13,7 @@ from batchformer.data.loading.order import balanced_order, generator
 from batchformer.data.sets.classification import ClassificationData
 from batchformer.errors import UserError, did_you_mean
 
-Draw = Literal["replacement", "shortest"]
+DrawingRule = Literal["replacement", "shortest"]
 
 
 class Part(NamedTuple):
@@ -58,7 +58,7 @@ class DomainData(ClassificationData):
         sources: list[str] | None = None,
         holdout: float = 0.2,
         steps_per_epoch: int = 100,
-        draw: Draw = "replacement",
+        draw: DrawingRule = "replacement",
         adapt: bool = False,
         allow_missing_classes: bool = False,
         batch_size: int = 96,
@@ -68,8 +68,8 @@ class DomainData(ClassificationData):
         check_at_least(1, steps_per_epoch=steps_per_epoch)
         if not 0 < holdout < 1:
             raise UserError(f"data.holdout is a part of each source domain, above 0 and below 1, got {holdout}.")
-        if draw not in get_args(Draw):
-            raise UserError(f"data.draw is one of {', '.join(get_args(Draw))}, got {draw!r}.")
+        if draw not in get_args(DrawingRule):
+            raise UserError(f"data.draw is one of {', '.join(get_args(DrawingRule))}, got {draw!r}.")
         if self.augment_repeats > 1:
             raise UserError(
                 "data.augment_repeats is not for data of several domains, which have an order of their own."

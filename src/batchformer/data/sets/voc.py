@@ -135,11 +135,14 @@ def _problems_in(root: Path, xml: str, image: str, known: set[str] | None) -> tu
         tree = ElementTree.parse(root / xml).getroot()
         height, width = int(_text(tree, "size/height")), int(_text(tree, "size/width"))
     except (OSError, ElementTree.ParseError, ValueError) as error:
-        reason = "it does not exist" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
-        return [Problem(xml, reason, image=image)], set()
-    found, names, seen = [], set(), set()
+        told = "it does not exist" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
+        return [Problem(xml, told, image=image)], set()
+    found: list[Problem] = []
+    names: set[str] = set()
+    seen: set[tuple[str, tuple[float, ...]]] = set()
     for number, entry in enumerate(tree.iter("object")):
-        reason, name = None, (entry.findtext("name") or "").strip()
+        reason: str | None = None
+        name = (entry.findtext("name") or "").strip()
         try:
             box = _read_object(entry)
             reason = box_problem(box["corners"], height, width)
@@ -148,8 +151,8 @@ def _problems_in(root: Path, xml: str, image: str, known: set[str] | None) -> tu
             if reason is None and (name, box["corners"]) in seen:
                 reason = "it stands there twice"
             seen.add((name, box["corners"]))
-        except ValueError as error:
-            reason = str(error)
+        except ValueError as problem:
+            reason = str(problem)
         if reason is None:
             names.add(name)
         else:

@@ -1,0 +1,156 @@
+"""The fields of a recipe, read from source files: torch and Lightning, whose import takes seconds, are not needed.
+
+A wrong key is refused at once, and the shell completes keys. What cannot be found this way (a task of the user's own,
+arguments of a network) is left to the parser, which knows every type: nothing is refused here that it would take.
+"""
+
+import ast
+import functools
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import batchformer
+from batchformer.cli.parser_errors import unknown_key
+from batchformer.data.sets import SETS
+from batchformer.recipes import read_recipe
+from batchformer.runs.options import current_key
+
+_PACKAGE = Path(batchformer.__file__).parent
+_DEFAULT_TASK = "long_tailed"
+_SECTIONS = ("trainer", "model", "data", "run")
+#: in annotations: values that may have keys below them
+_WITH_KEYS = ("dict", "Mapping", "Any", "Logger", "Callback", "Profiler", "Strategy", "Accelerator", "PLUGIN", "Plugin")
+
+
+class Source(NamedTuple):
+    """A class in a source file."""
+
+    node: ast.ClassDef
+    file: Path
+
+
+def refuse_unknown_keys(file: Path, keys: Sequence[str]) -> None:
+    """Refuse keys of the command line that no recipe of this task and these data has."""
+    if not keys:
+        return
+    known = dict(_walk(read_recipe(file)))
+    read = {key.partition(".")[0] for key in known} - ({"data"} if "data.class_path" in keys else set())
+    for given in keys:
+        key = current_key(given)
+        head, _, rest = key.partition(".")
+        if head in ("config", "seed_everything") or key in ("data.class_path", "data.init_args"):
+            continue
+        if head == "data" and not rest.startswith("init_args."):
+            key = f"data.init_args.{rest}"
+        inside_open = any(key.startswith(f"{outer}.") for outer, ends in known.items() if not ends)
+        if head not in _SECTIONS or (head in read and key not in known and not inside_open):
+            raise unknown_key(key, known)
+
+
+def keys_of(recipe: dict[str, Any]) -> set[str]:
+    """The keys that can be given for a recipe, as far as they are known; none of a section that is not."""
+    return {key for key, _ in _walk(recipe)}
+
+
+def _walk(recipe: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """(key, whether it has no keys below it), of every section that can be read."""
+    yield from _fields(_find("Trainer", _lightning_trainer()), "trainer")
+    yield from _fields(_find("RunOptions", _PACKAGE / "runs/options.py"), "run")
+    task = recipe.get("task", _DEFAULT_TASK)
+    names = _tasks()
+    if task in names:
+        yield from _fields(_find(names[task], _PACKAGE / "tasks/__init__.py"), "model")
+    name = str((recipe.get("data") or {}).get("class_path", "")).rpartition(".")[2]
+    yield from _fields(_data_class(name), "data.init_args")
+
+
+def _data_class(name: str) -> Source | None:
+    modules = sorted({home.partition(":")[0] for home in SETS.values()})
+    files = [_PACKAGE / f"data/sets/{module}.py" for module in modules]
+    return next((_find(name, file) for file in files if f"\nclass {name}(" in file.read_text(encoding="utf-8")), None)
+
+
+def _fields(source: Source | None, prefix: str) -> Iterator[tuple[str, bool]]:
+    for base in () if source is None else _lineage(source):
+        for name, annotation in _arguments(base.node):
+            key = f"{prefix}.{name}"
+            inner = list(_options_in(annotation, base.file))
+            yield key, bool(inner) or _is_plain(annotation)
+            for each in inner:
+                yield from _fields(each, key)
+
+
+def _lineage(source: Source) -> Iterator[Source]:
+    yield source
+    for base in source.node.bases:
+        found = _find(ast.unparse(base).rpartition(".")[2], source.file)
+        if found is not None and found.node is not source.node:
+            yield from _lineage(found)
+
+
+def _arguments(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
+    """Arguments of the constructor; of a dataclass its fields."""
+    if any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+        for part in node.body:
+            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+                yield part.target.id, part.annotation
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+            for argument in (*part.args.args[1:], *part.args.kwonlyargs):
+                yield argument.arg, argument.annotation
+
+
+def _options_in(annotation: ast.expr | None, file: Path) -> Iterator[Source]:
+    """The dataclasses of options that an annotation names."""
+    for part in ast.walk(annotation) if annotation is not None else ():
+        if isinstance(part, ast.Name) and part.id[:1].isupper():
+            found = _find(part.id, file)
+            if found is not None and any("dataclass" in ast.unparse(each) for each in found.node.decorator_list):
+                yield found
+
+
+def _is_plain(annotation: ast.expr | None) -> bool:
+    """Whether values are numbers, texts or choices of texts, with nothing below them."""
+    words = "" if annotation is None else ast.unparse(annotation)
+    return bool(words) and not any(kind in words for kind in _WITH_KEYS)
+
+
+@functools.cache
+def _find(name: str, file: Path | None) -> Source | None:
+    """The class of this name in a file, or in the file of this package that it is imported from there."""
+    tree = _tree(file)
+    for part in tree.body if tree is not None else ():
+        if isinstance(part, ast.ClassDef) and part.name == name and file is not None:
+            return Source(part, file)
+        if isinstance(part, ast.ImportFrom) and (part.module or "").startswith("batchformer"):
+            original = next((each.name for each in part.names if (each.asname or each.name) == name), None)
+            if original is not None:
+                place = _PACKAGE.joinpath(*str(part.module).split(".")[1:])
+                inside = place / "__init__.py"
+                return _find(original, inside if inside.is_file() else place.with_suffix(".py"))
+    return None
+
+
+@functools.cache
+def _tree(file: Path | None) -> ast.Module | None:
+    return ast.parse(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else None
+
+
+@functools.cache
+def _tasks() -> dict[str, str]:
+    """`tasks.TASKS` by the names of the classes."""
+    tree = _tree(_PACKAGE / "tasks/__init__.py")
+    assert tree is not None
+    for part in tree.body:
+        if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == "TASKS" and isinstance(part.value, ast.Dict):
+            pairs = zip(part.value.keys, part.value.values, strict=True)
+            return {str(ast.literal_eval(key)): ast.unparse(value) for key, value in pairs if key is not None}
+    return {}
+
+
+def _lightning_trainer() -> Path | None:
+    spec = find_spec("lightning")
+    places: Sequence[str] = list(spec.submodule_search_locations or ()) if spec is not None else ()
+    return Path(places[0]) / "pytorch/trainer/trainer.py" if places else None
