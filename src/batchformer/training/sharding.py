@@ -1,8 +1,8 @@
 """Fully sharded data parallel training (FSDP2) of any task: parameters, gradients and optimizer states are divided.
 
 The task as a whole is one sharded unit: its steps gather the parameters before and divide them after. So a task needs
-to know nothing of it, whatever networks it has and however its step calls them. A task that uses its networks outside
-its steps sets `shardable` to False.
+to know nothing of it, whatever networks it has and however its step calls them. A task for which
+this holds sets `shardable`; others are refused.
 """
 
 import sys
@@ -38,9 +38,9 @@ def shard(task: nn.Module, mesh: Any) -> None:
     """Divide the parameters of `task` among the processes of the mesh, and let its steps gather them."""
     if is_sharded(task):
         return
-    if not getattr(task, "shardable", True):
+    if not getattr(task, "shardable", False):
         raise UserError(
-            f"{type(task).__name__} computes features outside its steps, where sharded parameters are not gathered: "
+            f"{type(task).__name__} uses its parameters outside its steps, where sharded ones are not gathered: "
             "use trainer.strategy ddp."
         )
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method

@@ -63,7 +63,6 @@ class Pretraining(NetworkTask):
     """
 
     measures: Sequence[Measure] = SELF_SUPERVISED
-    shardable: ClassVar[bool] = False  # features of the training images are computed before an evaluation
     main_picture: ClassVar[Mapping[str, Any]] = {"curve": "knn"}
     data_class: ClassVar[type] = ClassificationData
 
