@@ -1,21 +1,21 @@
 """Fully sharded data parallel training (FSDP2) of any task: parameters, gradients and optimizer states are divided.
 
 The task as a whole is one sharded unit: its steps gather the parameters before and divide them after. So a task needs
-to know nothing of it, whatever networks it has and however its step calls them.
+to know nothing of it, whatever networks it has and however its step calls them. A task for which
+this holds sets `shardable`; others are refused.
 """
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
+from batchformer.errors import UserError
 from batchformer.training.weights import read_checkpoint
 
-# Before these are called the parameters are gathered; features may be computed before the first batch of an evaluation.
-STEPS = ("training_step", "validation_step", "test_step", "on_validation_epoch_start", "on_test_epoch_start")
+STEPS = ("training_step", "validation_step", "test_step")
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -30,13 +30,21 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def is_sharded(task: nn.Module) -> bool:
-    return isinstance(task, FSDPModule)
+    module = sys.modules.get("torch.distributed.fsdp")  # imported when a task is sharded: it takes a while
+    return module is not None and isinstance(task, module.FSDPModule)
 
 
 def shard(task: nn.Module, mesh: Any) -> None:
     """Divide the parameters of `task` among the processes of the mesh, and let its steps gather them."""
     if is_sharded(task):
         return
+    if not getattr(task, "shardable", False):
+        raise UserError(
+            f"{type(task).__name__} uses its parameters outside its steps, where sharded ones are not gathered: "
+            "use trainer.strategy ddp."
+        )
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
     fully_shard(task, mesh=mesh["data_parallel"])
     for name in STEPS:
         register_fsdp_forward_method(task, name)
@@ -44,6 +52,11 @@ def shard(task: nn.Module, mesh: Any) -> None:
 
 def load_whole(task: nn.Module, state: dict[str, Any]) -> None:
     """`load_state_dict` of whole tensors, for a sharded task, too; every process calls it with the same ones."""
+    if not is_sharded(task):
+        task.load_state_dict(state)
+        return
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
     set_model_state_dict(task, state, options=StateDictOptions(full_state_dict=True))
 
 

@@ -66,6 +66,8 @@ class Task(L.LightningModule):
     data_class: ClassVar[type] = L.LightningDataModule
     #: how many views of each image a training batch holds, where the data leave that to the task (`data.views: 1`)
     views: int = 1
+    #: whether it trains with `trainer.strategy fsdp`: all that uses parameters as plain tensors is inside its steps
+    shardable: ClassVar[bool] = False
     #: options of `batchformer predict` that `predict` takes, with their help text
     predict_options: ClassVar[Mapping[str, str]] = {}
     #: where version 0.1 kept the task's part of a checkpoint

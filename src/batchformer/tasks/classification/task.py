@@ -48,6 +48,8 @@ class Classification(ClassifierTask):
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
+    shardable = True
+
     measures = CLASSIFICATION
     main_picture: ClassVar[Mapping[str, Any]] = {"curve": "top1"}
     checkpoint_key_of_0_1 = "classification"

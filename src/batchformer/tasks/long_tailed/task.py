@@ -73,6 +73,8 @@ class LongTailed(ClassifierTask):
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
+    shardable = True
+
     measures: Sequence[Measure] = LONG_TAILED
     main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["accuracy", "many", "medium", "few"]}
     analyses = ("class_failures", "gradient_influence", "grad_cam")
