@@ -195,7 +195,6 @@ class TestTrying:
         [
             ("--dry-run", "--trainer.fast_dev_run true"),
             ("--dry_run", "keeps nothing"),
-            ("--print_config", "recipes NAME"),
         ],
     )
     def test_options_known_from_elsewhere_name_ours(self, say, option, told):
