@@ -205,6 +205,8 @@ _NO_MEASUREMENTS = (
     "stability",
     "unchanged",
     "gpu_tests",
+    "reliability",  # docs/reliability.md
+    "mutants",
 )  # docs/stability.md is made of the first
 _OF_0_1 = (
     "Measured with version 0.1, which replayed small layers by a C++ library: that is gone, and eager times of small "

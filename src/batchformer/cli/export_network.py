@@ -165,7 +165,10 @@ def _safetensors(plain: Plain, half: bool, out: Path) -> tuple[bytes, str, list[
     from safetensors.torch import load, save
 
     network, inputs = _in(plain, half)
-    content = save({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, plain.metadata)
+    weights = {
+        name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in network.state_dict().items()
+    }
+    content = save(weights, plain.metadata)  # cloned: heads of a detector may share theirs, which the format refuses
     network.load_state_dict(load(content), strict=True)
     with torch.inference_mode():
         difference = plain.difference(answers_of(network(*inputs)), half, "the float16 network")
