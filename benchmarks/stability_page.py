@@ -28,7 +28,7 @@ _BEFORE = """\
 Written by `python -m benchmarks.stability_page .` from `benchmarks/results/stability_start.json` (made by
 `benchmarks/stability.py`) and the files in `results/`.
 
-BatchFormerV2 puts a module after one block of a network or after all of them. With many modules the paper speaks of
+BatchFormerV2 puts a module after one block of a network or after all of them. With many modules the paper mentions
 frequent crashes and leaves the reason open; its code skips steps whose loss is not finite. There is a quieter
 failure: the loss of the related rows stays at chance for long, or for good, while the plain rows learn. Nothing is
 learnt through the modules then, and the run is a baseline at twice the price. Nobody sees it in the sum of both
@@ -44,7 +44,7 @@ and the classifier can learn from is the part that tells samples apart *and* is 
 **Signal** is the cosine between the related tokens (minus their mean over the batch) of two forwards that differ in
 the dropout masks only. Measured at the initial weights, DeiT-Ti with patches of 4 on one batch of CIFAR-100, a module
 after each of the twelve blocks. What differs, norm, rank (the effective one of the related tokens) and entropy (of the
-attention; 1 looks at all samples alike) are those at the last module; the gradient is what the loss of the related
+attention; 1: to all samples equally) are those at the last module; the gradient is what the loss of the related
 rows sends into the parameters of a block over what that of the plain rows sends, the blocks behind the first module:
 
 {table}

@@ -44,9 +44,9 @@ def test_the_comparison_proposed_next_is_the_same_one():
 
 
 def test_a_finished_run_is_not_shown_for_other_settings(say, copy_of_run):
-    code, out, err = say("fit", "digits-lt", *TINY, "--trainer.max_epochs", "5", "--out", "a copy", "--resume")
+    code, out, err = say("fit", "digits-lt", *TINY, "--data.batch_size", "5", "--out", "a copy", "--resume")
     assert (code, out) == (2, "")
-    assert "trainer.max_epochs 2, now it is 5" in err
+    assert "batch_size 32, now it is 5" in err
 
 
 @pytest.mark.parametrize("content", ["[]", '{"recipe": "x"}', "{"])

@@ -245,7 +245,7 @@ class TestRefused:
 
     def test_it_is_said_before_anything_is_written(self, capsys, tmp_path):
         assert main(["fit", "digits-lt", "--model.algorithm", "crt", "--out", str(tmp_path / "run")]) == 2
-        assert "--init-from RUN or --model.backbone_args.pretrained true" in capsys.readouterr().err
+        assert "--init-from RUN or --init-from pretrained" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize("options", [{"sampling": "class_balanced"}, {"algorithm": "balms"}])
