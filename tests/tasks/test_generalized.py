@@ -324,15 +324,15 @@ def test_losses_and_their_gradients_read_nothing_back_from_the_device(root, algo
 def test_the_step_that_is_captured_ends_with_the_bits_of_the_ordinary_one(root):
     ends = []
     for kind in (GeneralizedZeroShot, whole_step(GeneralizedZeroShot)):
-        task, data = kind(**SMALL), data_in(root)
+        rate = {"lr": 2.0**-13}  # of a captured step it is a float32
+        task, data = kind(**SMALL, optimizer=rate), data_in(root)
         task.construct(data)
         trainer = make_trainer(max_epochs=2)
         trainer.fit(task, datamodule=data)
         metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
         ends.append((task.state_dict(), trainer.global_step, metrics))
-    (ordinary, steps, told), (whole, whole_steps, whole_told) = ends
-    assert whole_steps == steps
-    assert whole_told == pytest.approx(told, rel=1e-6)  # means of losses, which are summed in another order
+    (ordinary, *told), (whole, *whole_told) = ends
+    assert whole_told == told
     assert all(torch.equal(whole[name], value) for name, value in ordinary.items())
 
 
