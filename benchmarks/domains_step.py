@@ -9,30 +9,31 @@ and `of_bare` their ratio: see `loop_rate.py` and `_busy.py`. The weights are ra
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks._common import write
 from benchmarks.domains_study import STUDIES
 from benchmarks.loop_rate import measure
 
-RECIPE = "pacs-128"
 SHOWN = ["erm", "erm+batchformer", "coral+batchformer", "irm+batchformer", "vrex+batchformer", "mixstyle+batchformer"]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(name: str, about: str | None, recipe: str, variants: Mapping[str, str], shown: Sequence[str]) -> int:
+    """Measure variants of a recipe, by default those `shown`, and write benchmarks/results/NAME.json."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", default="data")
-    parser.add_argument("--only", nargs="+", choices=list(STUDIES[RECIPE].variants), default=SHOWN)
+    parser.add_argument("--only", nargs="+", choices=list(variants), default=list(shown))
     parser.add_argument("--seconds", type=float, default=5.0, help="of whole epochs, at least")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("extra", nargs="*", help="after --: more overrides for every run")
     args = parser.parse_args()
-    found = {name: measure(name, [RECIPE, "--variant", STUDIES[RECIPE].variants[name]], args) for name in args.only}
+    found = {each: measure(each, [recipe, "--variant", variants[each]], args) for each in args.only}
     rows = [row for row in found.values() if row is not None]
     if rows:
-        write("domains_step", {"benchmark": "domains_step", "rows": rows}, args.out, show=False)
+        write(name, {"benchmark": name, "rows": rows}, args.out, show=False)
     return 1 if len(rows) < len(found) else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main("domains_step", __doc__, "pacs-128", STUDIES["pacs-128"].variants, SHOWN))

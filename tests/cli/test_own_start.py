@@ -60,6 +60,12 @@ class TestCheck:
         assert json.loads((here / "run/result.json").read_text())["data"]["train_images"] == 320
         assert "--skip-bad" in json.loads((here / "run/result.json").read_text())["command"]
 
+    def test_the_way_out_has_the_fields_that_were_given(self, say, here):
+        shutil.rmtree("photos/val")
+        (here / "photos/train/class_0/b.jpg").write_bytes(b"no image")
+        out = say("data", "folder", "--data-root", "photos", "--data.val_fraction", "0.2", "--check")[1]
+        assert "fit folder --data-root photos --data.val_fraction 0.2 --skip-bad" in out
+
     def test_out_chooses_the_folder(self, say, here):
         code, out, _ = say("data", "folder", "--data-root", "photos", "--check", "--out", "seen")
         assert (code, sorted(file.name for file in (here / "seen").iterdir())) == (

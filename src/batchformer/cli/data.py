@@ -4,7 +4,7 @@ from pathlib import Path
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.show import program
-from batchformer.cli.training import check_file, recipe_overrides
+from batchformer.cli.training import check_file, recipe_overrides, words_again
 from batchformer.errors import UserError
 from batchformer.metrics.shots import SHOTS
 from batchformer.recipes import find_recipe
@@ -41,7 +41,7 @@ def run(args: list[str]) -> int:
         made = write_miniature(*words[1:])
         print(f"{made}: a tiny {words[1]} in its official layout; use it with --data-root {words[2]}")
     elif len(words) == 1 and given.flag("check"):
-        return _check(words[0], recipe_overrides(given), given.value("out"))
+        return _check(words[0], recipe_overrides(given), given.value("out"), words_again(given, "data-root"))
     elif len(words) == 1:
         _describe(words[0], recipe_overrides(given))
     else:
@@ -49,7 +49,7 @@ def run(args: list[str]) -> int:
     return 0
 
 
-def _check(recipe: str, overrides: list[tuple[str, str]], out: str | None) -> int:
+def _check(recipe: str, overrides: list[tuple[str, str]], out: str | None, again: str) -> int:
     name, file = find_recipe(recipe)
     from batchformer.cli.recipe_cli import RecipeCLI
     from batchformer.data.check import KINDS, check_data
@@ -66,7 +66,7 @@ def _check(recipe: str, overrides: list[tuple[str, str]], out: str | None) -> in
     check = check_data(data, lambda done, all_of_them: line.update(done / all_of_them, f"{done:,} images"))
     line.clear()
     skip = "--skip-bad" if not out else f"--data.skip_bad {target}"
-    way_out = f"train without them: `{program()} fit {recipe} --data-root {check.root} {skip}`"
+    way_out = f"train without them: `{program()} fit {again} {skip}`"
     content = check.as_dict()
     page = target.with_suffix(".html")
     write_json(target, {"recipe": name, **content})
