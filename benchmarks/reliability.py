@@ -413,7 +413,7 @@ def memory(place: Place, given: argparse.Namespace) -> Rows:
             "--trainer.max_epochs",
             "-1",
             "--trainer.check_val_every_n_epoch",
-            "100",
+            "20",  # so that the first evaluation, which needs memory of its own, comes before the first reading
             "--out",
             str(place.new("out")),
         ]

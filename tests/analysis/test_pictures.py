@@ -133,6 +133,16 @@ def test_classes_have_their_colours_whatever_the_labels_come_in():
         draw_plane(features, [0, 1, 2])
 
 
+def test_colours_of_features_reach_from_none_to_full():
+    torch.manual_seed(0)
+    features = FeaturePair("blocks.0", torch.randn(40, 16, 8), torch.randn(40, 16, 8), TokenLayout(16, 0, (4, 4)))
+    both = torch.stack(features.colours())
+    assert both.shape == (2, 40, 4, 4, 3)
+    for channel in both.unbind(-1):
+        assert (channel.min(), channel.max()) == (0, 1)
+        assert 0.01 < (channel == 1).float().mean() < 0.03  # the brightest 2 % are full
+
+
 @pytest.fixture
 def vit():
     torch.manual_seed(0)

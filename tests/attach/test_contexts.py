@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import batchformer as bf
-from batchformer.attach.contexts import dry_run_state, evaluating, temporary_attributes, untouched
+from batchformer.attach.contexts import dry_run_state, evaluating, set_mode, temporary_attributes, untouched
 
 
 class Counts(nn.Module):
@@ -105,3 +105,12 @@ def test_the_annotations_of_public_names_can_be_read() -> None:
         methods = [found] if not isinstance(found, type) else [each for each in vars(found).values() if callable(each)]
         for method in methods:
             get_type_hints(method)
+
+
+def test_a_model_in_eval_mode_is_set_to_train_and_parts_of_a_training_one_stay_as_they_are():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+    set_mode(model.eval(), "train")
+    assert all(module.training for module in model.modules())
+    model[1].eval()  # frozen by its user
+    set_mode(model, "train")
+    assert not model[1].training

@@ -96,3 +96,18 @@ def test_rows_of_another_model_are_passed_over() -> None:
     assert hook.guard is None
     loss(model(torch.randn(4, CLASSES)), torch.arange(4) % CLASSES)
     assert hook.guard is not None
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [torch.rand(4), torch.ones(4, 1, dtype=torch.long), torch.ones(4, CLASSES, dtype=torch.long), torch.rand(4, 2)],
+    ids=["one number each", "ids in a column", "counts", "other classes"],
+)
+def test_losses_of_other_targets_than_classes_are_not_watched(targets):
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    hook = StreamGuardHook(bf.attach(model, heads=2))
+    logits = model(torch.randn(4, 3))
+    hook(nn.MSELoss(), (logits, targets), None)
+    assert hook.guard is None
+    hook(nn.CrossEntropyLoss(), (logits, torch.tensor([0, 1, 2, 0])), None)
+    assert hook.guard is not None

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+import time
 
 import pytest
 import torch
@@ -14,8 +15,14 @@ from safetensors.torch import load_file
 from batchformer.models import resnet20
 from batchformer.runs.folder import LOCK, RunFolder
 from batchformer.runs.lock import locked
+from batchformer.runs.recorder import RunRecorder
 
 from .conftest import TINY
+
+
+def test_the_time_of_a_run_is_counted_from_its_begin():
+    begin = time.perf_counter()
+    assert 0 <= RunRecorder().wall_s <= time.perf_counter() - begin
 
 
 def test_fit_writes_the_run_folder(tiny_run):

@@ -164,6 +164,8 @@ class TestTuner:
         rates = [10 ** (k / 10 - 5) for k in range(50)]
         losses = [2 / (1 + math.exp(4 * (math.log10(rate) + 3))) + max(0, rate - 0.1) * 50 for rate in rates]
         assert steepest(rates, losses) == pytest.approx(1e-3)
+        falling = [3.0] * 20 + [2.9, 2.6, 1.0] + [9.0] * 27  # what comes after the minimum does not count
+        assert steepest(rates, falling) == pytest.approx(rates[22])
         with pytest.raises(UserError, match="the loss did not fall"):
             steepest(rates, [float(k) for k in range(50)])
         assert steepest(rates, [math.nan if k > 40 else loss for k, loss in enumerate(losses)]) == pytest.approx(1e-3)

@@ -17,6 +17,9 @@ def test_a_package_registers_a_command(tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out == "ran a b\n"
         assert main(["count", "--help"]) == 0
         assert capsys.readouterr().out == "counts\n"
+        assert main(["help"]) == 0
+        registered = capsys.readouterr().out.split("other packages: ")[1].splitlines()[0].split(", ")
+        assert {"count", "features"} <= set(registered)
         assert main(["coun"]) == 2
         assert "Did you mean count?" in capsys.readouterr().err
     finally:

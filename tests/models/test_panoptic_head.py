@@ -128,6 +128,11 @@ def test_a_detector_of_a_run_is_read(tmp_path):
     torch.save({"state_dict": {**state, "criterion.weight": torch.ones(1)}, "epoch": 3}, checkpoint)
     weights = read_weights(tmp_path)
     assert weights.keys() == detector.state_dict().keys()
+    torch.save({"state_dict": {"net.a": torch.ones(1)}}, checkpoint.with_name("best.ckpt"))
+    assert "a" not in read_weights(tmp_path)  # the best so far, of a run that goes on
+    (tmp_path / "result.json").write_text("{}")
+    assert list(read_weights(tmp_path)) == ["a"]
+    checkpoint.with_name("best.ckpt").unlink()
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
     with pytest.raises(UserError, match=r"last\.ckpt is damaged"):
         read_weights(tmp_path)

@@ -13,8 +13,9 @@ import batchformer.report
 from batchformer.errors import UserError
 from batchformer.metrics.measures import with_current_names
 from batchformer.report import compare_runs, format_table, load_runs, verdict, write_report
-from batchformer.report.charts import STYLES
+from batchformer.report.charts import STYLES, Chart
 from batchformer.report.classes import influence_correlation
+from batchformer.report.scales import linear_axis
 
 SOURCES = Path(batchformer.report.__file__).parent
 VARIANTS = [f"v{k}" for k in range(STYLES)]
@@ -37,6 +38,22 @@ def test_page_shows_the_table_that_the_terminal_shows(tmp_path):
     plain = re.sub(r"<[^>]+>", " ", page)
     for number in re.findall(r"[+−]?\d+\.\d+", format_table(table)):
         assert number in plain
+
+
+def test_a_picture_names_the_variant_where_there_are_several(tmp_path):
+    page = words(page_of(tmp_path / "two", comparison(seeds=2)))
+    assert "Difference by frequency" in page
+    assert "Difference by frequency, " not in page
+
+
+def test_labels_of_axes_stand_in_their_middle():
+    chart = Chart("c", linear_axis([0.0, 1.0], "across"), linear_axis([0.0, 1.0], "up"))
+    drawn = chart.svg("t", "d")
+    (left, bottom), (right, top) = chart.at(chart.x.low, chart.y.low), chart.at(chart.x.high, chart.y.high)
+    across = re.search(r'<text class="label" x="([\d.]+)"[^>]*>across', drawn)
+    up = re.search(r'<text class="label" transform="translate\(12 ([\d.]+)\) rotate\(-90\)">up', drawn)
+    assert float(across[1]) == pytest.approx((left + right) / 2, abs=0.1)
+    assert float(up[1]) == pytest.approx((top + bottom) / 2, abs=0.1)
 
 
 def test_report_needs_no_package_beyond_python():

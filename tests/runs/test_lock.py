@@ -61,6 +61,18 @@ def test_a_second_command_beside_a_live_one_is_refused_and_writes_nothing(comman
     assert f"{run.path} is in use by process {os.getpid()} on {socket.gethostname()} since {since}" in told
 
 
+def test_where_files_cannot_be_linked_one_command_has_the_folder_too(folder, monkeypatch):
+    def refused(*_):
+        raise OSError("Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    with locked([folder]):
+        assert json.loads((folder.path / LOCK).read_text())["process"] == os.getpid()
+        with pytest.raises(UserError, match="is in use by process"), locked([folder]):
+            pass
+    assert not (folder.path / LOCK).exists()
+
+
 def test_a_lock_and_the_folders_made_for_it_are_gone_at_every_end(folder, tmp_path):
     for end in (UserError("no data"), KeyboardInterrupt(), None):
         with pytest.raises(type(end)) if end else locked([]), locked([folder]):

@@ -87,6 +87,23 @@ def test_the_critics_loss_is_the_sum_of_its_parts_and_both_streams_are_contraste
     torch.testing.assert_close(found["distance"], scored[0] - scored[1])  # of single rows, without the module
 
 
+@pytest.mark.parametrize("algorithm", ["ce_gzsl", "f_clswgan"])
+def test_the_generators_loss_is_the_critics_score_and_its_weighted_parts(root, algorithm):
+    options = {"instance_weight": 0.3, "class_weight": 0.7}
+    task = built(
+        root, algorithm=algorithm, method="baseline", contrast=options, generator={"classification_weight": 0.2}
+    )
+    batch = batch_of(root)
+    found = seeded(task.generator_losses, batch)
+    attributes = task.attributes[batch["labels"]]
+    score = task.critic(seeded(task.generator, attributes), attributes).mean()
+    if algorithm == "f_clswgan":
+        expected = -score + 0.2 * found["guided"]
+    else:
+        expected = -score + 0.3 * found["instance_generated"] + 0.7 * found["class_generated"]
+    torch.testing.assert_close(found["generator"], expected)
+
+
 @pytest.mark.parametrize("rows", ["real", "both"])
 def test_the_module_relates_generated_rows_by_option_only(root, rows):
     """The loss of a generated row reaches the noise of the others through the module alone."""

@@ -312,8 +312,12 @@ class TestPictures:
         assert numbers == {"joints": 21, "vertices": 40, "cells of the picture": 49}
 
     def test_errors_are_blue_at_none_and_orange_at_the_last_colour(self):
-        none, some, much = error_colours(torch.tensor([0.0, WORST, 3 * WORST]))
+        none, half, some, much = error_colours(torch.tensor([0.0, WORST / 2, WORST, 3 * WORST]))
         assert torch.equal(some, much)
+        assert half.min() > 0.8  # pale between the two
+        near, beyond = error_colours(torch.tensor([0.49 * WORST, 0.51 * WORST]))
+        torch.testing.assert_close(near, half, atol=0.05, rtol=0)
+        torch.testing.assert_close(beyond, half, atol=0.05, rtol=0)
         assert none[2] > none[0]
         assert much[0] > much[2]
 

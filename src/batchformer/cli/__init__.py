@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from batchformer.errors import UserError, causes, did_you_mean, interruption
@@ -112,12 +112,16 @@ def _command(name: str) -> Any:
     """
     if name in COMMANDS:
         return importlib.import_module(f"batchformer.cli.{name.replace('-', '_')}")
-    others = {point.name: point for point in entry_points(group="batchformer.commands")}
+    others = _registered()
     if name in others:
         return others[name].load()
     known = [*COMMANDS, *others]
     hint = did_you_mean(name, known) or f" There are: {', '.join(known)}."
     raise UserError(f"There is no command {name}.{hint}")
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group="batchformer.commands")}
 
 
 def _explain(problem: BaseException) -> tuple[int, str]:
@@ -149,6 +153,7 @@ def _help() -> str:
 
 Commands (batchformer COMMAND --help says more):
 {commands}
+Registered by task families and other packages: {", ".join(_registered()) or "none"}
 
 Any field of a recipe can be changed on the command line: --trainer.max_epochs 3 --model.batchformer.heads 8
 --debug shows where an error comes from; --version prints the version."""

@@ -275,7 +275,7 @@ def _limits_of(name: str) -> tuple[tuple[float, float], tuple[float, float]]:
 
 def _about(axis: int, angle: Float[Tensor, "..."]) -> Float[Tensor, "... 3 3"]:
     turn = torch.eye(3, device=angle.device).repeat(*angle.shape, 1, 1)
-    first, second = ((1, 2), (2, 0), (0, 1))[axis]
+    first, second = ((1, 2), (2, 0))[axis]
     turn[..., first, first] = turn[..., second, second] = angle.cos()
     turn[..., first, second], turn[..., second, first] = -angle.sin(), angle.sin()
     return turn

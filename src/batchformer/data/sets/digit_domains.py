@@ -10,7 +10,7 @@ import torch
 from batchformer.data.sets.arrays import ArrayData, Split
 from batchformer.data.sets.domains import DomainData, Part
 from batchformer.data.sets.files import existing_root
-from batchformer.data.sets.miniature import picture
+from batchformer.data.sets.miniature import picture, write_mat
 from batchformer.errors import UserError
 
 LAYOUT = (
@@ -106,8 +106,6 @@ _READERS = {"mnist": _read_mnist, "usps": _read_usps, "svhn": _read_svhn}
 
 def miniature(folder: Path) -> None:
     """40 images in each training set and 20 in each test set."""
-    from scipy.io import savemat
-
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
     usps: dict[str, np.ndarray] = {}
@@ -120,8 +118,6 @@ def miniature(folder: Path) -> None:
         )
         (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, count) + labels.tobytes())
         usps |= {f"{part}_images": grey[:, 8:24, 8:24], f"{part}_labels": labels}
-        mat = folder / f"{part}_32x32.mat"
-        savemat(mat, {"X": coloured.transpose(1, 2, 3, 0), "y": np.where(labels, labels, 10)[:, None]})
-        written = mat.read_bytes()  # its first 116 bytes are a text with the time
-        mat.write_bytes(b"MATLAB 5.0 MAT-file".ljust(116) + written[116:])
+        svhn = {"X": coloured.transpose(1, 2, 3, 0), "y": np.where(labels, labels, 10)[:, None]}
+        write_mat(folder / f"{part}_32x32.mat", svhn)
     np.savez(folder / "usps.npz", **usps)  # type: ignore[arg-type]  # numpy's stub has an option among the names

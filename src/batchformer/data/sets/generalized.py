@@ -19,6 +19,7 @@ from batchformer.data.sets.feature_files import (
     require,
     whole,
 )
+from batchformer.data.sets.miniature import write_mat
 from batchformer.errors import UserError
 
 LAYOUT = {
@@ -283,12 +284,10 @@ def miniature(root: Path, name: str) -> None:
         np.savez(root / "features.npz", features=features, labels=labels, att=attributes, allclasses=names, **arrays)
         np.savez(root / "sentences.npz", att=attributes[:, :4], allclasses=names)
         return
-    from scipy.io import savemat
-
     split = {part: positions[:, None] + 1 for part, positions in zip(PARTS, parts, strict=True)}
     split["allclasses_names"] = names.astype(object)[:, None]
     for dataset in ("CUB", "AWA1", "AWA2", "SUN", "FLO"):
         (root / dataset).mkdir(parents=True)
-        savemat(root / dataset / FEATURES, {"features": features.T, "labels": labels[:, None] + 1})
-        savemat(root / dataset / ATTRIBUTES, {"att": attributes.T, **split})
-    savemat(root / "CUB" / "sent_splits.mat", {"att": attributes[:, :4].T, **split})
+        write_mat(root / dataset / FEATURES, {"features": features.T, "labels": labels[:, None] + 1})
+        write_mat(root / dataset / ATTRIBUTES, {"att": attributes.T, **split})
+    write_mat(root / "CUB" / "sent_splits.mat", {"att": attributes[:, :4].T, **split})

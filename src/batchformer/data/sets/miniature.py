@@ -34,6 +34,14 @@ def save_picture(path: Path, label: int, number: int, height: int = 40, width: i
     _save_jpeg(path, picture(label, number, height, width), 85, grey)
 
 
+def write_mat(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """A MATLAB file without the time it was written at, which scipy puts into its first 116 bytes."""
+    from scipy.io import savemat
+
+    savemat(path, arrays)
+    path.write_bytes(b"MATLAB 5.0 MAT-file".ljust(116) + path.read_bytes()[116:])
+
+
 class GeneratedScene(NamedTuple):
     pixels: np.ndarray
     objects: list[tuple[int, tuple[int, int, int, int]]]  # position in THINGS, (x, y, width, height)
