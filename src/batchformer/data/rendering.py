@@ -12,7 +12,7 @@ from torch import Tensor
 from batchformer.data.loading.order import generator
 from batchformer.models.rig import Rig, Skeleton
 
-_WINDOWS = (8, 16, 32, 64, 128, 256, 512)
+_WINDOWS = tuple(1 << k for k in range(10))  # most faces of a hand cover a few pixels
 _CELLS = 1 << 24  # of windows that are compared at once
 _DEPTH_BITS = 31
 _FOCAL = 2.2  # in image sides: about that of FreiHAND's cameras
