@@ -56,3 +56,16 @@ def write(name: str, result: dict[str, Any], folder: Path | None = None, show: b
     if show:
         print(json.dumps(result, indent=1))
     return path
+
+
+def keep_result(run: Path, kept: Path) -> None:
+    """Copy the result of a run to where results are kept; of absolute paths, which are one machine's, the end."""
+
+    def without_paths(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without_paths(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [without_paths(each) for each in value]
+        return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+
+    write_json(kept, without_paths(json.loads((run / "result.json").read_text())))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 from batchformer.metrics.measures import measures_of, primary_of, with_current_names
 from batchformer.recipes import find_recipe, read_recipe
 from batchformer.report.statistics import paired_difference, summarise
+from benchmarks._common import keep_result
 
 
 def environment(jobs: int) -> dict[str, str]:
@@ -138,8 +138,7 @@ class Study:
         """Of a finished run, whose result is copied: at once, as the study may be stopped before its end."""
         file, kept = self.folder(variant, seed, args) / "result.json", self._kept(variant, seed, args)
         if file.is_file():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, kept)
+            keep_result(file.parent, kept)
         elif not (args.missing and kept.is_file()):
             return None
         result = with_current_names(json.loads(kept.read_text()))

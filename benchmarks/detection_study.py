@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks._common import RESULTS, write
+from benchmarks._common import RESULTS, keep_result, write
 from benchmarks._study import environment, trained_on
 
 DETECTORS = ("detr", "conditional-detr", "smca-detr", "deformable-detr", "deformable-detr-refine")
@@ -107,8 +106,7 @@ def row(detector: str, variant: str, args: argparse.Namespace) -> dict[str, Any]
         return None
     result, val = json.loads((out / "result.json").read_text()), json.loads((out / VAL).read_text())
     kept = args.results / name_of(detector, variant) / f"{result['method']}-seed{args.seed}.json"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(out / "result.json", kept)
+    keep_result(out, kept)
     metrics = result["metrics"]
     return {
         "detector": detector,

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from itertools import product
 from pathlib import Path
 
 from batchformer.recipes import find_recipe, read_recipe
+from benchmarks._common import keep_result
 from benchmarks._study import environment
 
 
@@ -108,8 +108,7 @@ def fit(study: DomainStudy, run: Run, args: argparse.Namespace) -> int:
             words += ["--trainer.callbacks", json.dumps([turn])]
         if code := batchformer([*words, *args.extra]):
             return code
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(out / "result.json", kept)
+    keep_result(out, kept)
     return 0
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -28,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks._common import RESULTS, write
+from benchmarks._common import RESULTS, keep_result, write
 from benchmarks._study import environment, trained_on
 
 METHODS = ("baseline", "batchformer")
@@ -117,8 +116,7 @@ def numbers_of(method: str, args: argparse.Namespace) -> dict[str, Any]:
     """Of the head: on the images trained on, from its result file, which is kept; on the validation images, anew."""
     for recipe in (BOXES, HEAD):
         kept = args.results / recipe / f"{method}-seed{args.seed}.json"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder_of(recipe, method, args) / "result.json", kept)
+        keep_result(folder_of(recipe, method, args), kept)
     result = json.loads(kept.read_text())
     machine = {name: result[name] for name in ("device", "versions")}
     train = {"images": result["data"]["test_images"], **result["metrics"]}
