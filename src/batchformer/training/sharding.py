@@ -39,15 +39,18 @@ def is_sharded(task: nn.Module) -> bool:
     return module is not None and isinstance(task, module.FSDPModule)
 
 
-def shard(task: nn.Module, mesh: Any) -> None:
-    """Divide the parameters of `task` among the processes of the mesh, and let its training step gather them."""
-    if is_sharded(task):
-        return
-    if not getattr(task, "shardable", False):
+def refuse_unshardable(task: Any) -> None:
+    if isinstance(task.trainer.strategy, ModelParallelStrategy) and not task.shardable:
         raise UserError(
             f"{type(task).__name__} does not train with its parameters divided among processes (shardable): use "
             "trainer.strategy ddp."
         )
+
+
+def shard(task: nn.Module, mesh: Any) -> None:
+    """Divide the parameters of `task` among the processes of the mesh, and let its training step gather them."""
+    if is_sharded(task):
+        return
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     whole = {p for module in task.modules() if getattr(module, "changes_in_step", False) for p in module.parameters()}

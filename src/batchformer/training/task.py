@@ -20,7 +20,7 @@ from batchformer.training.captured_step import CapturedStep, align_step_counts, 
 from batchformer.training.meter import Meter
 from batchformer.training.optimizers import set_lr
 from batchformer.training.reseed import reseed
-from batchformer.training.sharding import divide, gather, shard, share_statistics
+from batchformer.training.sharding import divide, gather, refuse_unshardable, shard, share_statistics
 
 CHECK_EVERY = 50  # steps between checks that the loss is finite, where a check synchronises with the device
 Analysis = Callable[["Task", Any, L.Trainer], dict[str, Any]]
@@ -235,6 +235,7 @@ class Task(L.LightningModule):
             return
         if self.cuda_graph:
             self._refuse_what_a_graph_cannot_do()
+        refuse_unshardable(self)
         self.check_trainer()
         self._whole_step = self.cuda_graph and self.trainer.strategy.root_device.type == "cuda"
         if self._whole_step:
