@@ -176,7 +176,8 @@ class SWAD:
 
     def begin(self, network: nn.Module) -> None:
         """Allocate the sums for the parameters of a network, or put those of a checkpoint where they are."""
-        self._parameters = own = list(network.parameters())
+        own: list[Tensor] = list(network.parameters())
+        self._parameters = own
         self._sums, self._updates = divided_as(own, self._sums or _zeros(own)), self._updates.to(own[0].device)
         self._queue = [(divided_as(own, sums), count) for sums, count in self._queue]
         self._closed = divided_as(own, self._closed[0] or _zeros(own)), self._closed[1]
