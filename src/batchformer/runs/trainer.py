@@ -52,6 +52,7 @@ def make_trainer(
         raise UserError(f"trainer.strategy {strategy} keeps the numbers of a run in its processes: use ddp.")
     if strategy == "fsdp":  # Lightning's own of that name is for GPUs alone and knows no checkpoint IO
         keywords["strategy"] = ShardedStrategy()
+        keywords["inference_mode"] = False  # parameters that are first gathered in that mode could not be trained
     try:
         trainer = L.Trainer(**keywords)
     except (MisconfigurationException, ValueError, TypeError, RuntimeError, ModuleNotFoundError) as problem:

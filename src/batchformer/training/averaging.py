@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.errors import UserError
+from batchformer.training.sharding import divided_as, whole_tensors
 
 
 @dataclass
@@ -174,13 +175,12 @@ class SWAD:
         return LossValley.of(self.losses, self.options)
 
     def begin(self, network: nn.Module) -> None:
-        """Allocate the sums for the parameters of a network, or move those of a checkpoint to its device."""
-        self._parameters = list(network.parameters())
-        sums = self._sums or _zeros(self._parameters)
-        device = self._parameters[0].device
-        self._sums, self._updates = _on(device, sums), self._updates.to(device)
-        self._queue = [(_on(device, sums), count) for sums, count in self._queue]
-        self._closed = _on(device, self._closed[0] or _zeros(self._parameters)), self._closed[1]
+        """Allocate the sums for the parameters of a network, or put those of a checkpoint where they are."""
+        own: list[Tensor] = list(network.parameters())
+        self._parameters = own
+        self._sums, self._updates = divided_as(own, self._sums or _zeros(own)), self._updates.to(own[0].device)
+        self._queue = [(divided_as(own, sums), count) for sums, count in self._queue]
+        self._closed = divided_as(own, self._closed[0] or _zeros(own)), self._closed[1]
 
     @torch.no_grad()
     def update(self) -> None:
@@ -221,7 +221,7 @@ class SWAD:
         for segment, weight in zip(self._queue, waiting, strict=True):
             average = _added(average, segment, weight)
         sums, count = average
-        for parameter, total in zip(parameters, sums, strict=True):
+        for parameter, total in zip(parameters, whole_tensors(sums), strict=True):
             parameter.copy_(total / count)
 
     @contextmanager
@@ -279,10 +279,10 @@ class SWAD:
         return {
             "losses": list(self.losses),
             "steps": list(self.steps),
-            "sums": self._sums,
+            "sums": whole_tensors(self._sums),
             "updates": self._updates,
-            "queue": self._queue,
-            "closed": self._closed,
+            "queue": [(whole_tensors(sums), count) for sums, count in self._queue],
+            "closed": (whole_tensors(self._closed[0]), self._closed[1]),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -294,10 +294,6 @@ class SWAD:
 
 def _zeros(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)).detach() for p in parameters]
-
-
-def _on(device: torch.device, tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.to(device) for tensor in tensors]
 
 
 def _added(total: tuple[list[Tensor], int], segment: tuple[list[Tensor], int], weight: int) -> tuple[list[Tensor], int]:

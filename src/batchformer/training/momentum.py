@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from batchformer.errors import UserError
 from batchformer.metrics.gather import process_and_count
+from batchformer.training.sharding import whole_tensors
 
 
 class MomentumEncoder(nn.Module):
@@ -32,6 +33,7 @@ class MomentumEncoder(nn.Module):
         momentum: m; change it between steps with `set_momentum` (MoCo-v3).
     """
 
+    changes_in_step = True
     rate: Float[Tensor, ""]
 
     def __init__(self, encoder: nn.Module, momentum: float = 0.999) -> None:
@@ -59,9 +61,9 @@ class MomentumEncoder(nn.Module):
     @torch.no_grad()
     def copy_from(self, source: nn.Module) -> None:
         """Take over the parameters and buffers of the same names, as at the start of a run."""
-        values = source.state_dict()
-        for name, value in self.encoder.state_dict().items():
-            value.copy_(values[name])
+        values, own = source.state_dict(), self.encoder.state_dict()
+        for value, new in zip(own.values(), whole_tensors([values[name] for name in own]), strict=True):
+            value.copy_(new)
 
 
 class Queue(nn.Module):

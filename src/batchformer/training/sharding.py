@@ -1,21 +1,26 @@
 """Fully sharded data parallel training (FSDP2) of any task: parameters, gradients and optimizer states are divided.
 
-The task as a whole is one sharded unit: its steps gather the parameters before and divide them after. So a task needs
-to know nothing of it, whatever networks it has and however its step calls them. A task for which
-this holds sets `shardable`; others are refused.
+The task as a whole is one sharded unit. A training step gathers the parameters before and divides them after, and so do
+`begin_epoch` and an evaluation as a whole, from its start hook to its end hook. So a task needs to know nothing of it,
+whatever networks it has and however it calls them there. Elsewhere parameters are divided (`DTensor`): optimizers and
+averages work on the part of each process. What a training step changes in place must not be divided, since the gathered
+copy is dropped after it: modules with `changes_in_step`, as momentum encoders, stay whole in every process. A task for
+which this holds sets `shardable`; others are refused.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchformer.errors import UserError
+from batchformer.metrics.gather import process_and_count
 from batchformer.training.weights import read_checkpoint
-
-STEPS = ("training_step", "validation_step", "test_step")
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -34,20 +39,62 @@ def is_sharded(task: nn.Module) -> bool:
     return module is not None and isinstance(task, module.FSDPModule)
 
 
+def refuse_unshardable(task: Any) -> None:
+    if isinstance(task.trainer.strategy, ModelParallelStrategy) and not task.shardable:
+        raise UserError(
+            f"{type(task).__name__} does not train with its parameters divided among processes (shardable): use "
+            "trainer.strategy ddp."
+        )
+
+
 def shard(task: nn.Module, mesh: Any) -> None:
-    """Divide the parameters of `task` among the processes of the mesh, and let its steps gather them."""
+    """Divide the parameters of `task` among the processes of the mesh, and let its training step gather them."""
     if is_sharded(task):
         return
-    if not getattr(task, "shardable", False):
-        raise UserError(
-            f"{type(task).__name__} uses its parameters outside its steps, where sharded ones are not gathered: "
-            "use trainer.strategy ddp."
-        )
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    fully_shard(task, mesh=mesh["data_parallel"])
-    for name in STEPS:
-        register_fsdp_forward_method(task, name)
+    whole = {p for module in task.modules() if getattr(module, "changes_in_step", False) for p in module.parameters()}
+    fully_shard(task, mesh=mesh["data_parallel"], ignored_params=whole)
+    register_fsdp_forward_method(task, "training_step")
+
+
+def gather(task: nn.Module) -> None:
+    """Put whole parameters in the place of those of a sharded task, until `divide`; changes of them are lost."""
+    if is_sharded(task):
+        task.unshard()  # type: ignore[operator]
+
+
+def divide(task: nn.Module) -> None:
+    if is_sharded(task):
+        task.reshard()  # type: ignore[operator]
+
+
+def share_statistics(task: nn.Module) -> None:
+    """Give all processes the statistics of BatchNorm that process 0 has, and so its checkpoints: evaluate with them."""
+    if process_and_count()[1] == 1:
+        return
+    for norm in task.modules():
+        if isinstance(norm, _BatchNorm):
+            for statistic in norm.buffers(recurse=False):
+                torch.distributed.broadcast(statistic, 0)
+
+
+def whole_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Each tensor as it is in one process; every process calls it with its parts."""
+    return [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for tensor in tensors]
+
+
+def divided_as(parameters: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Whole tensors on the devices of these parameters, and divided as they are."""
+    found = []
+    for parameter, tensor in zip(parameters, tensors, strict=True):
+        part = tensor.to(parameter.device)
+        if hasattr(parameter, "full_tensor") and not hasattr(tensor, "full_tensor"):
+            from torch.distributed.tensor import distribute_tensor
+
+            part = distribute_tensor(part, parameter.device_mesh, parameter.placements, src_data_rank=None)  # type: ignore[attr-defined]
+        found.append(part)
+    return found
 
 
 def load_whole(task: nn.Module, state: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from batchformer.training.captured_step import CapturedStep, align_step_counts, 
 from batchformer.training.meter import Meter
 from batchformer.training.optimizers import set_lr
 from batchformer.training.reseed import reseed
-from batchformer.training.sharding import shard
+from batchformer.training.sharding import divide, gather, refuse_unshardable, shard, share_statistics
 
 CHECK_EVERY = 50  # steps between checks that the loss is finite, where a check synchronises with the device
 Analysis = Callable[["Task", Any, L.Trainer], dict[str, Any]]
@@ -66,8 +66,8 @@ class Task(L.LightningModule):
     data_class: ClassVar[type] = L.LightningDataModule
     #: how many views of each image a training batch holds, where the data leave that to the task (`data.views: 1`)
     views: int = 1
-    #: whether it trains with `trainer.strategy fsdp`: all that uses parameters as plain tensors is inside its steps
-    shardable: ClassVar[bool] = False
+    #: whether it trains with `trainer.strategy fsdp`: see `batchformer.training.sharding`
+    shardable: bool = False
     #: options of `batchformer predict` that `predict` takes, with their help text
     predict_options: ClassVar[Mapping[str, str]] = {}
     #: where version 0.1 kept the task's part of a checkpoint
@@ -235,6 +235,7 @@ class Task(L.LightningModule):
             return
         if self.cuda_graph:
             self._refuse_what_a_graph_cannot_do()
+        refuse_unshardable(self)
         self.check_trainer()
         self._whole_step = self.cuda_graph and self.trainer.strategy.root_device.type == "cuda"
         if self._whole_step:
@@ -264,15 +265,20 @@ class Task(L.LightningModule):
             self._meter_states = []
         if self._whole_step:
             self._captured = CapturedStep(self._train_on, memory_format=self._captured_format())
-        self.begin_epoch()
+        self._begin_epoch()
 
     def on_train_epoch_start(self) -> None:
-        self.begin_epoch()
+        self._begin_epoch()
         assert self._meter is not None
         self._meter.restart(self.trainer.global_step)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         reseed(*self.random_numbers_of(batch_idx))
+
+    def _begin_epoch(self) -> None:
+        gather(self)
+        self.begin_epoch()
+        divide(self)
 
     def begin_epoch(self) -> None:
         """Called at the start of every epoch, and where a run resumes within one."""
@@ -370,7 +376,19 @@ class Task(L.LightningModule):
         return self.data_info.get("evaluation_sets") or ("val",)
 
     def on_validation_start(self) -> None:
+        gather(self)
+        share_statistics(self)
         self._raise_if_not_finite()
+
+    def on_test_start(self) -> None:
+        gather(self)
+        share_statistics(self)
+
+    def on_validation_end(self) -> None:
+        divide(self)
+
+    def on_test_end(self) -> None:
+        divide(self)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._evaluate(batch, "val", dataloader_idx)

@@ -62,6 +62,8 @@ class Detection(NetworkTask):
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
+    shardable = True
+
     measures = DETECTION
     main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"]}
     analyses: Sequence[Any] = ("box_failures",)

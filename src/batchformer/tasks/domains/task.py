@@ -32,6 +32,8 @@ class DomainTask(ClassifierTask):
     The target is never used for selection: `oracle=True` adds the best accuracy on it, under a name that says so.
     """
 
+    shardable = True
+
     measures: Sequence[Measure] = DOMAINS
     main_picture: ClassVar[Mapping[str, Any]] = {"targets": True}
     analyses: Sequence[Any] = ("class_failures", "domain_planes")

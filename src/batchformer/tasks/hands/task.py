@@ -113,6 +113,8 @@ class HandMesh(NetworkTask):
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
+    shardable = True
+
     measures = HANDS
     main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["pa_mpvpe", "pa_mpjpe"]}
     analyses = ("hand_meshes",)

@@ -42,6 +42,8 @@ class Algorithm(nn.Module):
     measures: Sequence[Measure] = LONG_TAILED
     #: how training images are drawn where the recipe does not say (`model.sampling`)
     sampling: Sampling = "instance"
+    #: whether it trains with `trainer.strategy fsdp`, as `Task.shardable`
+    shardable = True
 
     def views(self, task: "LongTailed") -> int:
         """How many views of each image a training batch holds."""

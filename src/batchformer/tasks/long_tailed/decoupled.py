@@ -92,6 +92,7 @@ class ClassifierStage(Algorithm):
 
     #: whether the classifier begins anew; else it is that of the trained network
     new_classifier = True
+    shardable = False  # features are computed, scales applied and samplers learnt outside of steps
 
     def build(self, task: "LongTailed", data: DataInfo) -> None:
         names = bf.find_classifiers(task.net)

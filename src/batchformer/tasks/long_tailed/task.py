@@ -73,8 +73,6 @@ class LongTailed(ClassifierTask):
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
-    shardable = True
-
     measures: Sequence[Measure] = LONG_TAILED
     main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["accuracy", "many", "medium", "few"]}
     analyses = ("class_failures", "gradient_influence", "grad_cam")
@@ -115,6 +113,7 @@ class LongTailed(ClassifierTask):
         if sampling is not None and sampling not in POWERS:
             raise UserError(f"model.sampling={sampling!r} must be one of {', '.join(POWERS)}.")
         self.algorithm = ALGORITHMS[algorithm]()
+        self.shardable = self.algorithm.shardable
         self.views = self.algorithm.views(self)
         self.save_hyperparameters(plain_values(locals()))
 

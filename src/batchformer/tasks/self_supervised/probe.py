@@ -63,6 +63,8 @@ class LinearProbe(ClassifierTask):
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
+    shardable = True
+
     measures = CLASSIFICATION
     main_picture: ClassVar[Mapping[str, Any]] = {"curve": "top1"}
 

@@ -62,6 +62,8 @@ class Pretraining(NetworkTask):
     A subclass gives, besides what `NetworkTask` requires, `features(images)`, `encoder(net)` and `step`.
     """
 
+    shardable = True
+
     measures: Sequence[Measure] = SELF_SUPERVISED
     main_picture: ClassVar[Mapping[str, Any]] = {"curve": "knn"}
     data_class: ClassVar[type] = ClassificationData

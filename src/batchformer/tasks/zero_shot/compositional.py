@@ -62,6 +62,8 @@ class CompositionalZeroShot(ClassifierTask):
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
+    shardable = True
+
     measures: Sequence[Measure] = COMPOSITIONAL
     main_picture: ClassVar[Mapping[str, Any]] = {"section": CURVE}
     analyses = ("mistakes",)
@@ -85,11 +87,11 @@ class CompositionalZeroShot(ClassifierTask):
         self.module_options = batchformer = as_options(BatchFormerOptions, batchformer)
         self.pair_options = pairs = as_options(PairMethodOptions, pairs)
         self.optimizer_options = optimizer = as_options(PairOptimizerOptions, optimizer)
+        self.save_hyperparameters(plain_values(locals()))
         for name, value, known in (("features", features, ("trained", "fixed")), ("judge_by", judge_by, ("last", VAL))):
             if value not in known:
                 raise UserError(f"model.{name}={value!r} must be one of {', '.join(known)}.")
         self.fixed = features == "fixed"
-        self.save_hyperparameters(plain_values(locals()))
         self.measures = [_shown_as(measure, judge_by) for measure in self.measures]
         self.register_buffer("bias", torch.zeros(()))  # of the best harmonic mean on the validation set
         self._best: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """Generalized zero-shot learning: generated features of unseen classes, with or without BatchFormer."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.data.loading.order import Sampler, generator
 from batchformer.errors import UserError
 from batchformer.losses import gradient_penalty, supervised_contrast
+from batchformer.metrics.gather import process_and_count
 from batchformer.models.generalized import Comparator, Critic, Generator, linear, linear_map
 from batchformer.tasks.zero_shot.generalized_classifier import SeenAndUnseen, fit_softmax
 from batchformer.tasks.zero_shot.generalized_options import (
@@ -132,8 +133,6 @@ class GeneralizedZeroShot(SeenAndUnseen):
             self.module = bf.BatchFormer(self.embedding_dim, **given)
 
     def check_trainer(self) -> None:
-        if self.trainer.world_size > 1:
-            raise UserError("generalized zero-shot learning trains on one device: set trainer.devices to 1.")
         if self.trainer.precision == "16-mixed":
             raise UserError("trainer.precision 16-mixed is not for two optimizers in turn: use bf16-mixed or 32-true.")
 
@@ -226,6 +225,7 @@ class GeneralizedZeroShot(SeenAndUnseen):
             features, labels = self.training_set()
             reseed(self.seed, _PURPOSE)
             fit_softmax(self.real_classifier, features, self.position[labels], self.softmax)
+            self.share(list(self.real_classifier.parameters()))
         steps = {"critic": self._train_critic, "generator": self._train_generator}
         self._steps = {name: CapturedStep(step) if self._whole_step else step for name, step in steps.items()}
         self._captured = None
@@ -249,6 +249,9 @@ class GeneralizedZeroShot(SeenAndUnseen):
         losses = self.critic_losses(batch)
         with torch.autocast(self.device.type, enabled=False):
             losses["loss"].backward()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for parameter, gradient in zip(parameters, self._of_all([p.grad for p in parameters]), strict=True):
+            parameter.grad = gradient
         if self.algorithm == "ce_gzsl" and self.contrast.accumulate_comparator:
             # summed in buffers, which a checkpoint inside an epoch keeps
             for total, parameter in zip(self._accumulated(), self.comparator.parameters(), strict=True):
@@ -264,10 +267,19 @@ class GeneralizedZeroShot(SeenAndUnseen):
         losses = self.generator_losses(batch)
         with torch.autocast(self.device.type, enabled=False):
             gradients = torch.autograd.grad(losses["generator"], parameters)  # of the generator alone
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        for parameter, gradient in zip(parameters, self._of_all(gradients), strict=True):
             parameter.grad = gradient
         optimizer.step()
         return {name: value.detach() for name, value in losses.items()}
+
+    def _of_all(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """The means over all processes; the hooks of DDP do not see what is differentiated here."""
+        if (processes := process_and_count()[1]) == 1:
+            return gradients
+        flat = torch.cat([each.flatten() for each in gradients])
+        torch.distributed.all_reduce(flat)
+        parts = (flat / processes).split([each.numel() for each in gradients])
+        return [part.view_as(each) for part, each in zip(parts, gradients, strict=True)]
 
     def _accumulated(self) -> list[Tensor]:
         return [self.get_buffer(f"accumulated_{k}") for k, _ in enumerate(self.comparator.parameters())]

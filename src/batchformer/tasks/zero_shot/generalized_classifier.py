@@ -1,7 +1,7 @@
 """The classifier of all classes, which every method ends in: its training, its accuracies, and what the page shows."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.errors import UserError
 from batchformer.metrics import ShotAccuracy
+from batchformer.metrics.gather import gathered, process_and_count
 from batchformer.metrics.measures import GENERALIZED
 from batchformer.models.generalized import ZeroShotNet, linear
 from batchformer.tasks.zero_shot.generalized_options import SoftmaxOptions
@@ -81,10 +82,20 @@ class SeenAndUnseen(Task):
             )
 
     def training_set(self) -> tuple[Tensor, Tensor]:
-        """All training features, scaled, and their labels."""
+        """All training features, scaled, and their labels, the same in all processes."""
         batches = [as_batch(b) for b in self.trainer.datamodule.evaluation_loader("train")]  # type: ignore[attr-defined]
-        features, labels = (torch.cat([b[name] for b in batches]).to(self.device) for name in ("features", "labels"))
+        own = [torch.cat([b[name] for b in batches]) for name in ("features", "labels")]
+        if process_and_count()[1] > 1:
+            own = [torch.cat(parts) for parts in zip(*gathered([rows.cpu() for rows in own]), strict=True)]
+        features, labels = (rows.to(self.device) for rows in own)
         return self.net.scaled(features), labels
+
+    @torch.no_grad()
+    def share(self, tensors: Sequence[Tensor]) -> None:
+        """Take over what process 0 has trained: the same on the CPU, but on GPUs sums have no fixed order."""
+        if process_and_count()[1] > 1:
+            for tensor in tensors:
+                torch.distributed.broadcast(tensor, 0)
 
     def train_classifier(
         self, features: Tensor, labels: Tensor, made: Tensor, made_labels: Tensor, options: SoftmaxOptions
@@ -107,6 +118,7 @@ class SeenAndUnseen(Task):
             features, labels = self.training_set()
             reseed(self.seed, _PURPOSE, step)
             self.fit_classifier(features, labels)
+            self.share([*self.net.classifier.parameters(), *(tensor for kept in self._kept for tensor in kept)])
         self._fitted_at = step
 
     def evaluate(self, batch: Batch, name: str) -> Mapping[str, Tensor]:
@@ -123,6 +135,9 @@ class SeenAndUnseen(Task):
         return {"loss": F.cross_entropy(logits, labels)}
 
     def results(self, name: str) -> dict[str, float]:
+        metrics: list[Any] = [self.accuracy, self.among_unseen, *self.accuracies]
+        for metric in metrics:
+            metric.sync()
         self.per_class = self.accuracy.per_class().tolist()
         found = self._means(self.accuracy)
         found["zero_shot"] = float(self.among_unseen.per_class()[~self.seen].nanmean())
@@ -134,8 +149,8 @@ class SeenAndUnseen(Task):
                 if again["harmonic"] > self._best.get("harmonic_oracle", -1.0):
                     self._best = {f"{key}_oracle": value for key, value in again.items()}
             self._plane = self._make_plane() or self._plane
-        for metric in (self.accuracy, self.among_unseen, *self.accuracies):
-            metric.reset()  # type: ignore[operator]
+        for metric in metrics:
+            metric.reset()
         self._kept, self._real, self._generated = [], {}, {}
         return {**found, **self._best}
 
