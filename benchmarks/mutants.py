@@ -35,7 +35,7 @@ from benchmarks._common import RESULTS, write_json
 
 ROOT = Path(__file__).parents[1]
 PACKAGE, TESTS, RECORD = ROOT / "src" / "batchformer", ROOT / "tests", RESULTS / "mutants.json"
-SECONDS = 60  # a test without an end by then has noticed the fault; the slowest takes a third of that
+SECONDS = 150  # a test without an end by then has noticed the fault; on a busy machine the slowest takes 90
 FILES = 6
 OTHER_TESTS = {  # where a room's behaviour is tested, when not only in the folder of its name
     "recipes": ("recipes", "cli"),
@@ -154,6 +154,8 @@ def test_files(mutant: Mutant, room: str) -> list[str]:
     module = Path(mutant.file).stem
     found = []
     for path in sorted(TESTS.rglob("test_*.py")):
+        if "interpreted" in path.parts:  # in this process they fail; `test_in_the_interpreter.py` starts them
+            continue
         text = path.read_text(encoding="utf-8")
         count = 5 * len(re.findall(rf"\b{re.escape(mutant.inside or module)}\b", text)) + len(
             re.findall(rf"\b{module}\b", text)
