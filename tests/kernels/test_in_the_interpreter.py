@@ -18,7 +18,7 @@ FAST = [  # each kernel, in one process
 ]
 
 
-@pytest.mark.parametrize("names", [FAST, pytest.param([""], marks=pytest.mark.slow)], ids=["each kernel", "all"])
+@pytest.mark.parametrize("names", [FAST, pytest.param([""], marks=pytest.mark.slow)], ids=["each", "all"])
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is such a process already")
 def test_kernels_hold_in_the_interpreter(names: list[str]) -> None:
     pytest.importorskip("triton")
