@@ -91,7 +91,8 @@ def test_the_table_marks_the_patch_and_tints_its_cells():
     weights = torch.full((8, 2, 2), 0.5)
     weights[5] = torch.tensor([[0.3, 0.7], [0.5, 0.5]])
     attention = AttentionOverBatch("blocks.0", weights, TokenLayout(8, 0, (2, 4)))
-    pictures = [Image.new("RGB", (64, 32)) for _ in range(2)]
+    colours = [(0, 0, 90), (0, 90, 0)]
+    pictures = [Image.new("RGB", (64, 32), colour) for colour in colours]
     sheet = np.asarray(draw_who_looks_at_whom(attention, pictures, (1, 1))).astype(int)
     plain = np.asarray(draw_who_looks_at_whom(attention, pictures, 0)).astype(int)
     assert abs(sheet - plain).max() > 50
@@ -102,6 +103,13 @@ def test_the_table_marks_the_patch_and_tints_its_cells():
     cell = sheet[top + 10, left + 104 + 10]
     assert cell[0] > cell[2] + 50  # more at the other
     assert np.ptp(sheet[top + 104 + 10, left + 10]) <= 1  # the second looks at both alike
+    for k, colour in enumerate(colours):  # each picture before its row and above its column
+        assert tuple(sheet[top + 104 * k + 36, 28 + 70]) == colour
+        assert tuple(sheet[28 + 46 + 36, left + 104 * k + 70]) == colour
+    # "is looked at" above the pictures of the columns, "looks" in their line before them
+    for words, middle in ((sheet[: 28 + 46, left:], 28 + 46 // 2 - 6), (sheet[:top, :left], 28 + 46 + 104 // 2)):
+        lines = np.nonzero((abs(words - INK).max(-1) < 60).any(1))[0]
+        assert lines.mean() == pytest.approx(middle, abs=5)
     assert len(warm)
     assert len(cold)
     # The frame around patch (1, 1) of a 4 x 2 grid on a tile of 96 with a picture of 96 x 48 in its middle.

@@ -111,3 +111,14 @@ def test_losses_of_other_targets_than_classes_are_not_watched(targets):
     assert hook.guard is None
     hook(nn.CrossEntropyLoss(), (logits, torch.tensor([0, 1, 2, 0])), None)
     assert hook.guard is not None
+
+
+def test_losses_of_other_outputs_than_scores_of_classes_are_not_watched():
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    hook = StreamGuardHook(bf.attach(model, heads=2))
+    logits, ids = model(torch.randn(4, 3)), torch.tensor([0, 1, 0, 1])
+    for outputs in (logits[:, :1], logits[:, 0], logits[..., None], list(logits), {"logits": logits}):
+        hook(nn.MSELoss(), (outputs, ids), None)
+        hook(nn.MSELoss(), (outputs, ids.float()), None)
+    hook(nn.CrossEntropyLoss(), (logits, ids.tolist()), None)
+    assert hook.guard is None

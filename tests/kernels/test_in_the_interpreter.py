@@ -9,20 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from ..selection import others_slow
-
 FOLDER = Path(__file__).parent / "interpreted"
+FAST = [  # each kernel, in one process
+    "test_attention_kernels.py",
+    "test_random_bits.py",
+    "test_layer_kernels.py::test_work_done_in_pieces_by_several_programs_gives_the_same",
+    "test_layer_kernels.py::test_a_sum_found_in_the_gradient_kernel_is_the_one_that_was_stored",
+]
 
 
-@pytest.mark.parametrize(
-    "name", others_slow(sorted(path.name for path in FOLDER.glob("test_*.py")), ["test_attention_kernels.py"])
-)
+@pytest.mark.parametrize("names", [FAST, pytest.param([""], marks=pytest.mark.slow)], ids=["each", "all"])
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is such a process already")
-def test_kernels_hold_in_the_interpreter(name: str) -> None:
+def test_kernels_hold_in_the_interpreter(names: list[str]) -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     for variable in [variable for variable in environment if variable.startswith("PYTEST_")]:
         del environment[variable]  # this process may be one of several that share the work; the new one is alone
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / name)]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(f"{FOLDER}/{n}" for n in names)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

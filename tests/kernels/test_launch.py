@@ -54,6 +54,27 @@ def kinds(jit: Jit) -> list[str]:
     return [call[0] for call in jit.calls]
 
 
+@pytest.mark.parametrize("size", [2, 4], ids=["half", "single"])
+def test_all_tiles_are_ones_that_triton_takes(size: int) -> None:
+    def is_power(number: int) -> bool:
+        return number.bit_count() == 1
+
+    for samples in (1, 16, 17, 32, 64, 100, 128, 129, 1024):
+        for width in (16, 20, 32, 64, 96, 128, 200, 256, 512):
+            found = launch.attention_tiles(samples, width, size)
+            assert found.head >= width
+            assert is_power(found.head)
+            for tiles in (found.forward, found.backward_keys, found.backward_queries):
+                assert all(is_power(side) and side >= 16 for side in (tiles.queries, tiles.keys))
+                assert is_power(tiles.warps)
+                assert not found.single or min(tiles.queries, tiles.keys) >= samples
+    for width in (16, 40, 64, 256, 384, 512, 768, 2048, 4096):
+        tiles = launch.row_tiles(width)
+        assert tiles.width >= width
+        assert all(map(is_power, (tiles.width, tiles.rows, tiles.warps, tiles.backward_rows, tiles.backward_warps)))
+        assert tiles.programs >= 1
+
+
 @pytest.fixture
 def x() -> torch.Tensor:
     return torch.empty(64)

@@ -1,5 +1,7 @@
 """The batched graph cut: the global minimum, on grids small enough to try all and against alpha-beta swap on larger."""
 
+import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_sample_image
 
 from batchformer.errors import UserError
-from batchformer.mix import graph_cut
+from batchformer.mix import graph_cut, saliency_mix
 from batchformer.mix.graph_cut import GridEnergy, cut_grid, least_energy
 from batchformer.mix.puzzle_energy import puzzle_energy
 from batchformer.mix.puzzle_mix import PuzzleMix
@@ -242,3 +244,34 @@ def test_the_kernels_of_the_cut_and_of_saliency_agree_with_the_tensor_operations
         *("cut 4x4", "cut 3x5", "cut 1x6", "cut 8x8"),
         *("saliency 40x33", "saliency 9x70"),
     ]
+
+
+def test_programs_of_the_cut_have_sizes_that_triton_takes(monkeypatch):
+    """No cut runs: a stand-in for the kernel says how each size of grid would be launched."""
+    kernels = pytest.importorskip("batchformer.mix.triton_kernels")
+    launched = {}
+
+    class Noted:
+        def __getitem__(self, grid):
+            return lambda *_, **options: launched.update({grid: options})
+
+    monkeypatch.setattr(kernels, "_cut", Noted())
+    for cells in (1, 16, 33, 64, 256, 1000, kernels.LARGEST_GRID):
+        gain = torch.zeros(2, cells, dtype=torch.int32)
+        kernels.cut_grid_in_one_launch(gain, gain.new_zeros(2, 4, cells), cells)
+        block, warps = launched[(2,)]["BLOCK"], launched[(2,)]["num_warps"]
+        assert block >= cells
+        assert block.bit_count() == warps.bit_count() == 1
+        assert 32 * warps <= block
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels run on the CPU")
+def test_without_its_kernel_a_method_says_that_it_is_slower():
+    """As where Triton is missing: no device of its own is here."""
+    cpu = torch.device("cpu")
+    with pytest.warns(UserWarning, match="the graph cut runs without its Triton kernel, which is slower"):
+        assert graph_cut._kernel.__wrapped__(cpu, 16) is None
+    with pytest.warns(UserWarning, match="saliency runs without its Triton kernel, which is slower"):
+        assert saliency_mix._kernel.__wrapped__(cpu) is None
+    with warnings.catch_warnings(action="error"):
+        assert graph_cut._kernel.__wrapped__(cpu, 33**2) is None  # too large for it anywhere: nothing is wrong

@@ -15,7 +15,7 @@ from timm.loss import JsdCrossEntropy
 
 import batchformer as bf
 from batchformer.errors import UserError
-from batchformer.nn.streams import plain_rows
+from batchformer.nn.streams import plain_rows, tensors_with_rows
 
 LOGITS = torch.randn(6, 4)
 
@@ -68,6 +68,14 @@ def test_plain_rows_of_nested_outputs() -> None:
     assert isinstance(rows["b"], Pair)
     assert torch.equal(rows["b"].extra[0], LOGITS[:3])
     assert rows["loss"] == 1.0
+
+
+def test_tensors_of_nested_outputs_are_found_in_their_order() -> None:
+    a, b, c = torch.rand(6, 4), torch.rand(6), torch.rand(6, 2, 2)
+    found = tensors_with_rows({"a": a, "loss": torch.tensor(1.0), "more": [(b, None), {"c": c, "name": "x"}]})
+    assert [id(each) for each in found] == [id(a), id(b), id(c)]
+    assert tensors_with_rows(a)[0] is a
+    assert tensors_with_rows(torch.tensor(1.0)) == tensors_with_rows(None) == tensors_with_rows("abc") == []
 
 
 def test_the_mean_loss_is_algorithm_1_and_the_released_one_three_times_it() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from batchformer.analysis.hand_pictures import WORST, error_colours, hand_meshes_of
+from batchformer.analysis.drawing import LESS, MARGIN, MORE, PAPER
+from batchformer.analysis.hand_pictures import WORST, draw_hands, error_colours, hand_meshes_of
 from batchformer.cli import main
 from batchformer.data import FreiHand, RenderedHands
 from batchformer.data.rendering import HandScenes, draw_mesh, rasterise
@@ -320,6 +321,19 @@ class TestPictures:
         torch.testing.assert_close(beyond, half, atol=0.05, rtol=0)
         assert none[2] > none[0]
         assert much[0] > much[2]
+
+    def test_below_the_meshes_is_a_bar_with_the_colours_of_errors(self):
+        corners = torch.tensor([[[-0.5, -0.5, 0.0], [0.5, -0.5, 0.0], [0.0, 0.5, 0.0]]])
+        camera, faces = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0, 1, 2], [0, 2, 1]])
+        found = {"vertices": corners, "camera": camera}
+        drawn = draw_hands([Image.new("RGB", (8, 8))], found, corners, camera, torch.full((1, 3), WORST), faces)
+        below = np.asarray(drawn)[-60:].astype(int)
+        filled = (abs(below[:16] - PAPER).max(-1) > 20).all(0)
+        assert np.flatnonzero(filled).tolist() == list(range(MARGIN, MARGIN + 400))
+        assert abs(below[8, MARGIN] - LESS).max() <= 1
+        assert abs(below[8, MARGIN + 399] - MORE).max() <= 1
+        assert below[8, MARGIN + 200].min() > 200
+        assert (below[16, MARGIN : MARGIN + 400] == PAPER).all()
 
     def test_the_fitted_camera_is_that_of_the_projection(self):
         torch.manual_seed(0)

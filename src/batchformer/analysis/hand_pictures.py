@@ -131,7 +131,7 @@ def draw_hands(
             tiles.append(_tile(pixels))
         rows["error on the surface"][-1] = captioned(rows["error on the surface"][-1], f"{errors[k].mean():.1f} mm")
     sheet = contact_sheet(list(rows.items()))
-    tall = blank(sheet.width, sheet.height + 60)
+    tall = blank(max(sheet.width, 560), sheet.height + 60)
     tall.paste(sheet)
     levels = error_colours(torch.linspace(0, WORST, 400))
     bar = (levels * 255).byte().numpy()[None].repeat(16, 0)
