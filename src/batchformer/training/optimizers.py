@@ -142,8 +142,8 @@ def build_optimizer(
 
 
 def scaled_lr(options: Any, trainer: Any) -> float:
-    """The highest learning rate of options with `lr` and `lr_per`, scaled by the number of images per update."""
-    if options.lr_per is None:
+    """The highest learning rate of options with `lr`; with `lr_per` scaled by the number of images per update."""
+    if getattr(options, "lr_per", None) is None:
         return options.lr
     batch = getattr(getattr(trainer, "datamodule", None), "batch_size", None)
     if batch is None:

@@ -24,7 +24,7 @@ from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorO
 from batchformer.tasks.detection.predict import predict_objects
 from batchformer.training.network_task import NetworkTask
 from batchformer.training.options import as_options, plain_values
-from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
+from batchformer.training.schedules import ScheduleOptions
 from batchformer.training.task import Batch
 from batchformer.training.weights import NETWORK, load_weights
 
@@ -171,9 +171,6 @@ class Detection(NetworkTask):
             weights = read_pretrained(folder, type(self.net))
         load_weights(self.net, part, source, self.attachment is not None, weights)
 
-    def check_trainer(self) -> None:
-        self.schedule_options.check_end(self.trainer)
-
     def setup(self, stage: str) -> None:
         if str(self.trainer.precision) in ("bf16-true", "16-true"):
             mixed = str(self.trainer.precision).replace("true", "mixed")
@@ -194,10 +191,6 @@ class Detection(NetworkTask):
                 if some := [p for p in group["params"] if (id(p) in own) == of_module]:
                     made.append({**group, "params": some, "lr": lr, "lr_factor": lr / options.lr})
         return torch.optim.AdamW(made, lr=options.lr, betas=tuple(options.betas), fused=self.fused or None)  # type: ignore[arg-type]
-
-    def learning_rate(self) -> float:
-        epochs = total_epochs_of(self.trainer)
-        return self.optimizer_options.lr * lr_factor(self.schedule_options, self.current_epoch, epochs)
 
     # ---- training
 

@@ -22,7 +22,7 @@ from batchformer.tasks.hands.predict import predict_meshes
 from batchformer.training.network_task import NetworkTask
 from batchformer.training.optimizers import refuse_bad_betas, refuse_negative_rates
 from batchformer.training.options import ModuleOptions, as_options, plain_values
-from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
+from batchformer.training.schedules import ScheduleOptions
 from batchformer.training.task import Batch
 
 
@@ -171,13 +171,6 @@ class HandMesh(NetworkTask):
         ]
         keywords: dict[str, Any] = {"betas": tuple(options.betas), "weight_decay": options.weight_decay}
         return torch.optim.Adam(groups, options.lr, fused=self.fused or None, **keywords)
-
-    def check_trainer(self) -> None:
-        self.schedule_options.check_end(self.trainer)
-
-    def learning_rate(self) -> float:
-        factor = lr_factor(self.schedule_options, self.current_epoch, total_epochs_of(self.trainer))
-        return self.optimizer_options.lr * factor
 
     # ---- training
 

@@ -22,7 +22,7 @@ from batchformer.tasks.long_tailed.ride import Ride, RideOptions
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.optimizers import OptimizerOptions
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
-from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
+from batchformer.training.schedules import ScheduleOptions
 from batchformer.training.task import Batch
 
 #: the values of `model.algorithm`, and the class of each
@@ -182,17 +182,13 @@ class LongTailed(ClassifierTask):
         self.algorithm.after_step(self)
 
     def check_trainer(self) -> None:
-        self.schedule_options.check_end(self.trainer)
+        super().check_trainer()
         data = getattr(self.trainer, "datamodule", None)
         if data is not None and self.algorithm.chooses_samples(self) and not isinstance(data, ClassificationData):
             raise UserError(
                 f"the method draws the training images itself, which {type(data).__name__} does not let it do: use a "
                 "data module of batchformer.data, or leave model.sampling and model.algorithm as they are by default."
             )
-
-    def learning_rate(self) -> float:
-        epochs = total_epochs_of(self.trainer)
-        return self.optimizer_options.lr * lr_factor(self.schedule_options, self.current_epoch, epochs)
 
     # ---- evaluation
 

@@ -15,9 +15,9 @@ from batchformer.losses import masked_pixel_loss
 from batchformer.models.mae import MaskedAutoencoder
 from batchformer.nn.encoder import Norm
 from batchformer.tasks.self_supervised.task import JudgeOptions, Pretraining
-from batchformer.training.optimizers import AdamWOptions, Rule, build_optimizer, layer_rules, scaled_lr
+from batchformer.training.optimizers import AdamWOptions
 from batchformer.training.options import ModuleOptions, as_options, plain_values
-from batchformer.training.schedules import CosineOptions, check_has_end, place_in_run, warm_cosine
+from batchformer.training.schedules import CosineOptions
 from batchformer.training.task import Batch
 
 _EVALUATION_SEED = 0
@@ -104,7 +104,6 @@ class MAE(Pretraining):
         self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer)
         self.schedule_options = schedule = as_options(CosineOptions, schedule)
         judge = self.judge
-        self._rules: dict[str, Rule] = {}
         self.save_hyperparameters(plain_values(locals()))
 
     # ---- building
@@ -114,9 +113,6 @@ class MAE(Pretraining):
         return MaskedAutoencoder(
             self.plain_backbone(data), options.dim, options.depth, options.heads, options.mask_ratio
         )
-
-    def before_attach(self, net: nn.Module) -> None:
-        self._rules = layer_rules(net, self.optimizer_options)
 
     def attach_to(self, net: nn.Module) -> Any:
         options = self.module_options
@@ -136,23 +132,7 @@ class MAE(Pretraining):
     def encoder(self, net: nn.Module) -> nn.Module:
         return bf.detach(net).encoder if bf.attachment_of(net) is not None else net.encoder  # type: ignore[return-value]
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        options, lr = self.optimizer_options, scaled_lr(self.optimizer_options, self.trainer)
-        return build_optimizer(options, self.net, self._rules, self.attachment, lr, self.fused)
-
-    def check_trainer(self) -> None:
-        check_has_end(self.trainer)
-
     # ---- training
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_start(batch, batch_idx)
-        if self.schedule_options.per == "step" and batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self.set_learning_rate()
-
-    def learning_rate(self) -> float:
-        schedule, lr = self.schedule_options, scaled_lr(self.optimizer_options, self.trainer)
-        return warm_cosine(schedule, lr, *place_in_run(self.trainer, schedule.per))
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         images = batch["images"]

@@ -18,7 +18,7 @@ from batchformer.models import create_backbone
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.optimizers import refuse_negative_rates, scaled_lr
 from batchformer.training.options import as_options, plain_values
-from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
+from batchformer.training.schedules import ScheduleOptions
 from batchformer.training.task import Batch
 from batchformer.training.weights import NETWORK, load_weights, read_weights, without_outer_name
 
@@ -159,13 +159,6 @@ class LinearProbe(ClassifierTask):
             {"params": [p for p in parameters if p.ndim < 2], "always_adapt": False, "weight_decay": 0.0},
         ]
         return Lars(groups, lr, momentum=options.momentum, weight_decay=options.weight_decay)
-
-    def check_trainer(self) -> None:
-        self.schedule_options.check_end(self.trainer)
-
-    def learning_rate(self) -> float:
-        lr = scaled_lr(self.optimizer_options, self.trainer)
-        return lr * lr_factor(self.schedule_options, self.current_epoch, total_epochs_of(self.trainer))
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         logits = self(batch["images"])
