@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from batchformer.errors import UserError
 from batchformer.kernels.backend import Backend, Memory
@@ -37,6 +37,10 @@ class ModuleOptions:
     backend: Backend = "auto"
     memory: Memory = "fast"
 
+    def keywords(self) -> dict[str, Any]:
+        """Keyword arguments of `attach`: what is null has the default of the variant."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
 
 @dataclass
 class BatchFormerOptions(ModuleOptions):
@@ -53,6 +57,25 @@ class BatchFormerOptions(ModuleOptions):
     dropout: float = 0.5
     norm: Norm = "post"
     before: str | None = None
+
+
+@dataclass
+class InnerModuleOptions(ModuleOptions):
+    """Options of BatchFormerV2 inside a network. null: the default of the variant.
+
+    Args:
+        share: one module at all places instead of one each (V2, Table 4); the places must be of one width.
+        heads: attention heads (the paper has 4 but for classification).
+        variant: "published", or "stable": trains after any number of blocks.
+        dropout: on attention, MLP and residual branches.
+        norm: "post" as published, "pre", or "relative" (what "stable" takes).
+    """
+
+    share: bool = False
+    heads: int = 4
+    variant: Literal["published", "stable"] = "published"
+    dropout: float | None = None
+    norm: Norm | None = None
 
 
 def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Options:

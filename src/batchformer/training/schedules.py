@@ -27,7 +27,7 @@ class ScheduleOptions:
     warmup_start: float = 0.5
     milestones: list[int] = field(default_factory=list)
     gamma: float = 0.1
-    per = "epoch"
+    per = "epoch"  # as in CosineOptions; no field
 
     def check(self) -> None:
         if self.warmup_epochs < 0:

@@ -1,49 +1,36 @@
 """The options of detection: where the module goes in a detector, and the optimiser its papers use."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from batchformer.errors import UserError
-from batchformer.nn.encoder import Norm
 from batchformer.training.optimizers import refuse_bad_betas, refuse_negative_rates
-from batchformer.training.options import ModuleOptions
+from batchformer.training.options import InnerModuleOptions
 from batchformer.training.schedules import ScheduleOptions
 
 
 @dataclass
-class DetectorModuleOptions(ModuleOptions):
-    """How and where BatchFormerV2 is attached to a detector. null: the default of the variant.
+class DetectorModuleOptions(InnerModuleOptions):
+    """How and where BatchFormerV2 is attached to a detector.
 
     Args:
         encoder_layers: numbers of the encoder layers to insert the module after, counted from 0, or "all". The paper
             counts from 1: its L1 is 0, its L3-6 are 2, 3, 4, 5.
-        share: one module at all places instead of one each (Table 4).
         mask_padding: padded positions of smaller images take no part; as published they do.
-        heads: attention heads (the paper: 4).
-        variant: "published", or "stable".
-        dropout: on attention, MLP and residual branches.
-        norm: "post" as published, "pre", or "relative".
         layer_scale: start of a learnt factor on both branches.
     """
 
     encoder_layers: list[int] | Literal["all"] = field(default_factory=lambda: [0])
-    share: bool = False
     mask_padding: bool = False
-    heads: int = 4
-    variant: Literal["published", "stable"] = "published"
-    dropout: float | None = None
-    norm: Norm | None = None
     layer_scale: float | None = None
 
     def keywords(self) -> dict[str, Any]:
-        """Keyword arguments of `attach`."""
         if not self.encoder_layers:
             raise UserError(
                 'model.batchformer.encoder_layers names no layer: give their numbers, as in [0], or "all"; without the '
                 "module it is model.method=baseline."
             )
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in given.items() if value is not None}
+        return super().keywords()
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Meshes of hands from pictures, with or without BatchFormerV2."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,35 +17,24 @@ from batchformer.metrics.gather import gathered
 from batchformer.metrics.hands import HandErrors, align, mean_pose
 from batchformer.metrics.measures import HANDS
 from batchformer.models.graphormer import MeshGraphormer, project
-from batchformer.nn.encoder import Norm
 from batchformer.tasks.hands.predict import predict_meshes
 from batchformer.training.network_task import NetworkTask
 from batchformer.training.optimizers import refuse_bad_betas, refuse_negative_rates
-from batchformer.training.options import ModuleOptions, as_options, plain_values
+from batchformer.training.options import InnerModuleOptions, as_options, plain_values
 from batchformer.training.schedules import ScheduleOptions
 from batchformer.training.task import Batch
 
 
 @dataclass
-class MeshModuleOptions(ModuleOptions):
+class MeshModuleOptions(InnerModuleOptions):
     """Where BatchFormerV2 goes and how it is made.
 
     Args:
         after: behind these layers of the network. The paper does not say which; the first one of all here, as in its
             detectors.
-        share: one module at all places instead of one each; the layers must be of one encoder.
-        heads: attention heads.
-        variant: "published", or "stable".
-        dropout: on attention, MLP and residual branches.
-        norm: "post" as published, "pre", or "relative".
     """
 
     after: list[str] = field(default_factory=lambda: ["encoders.0.layers.0"])
-    share: bool = False
-    heads: int = 4
-    variant: Literal["published", "stable"] = "published"
-    dropout: float | None = None
-    norm: Norm | None = None
 
 
 @dataclass
@@ -150,9 +139,7 @@ class HandMesh(NetworkTask):
         return MeshGraphormer(self.backbone, self.topology, *sizes, **self.backbone_args)
 
     def attach_to(self, net: nn.Module) -> Any:
-        return bf.attach(
-            net, **{name: value for name, value in asdict(self.module_options).items() if value is not None}
-        )
+        return bf.attach(net, **self.module_options.keywords())
 
     def build(self, data: DataInfo) -> None:
         super().build(data)

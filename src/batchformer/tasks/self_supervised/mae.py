@@ -13,10 +13,9 @@ from batchformer.data.info import DataInfo
 from batchformer.errors import UserError
 from batchformer.losses import masked_pixel_loss
 from batchformer.models.mae import MaskedAutoencoder
-from batchformer.nn.encoder import Norm
 from batchformer.tasks.self_supervised.task import JudgeOptions, Pretraining
 from batchformer.training.optimizers import AdamWOptions
-from batchformer.training.options import ModuleOptions, as_options, plain_values
+from batchformer.training.options import InnerModuleOptions, as_options, plain_values
 from batchformer.training.schedules import CosineOptions
 from batchformer.training.task import Batch
 
@@ -24,26 +23,16 @@ _EVALUATION_SEED = 0
 
 
 @dataclass
-class DecoderModuleOptions(ModuleOptions):
-    """Where BatchFormerV2 goes and how it is made.
+class DecoderModuleOptions(InnerModuleOptions):
+    """Where BatchFormerV2 goes and how it is made. How many heads it has in MAE the paper does not say.
 
     Args:
         decoder_blocks: behind these blocks of the decoder, counted from 0, or "all" as published.
         encoder_blocks: behind these blocks of the encoder besides.
-        share: one module at all places of the decoder (or of the encoder) instead of one each.
-        heads: attention heads; the paper does not say how many, so the 4 of its other dense tasks.
-        variant: "published", or "stable": trains after any number of blocks.
-        dropout: on attention, MLP and residual branches.
-        norm: "post" as published, "pre", or "relative".
     """
 
     decoder_blocks: list[int] | Literal["all"] = "all"
     encoder_blocks: list[int] | None = None
-    share: bool = False
-    heads: int = 4
-    variant: Literal["published", "stable"] = "published"
-    dropout: float | None = None
-    norm: Norm | None = None
 
 
 @dataclass
@@ -115,8 +104,7 @@ class MAE(Pretraining):
         )
 
     def attach_to(self, net: nn.Module) -> Any:
-        options = self.module_options
-        keywords = {name: value for name, value in vars(options).items() if value is not None}
+        options, keywords = self.module_options, self.module_options.keywords()
         chosen = keywords.pop("decoder_blocks")
         decoder = range(len(net.decoder_blocks)) if chosen == "all" else chosen  # type: ignore[arg-type]
         after = [f"encoder.blocks.{k}" for k in keywords.pop("encoder_blocks", ())]
