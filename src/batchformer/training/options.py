@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any, Literal, TypeVar
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 from batchformer.kernels.backend import Backend, Memory
 from batchformer.nn.encoder import Norm
 from batchformer.nn.streams import Streams
@@ -79,7 +80,10 @@ class InnerModuleOptions(ModuleOptions):
 
 
 def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Options:
-    """The options themselves, or made from the plain dict that a checkpoint holds; validated by their `check`."""
+    """The options themselves, or made from the plain dict that a checkpoint holds; validated by their `check`.
+
+    A field that is one of some names must be: on the command line jsonargparse sees to it, from Python nothing else.
+    """
     if not isinstance(value, kind):
         known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
         if not isinstance(value, Mapping):
@@ -87,6 +91,12 @@ def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Optio
         if unknown := [name for name in value if name not in known]:
             raise UserError(f"{kind.__name__} has no {unknown[0]!r}; it has: {', '.join(known)}.")
         value = kind(**value)
+    for name, hint in get_type_hints(kind).items():
+        given = getattr(value, name)
+        if given is not None and NoneType in get_args(hint):
+            hint = get_args(hint)[0]
+        if get_origin(hint) is Literal:
+            check_choice(f"{kind.__name__}.{name}", given, get_args(hint))
     if hasattr(value, "check"):
         value.check()
     return value

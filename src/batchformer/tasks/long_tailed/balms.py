@@ -60,8 +60,6 @@ class BalmsOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UserError(f"model.balms.{name}={value} must be {least} or more.")
-        if self.meta_stream not in ("related", "plain"):
-            raise UserError(f"model.balms.meta_stream={self.meta_stream!r} must be related or plain.")
 
 
 class MetaSampler(nn.Module):

@@ -74,7 +74,6 @@ class RideOptions:
             ("temperature_factor", 0 <= self.temperature_factor < 1, "0 or more and less than 1"),
             ("teacher_weight", self.teacher_weight >= 0, "0 or more"),
             ("teacher_temperature", self.teacher_temperature > 0, "above 0"),
-            ("train", self.train in ("experts", "router"), "experts or router"),
             ("router_top", self.router_top >= 1, "1 or more"),
             ("pos_weight", self.pos_weight > 0, "above 0"),
             ("threshold", 0 <= self.threshold <= 1, "between 0 and 1"),

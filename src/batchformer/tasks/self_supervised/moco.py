@@ -34,8 +34,6 @@ from batchformer.training.options import BatchFormerOptions, as_options, plain_v
 from batchformer.training.schedules import CosineOptions, place_in_run
 from batchformer.training.task import Batch
 
-_CHOICES = {"version": ("v2", "v3"), "pairs": ("all", "plain"), "pair_loss": (None, "sum", "mean")}
-
 
 @dataclass
 class ContrastOptions:
@@ -74,9 +72,6 @@ class ContrastOptions:
     frozen_patches: bool = True
 
     def check(self) -> None:
-        for name, known in _CHOICES.items():
-            if (value := getattr(self, name)) not in known:
-                raise UserError(f"model.contrast.{name}={value!r} must be one of {', '.join(map(str, known))}.")
         if not self.temperature > 0 or not 0 <= self.momentum < 1:
             raise UserError(
                 f"model.contrast: temperature={self.temperature} must be above 0, and momentum={self.momentum} 0 or "

@@ -43,8 +43,6 @@ class ProbeOptimizerOptions:
 
     def check(self) -> None:
         refuse_negative_rates(self)
-        if self.name not in ("sgd", "lars"):
-            raise UserError(f'model.optimizer.name={self.name!r} must be "sgd" or "lars".')
 
 
 class LinearProbe(ClassifierTask):

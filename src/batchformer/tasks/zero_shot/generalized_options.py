@@ -33,10 +33,6 @@ class EmbeddingModuleOptions(ModuleOptions):
     norm: Norm = "post"
     rows: Literal["real", "both"] = "real"
 
-    def check(self) -> None:
-        if self.rows not in ("real", "both"):
-            raise UserError(f"model.batchformer.rows={self.rows!r} must be real or both.")
-
 
 @dataclass
 class GeneratorOptions:
