@@ -65,6 +65,7 @@ class Detection(NetworkTask):
     measures = DETECTION
     main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"]}
     analyses: Sequence[Any] = ("box_failures",)
+    in_checkpoint: ClassVar[Mapping[str, str]] = {"class_scores": "class_scores"}
     checkpoint_key_of_0_1 = "detection"
     data_class: ClassVar[type] = DetectionData
     predict_options: ClassVar[Mapping[str, str]] = {
@@ -261,16 +262,6 @@ class Detection(NetworkTask):
 
     def _sizes(self, batch: Batch) -> Tensor:
         return torch.stack([label["orig_size"] for label in batch["labels"]])
-
-    # ---- checkpoints
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["task"]["class_scores"] = dict(self.class_scores)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self.class_scores = dict(checkpoint["task"].get("class_scores", {}))
 
     # ---- commands
 

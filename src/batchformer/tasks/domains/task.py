@@ -36,6 +36,7 @@ class DomainTask(ClassifierTask):
     main_picture: ClassVar[Mapping[str, Any]] = {"targets": True}
     analyses: Sequence[Any] = ("class_failures", "domain_planes")
     valley_set = SOURCE
+    in_checkpoint: ClassVar[Mapping[str, str]] = {"best": "_best", "seen": "_seen"}
 
     def __init__(
         self,
@@ -62,8 +63,7 @@ class DomainTask(ClassifierTask):
         self.measures = [replace(measure, primary=measure.key == decides) for measure in self.measures]
         self._source: dict[str, float] = {}
         self._best: dict[str, float] = {}
-        self._only_tested = False
-        self._seen: list[tuple[int, float, float]] = []  # step, accuracy on source validation and on the target
+        self._seen: list[list[float]] = []  # step, accuracy on source validation and on the target
 
     # ---- building
 
@@ -173,14 +173,14 @@ class DomainTask(ClassifierTask):
             return {"accuracy": torch.tensor(self._source["accuracy"])}
         classes = torch.tensor(self.per_class)
         values = {"accuracy": found["accuracy"], "accuracy_classes": classes.nanmean()}
-        if not (self.trainer.sanity_checking or self._only_tested):
+        if not (self.trainer.sanity_checking or self.only_tested):
             self._select(float(values["accuracy"]))
         values |= {key: torch.tensor(self._best[key]) for key in ("accuracy_selected", "accuracy_oracle")
                    if key in self._best}  # fmt: skip
         return values
 
     def _select(self, accuracy: float) -> None:
-        self._seen.append((self.trainer.global_step, self._source["accuracy"], accuracy))
+        self._seen.append([self.trainer.global_step, self._source["accuracy"], accuracy])
         if self._source["accuracy"] > self._best.get("source", -1.0):
             self._best |= {"source": self._source["accuracy"], "accuracy_selected": accuracy,
                            "step": self.trainer.global_step}  # fmt: skip
@@ -205,18 +205,3 @@ class DomainTask(ClassifierTask):
         best, selected = self._best["step"], self._best["accuracy_selected"]
         text = f"Best on source validation at step {best}: {selected:.1f} % on the target."
         return [{"title": "Source and target along the training", "text": text, "series": series}, *super().sections()]
-
-    # ---- checkpoints
-
-    def expect_checkpoint(self) -> None:
-        super().expect_checkpoint()
-        self._only_tested = True  # what was selected in training stays
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["task"] |= {"best": dict(self._best), "seen": [list(row) for row in self._seen]}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self._best = dict(checkpoint["task"].get("best", {}))
-        self._seen = [tuple(row) for row in checkpoint["task"].get("seen", ())]

@@ -66,6 +66,7 @@ class CompositionalZeroShot(ClassifierTask):
     main_picture: ClassVar[Mapping[str, Any]] = {"section": CURVE}
     analyses = ("mistakes",)
     data_class: ClassVar[type] = CompositionalData
+    in_checkpoint: ClassVar[Mapping[str, str]] = {"best": "_best", "shown": "_shown"}
     bias: Float[Tensor, ""]
     candidate_of: Tensor
 
@@ -95,7 +96,6 @@ class CompositionalZeroShot(ClassifierTask):
         self._best: dict[str, float] = {}
         self._trial = 0  # the threshold of feasibility that is best on the validation set
         self._shown: dict[str, Any] = {}  # of the last evaluation, for the page
-        self._only_tested = False
 
     @property
     def all_measures(self) -> list[Measure]:
@@ -264,7 +264,7 @@ class CompositionalZeroShot(ClassifierTask):
             self._val_area = areas[self._trial]
             return found[self._trial]
         values, outcome = found[self._trial], outcomes[self._trial]
-        may_select = not (self.trainer.sanity_checking or self._only_tested)
+        may_select = not (self.trainer.sanity_checking or self.only_tested)
         if may_select and self._val_area > self._best.get(VAL, -1.0):  # nan is not
             self._best = {VAL: self._val_area, **{f"{key}_selected": value for key, value in values.items()}}
         self.per_class = outcome.accuracy_of_pairs(float(self.bias))[self.candidate_of.cpu().numpy()].tolist()
@@ -296,20 +296,7 @@ class CompositionalZeroShot(ClassifierTask):
         own = sections_of(self.data_info, self._shown, self.per_class) if self._shown else []
         return [*own, *super().sections()]
 
-    # ---- checkpoints and export
-
-    def expect_checkpoint(self) -> None:
-        super().expect_checkpoint()
-        self._only_tested = True  # what was selected in training stays
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["task"] |= {"best": dict(self._best), "shown": dict(self._shown)}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self._best = dict(checkpoint["task"].get("best", {}))
-        self._shown = dict(checkpoint["task"].get("shown", {}))
+    # ---- export
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:
         return {}, "", ""  # made from the run folder, which has the pairs and the word vectors
