@@ -1,6 +1,6 @@
 """Optimizers: options, parameter groups and their learning rates, with a group for the module."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,18 +79,23 @@ def build_sgd(
     Paper, appendix: 0.05 for the network and 0.005 for the module; the weight decay is the same for both, as released.
     """
     own = list(own)
-    own_ids = {id(parameter) for parameter in own}
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if id(p) not in own_ids], "lr_factor": 1.0},
-        {"params": own, "lr_factor": options.module_lr_factor},
-    ]
     return torch.optim.SGD(
-        [{**group, "lr": options.lr * group["lr_factor"]} for group in groups if group["params"]],
+        rated_groups(options.lr, (without(parameters, own), 1.0), (own, options.module_lr_factor)),
         momentum=options.momentum,
         weight_decay=options.weight_decay,
         nesterov=options.nesterov,
         fused=fused or None,
     )
+
+
+def rated_groups(lr: float, *groups: tuple[Sequence[nn.Parameter], float]) -> list[dict[str, Any]]:
+    """Groups of parameters, each with a factor of the learning rate; those without any are left out."""
+    return [{"params": list(some), "lr": lr * factor, "lr_factor": factor} for some, factor in groups if some]
+
+
+def without(parameters: Iterable[nn.Parameter], others: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    left_out = {id(parameter) for parameter in others}
+    return [parameter for parameter in parameters if id(parameter) not in left_out]
 
 
 def layer_rules(net: nn.Module, options: AdamWOptions) -> dict[str, Rule]:

@@ -18,6 +18,7 @@ from batchformer.metrics.measures import DOMAINS, Measure
 from batchformer.tasks.domains.options import DomainOptimizerOptions
 from batchformer.training.averaging import SWAD
 from batchformer.training.classifier_task import ClassifierTask
+from batchformer.training.optimizers import rated_groups, without
 from batchformer.training.options import BatchFormerOptions, as_options
 from batchformer.training.schedules import check_has_end, place_in_run, steps_per_epoch
 from batchformer.training.task import Batch
@@ -110,18 +111,11 @@ class DomainTask(ClassifierTask):
         return [parameter for name in names for parameter in self.net.get_submodule(name).parameters()]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        options = self.optimizer_options
-        own = {id(parameter) for parameter in self.module_parameters}
-        new = {id(parameter) for parameter in self.new_parameters()} - own
-        parameters = [parameter for parameter in self.net.parameters() if parameter.requires_grad]
-        groups = [
-            ([p for p in parameters if id(p) not in own | new], options.backbone_lr_factor),
-            ([p for p in parameters if id(p) in new], 1.0),
-            (self.module_parameters, options.module_lr_factor),
-        ]
-        made: list[dict[str, Any]] = [
-            {"params": members, "lr_factor": factor, "lr": options.lr * factor} for members, factor in groups if members
-        ]
+        options, own = self.optimizer_options, self.module_parameters
+        plain = without((p for p in self.net.parameters() if p.requires_grad), own)
+        backbone = without(plain, self.new_parameters())
+        parts = (backbone, options.backbone_lr_factor), (without(plain, backbone), 1.0), (own, options.module_lr_factor)
+        made = rated_groups(options.lr, *parts)
         decay, fused = options.weight_decay, self.fused or None
         if options.name == "adam":
             return torch.optim.Adam(made, options.lr, weight_decay=decay, fused=fused)

@@ -19,7 +19,7 @@ from batchformer.metrics.measures import HANDS
 from batchformer.models.graphormer import MeshGraphormer, project
 from batchformer.tasks.hands.predict import predict_meshes
 from batchformer.training.network_task import NetworkTask
-from batchformer.training.optimizers import refuse_bad_betas, refuse_negative_rates
+from batchformer.training.optimizers import rated_groups, refuse_bad_betas, refuse_negative_rates, without
 from batchformer.training.options import InnerModuleOptions, as_options, plain_values
 from batchformer.training.schedules import ScheduleOptions
 from batchformer.training.task import Batch
@@ -149,13 +149,9 @@ class HandMesh(NetworkTask):
         self.register_buffer("chosen", torch.as_tensor(self.topology.chosen), persistent=False)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        options, own = self.optimizer_options, {id(parameter) for parameter in self.module_parameters}
-        factors = {False: 1.0, True: options.module_lr_factor}
-        groups = [
-            {"params": some, "lr": options.lr * factor, "lr_factor": factor}
-            for of_module, factor in factors.items()
-            if (some := [p for p in self.net.parameters() if (id(p) in own) == of_module])
-        ]
+        options, own = self.optimizer_options, self.module_parameters
+        parts = (without(self.net.parameters(), own), 1.0), (own, options.module_lr_factor)
+        groups = rated_groups(options.lr, *parts)
         keywords: dict[str, Any] = {"betas": tuple(options.betas), "weight_decay": options.weight_decay}
         return torch.optim.Adam(groups, options.lr, fused=self.fused or None, **keywords)
 

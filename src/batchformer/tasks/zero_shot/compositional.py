@@ -31,6 +31,7 @@ from batchformer.tasks.zero_shot.compositional_options import NEEDS_WORDS, PairM
 from batchformer.tasks.zero_shot.compositional_page import CURVE, pair_name, sections_of, summary_of
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.fixed_features import fixed_features
+from batchformer.training.optimizers import rated_groups, without
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
 from batchformer.training.schedules import check_has_end, place_in_run
 from batchformer.training.task import Batch
@@ -190,16 +191,12 @@ class CompositionalZeroShot(ClassifierTask):
             data.hold_features(fixed_features(self.net.backbone, data, self.device))  # type: ignore[arg-type]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        options, own = self.optimizer_options, {id(parameter) for parameter in self.module_parameters}
+        options, own = self.optimizer_options, self.module_parameters
         net: Any = self.net
-        groups = [
-            ([p for p in net.scorer.parameters() if id(p) not in own], 1.0),
-            ([] if self.fixed else list(net.backbone.parameters()), options.backbone_lr_factor),
-            (self.module_parameters, options.module_lr_factor),
-        ]
-        made: list[dict[str, Any]] = [
-            {"params": members, "lr_factor": factor, "lr": options.lr * factor} for members, factor in groups if members
-        ]
+        backbone = [] if self.fixed else list(net.backbone.parameters())
+        scorer = without(net.scorer.parameters(), own)
+        parts = (scorer, 1.0), (backbone, options.backbone_lr_factor), (own, options.module_lr_factor)
+        made = rated_groups(options.lr, *parts)
         return torch.optim.Adam(made, options.lr, weight_decay=options.weight_decay, fused=self.fused or None)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
