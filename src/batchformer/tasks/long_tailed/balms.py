@@ -22,8 +22,8 @@ from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.loading.order import Sampler, class_order, derived_key, generator
 from batchformer.errors import UserError
+from batchformer.tasks.long_tailed.algorithm import build_criterion
 from batchformer.tasks.long_tailed.decoupled import ClassifierStage, by_frequency
-from batchformer.tasks.long_tailed.losses import build_criterion
 from batchformer.training.task import Batch
 
 if TYPE_CHECKING:

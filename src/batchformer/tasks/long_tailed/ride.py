@@ -19,8 +19,7 @@ from batchformer.losses import LDAMLoss, RideLoss, RoutingLoss
 from batchformer.metrics import ShotAccuracy
 from batchformer.metrics.measures import LONG_TAILED, Measure
 from batchformer.models.ride import ExpertNetwork, expert_network, experts_used, means_so_far
-from batchformer.tasks.long_tailed.algorithm import Algorithm, accuracy_of_plain_rows
-from batchformer.tasks.long_tailed.losses import build_criterion
+from batchformer.tasks.long_tailed.algorithm import Algorithm, accuracy_of_plain_rows, build_criterion
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
 from batchformer.training.weights import NETWORK, load_weights, read_weights

@@ -12,10 +12,9 @@ from batchformer.data.info import DataInfo
 from batchformer.data.loading.order import Sampler
 from batchformer.errors import UserError
 from batchformer.metrics.measures import LONG_TAILED, Measure
-from batchformer.tasks.long_tailed.algorithm import POWERS, Algorithm, Sampling
+from batchformer.tasks.long_tailed.algorithm import POWERS, Algorithm, LossOptions, Sampling
 from batchformer.tasks.long_tailed.balms import Balms, BalmsOptions
 from batchformer.tasks.long_tailed.decoupled import BalancedRetraining, DecoupledLoss, DecoupledOptions
-from batchformer.tasks.long_tailed.losses import LossOptions
 from batchformer.tasks.long_tailed.paco import PaCo, PacoOptions
 from batchformer.tasks.long_tailed.rescaled import LearntScales, TauNormalized
 from batchformer.tasks.long_tailed.ride import Ride, RideOptions
