@@ -234,9 +234,9 @@ def test_data_without_domains_and_a_single_source_are_refused():
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"algorithm": {"name": "groupdro"}}, "AlgorithmOptions.name='groupdro' must be"),
-        ({"optimizer": {"name": "adamw"}}, "OptimizerOptions.name='adamw' must be"),
-        ({"optimizer": {"schedule": "poly"}}, "OptimizerOptions.schedule='poly' must be"),
+        ({"algorithm": {"name": "groupdro"}}, "algorithm.name='groupdro'"),
+        ({"optimizer": {"name": "adamw"}}, "optimizer.name='adamw'"),
+        ({"optimizer": {"schedule": "poly"}}, "optimizer.schedule='poly'"),
         ({"judge_by": "best"}, "judge_by='best'"),
     ],
 )
@@ -247,7 +247,7 @@ def test_names_that_nobody_knows_are_refused(options, named):
 
 @pytest.mark.parametrize("options", [{"name": "cdan"}, {"reversal_steps": 0}])
 def test_adaptation_refuses_what_it_cannot_do(options):
-    with pytest.raises(UserError, match=r"model\.adapt|AdaptOptions\.name"):
+    with pytest.raises(UserError, match=r"model\.adapt"):
         DomainAdaptation(**SMALL, adapt=options)
 
 

@@ -74,7 +74,7 @@ class NetworkTask(Task):
         self.attachment = None
         self._patch_layers: list[nn.Conv2d] = []
         self._rules: dict[str, Rule] = {}
-        self.swad = None if swad is None else self._make_swad(as_options(SwadOptions, swad))
+        self.swad = None if swad is None else self._make_swad(as_options(SwadOptions, swad, "swad"))
         settings = {"seed": seed, "channels_last": channels_last, "compile": compile, "cuda_graph": cuda_graph}
         self.save_hyperparameters({**settings, "swad": None if self.swad is None else asdict(self.swad.options)})
 

@@ -79,10 +79,11 @@ class InnerModuleOptions(ModuleOptions):
     norm: Norm | None = None
 
 
-def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Options:
+def as_options(kind: type[Options], value: Options | Mapping[str, Any], key: str) -> Options:
     """The options themselves, or made from the plain dict that a checkpoint holds; validated by their `check`.
 
-    A field that is one of some names must be: on the command line jsonargparse sees to it, from Python nothing else.
+    `key`: where a recipe has them, below `model:`. Fields that are one of some names are checked here: jsonargparse
+    does so on the command line, and from Python nothing else does.
     """
     if not isinstance(value, kind):
         known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
@@ -96,7 +97,7 @@ def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Optio
         if given is not None and NoneType in get_args(hint):
             hint = get_args(hint)[0]
         if get_origin(hint) is Literal:
-            check_choice(f"{kind.__name__}.{name}", given, get_args(hint))
+            check_choice(f"model.{key}.{name}", given, get_args(hint))
     if hasattr(value, "check"):
         value.check()
     return value

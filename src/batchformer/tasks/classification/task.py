@@ -49,6 +49,7 @@ class Classification(ClassifierTask):
     """
 
     shardable = True
+    schedule_options: CosineOptions
 
     measures = CLASSIFICATION
     main_picture: ClassVar[Mapping[str, Any]] = {"curve": "top1"}
@@ -70,11 +71,11 @@ class Classification(ClassifierTask):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, stream_loss, **options)
-        self.module_options = batchformer = as_options(InsertionOptions, batchformer)
-        self.mix_options = mix = as_options(MixOptions, mix)
-        self.distillation_options = distillation = as_options(DistillationOptions, distillation)
-        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer)
-        self.schedule_options = schedule = as_options(CosineOptions, schedule)
+        self.module_options = batchformer = as_options(InsertionOptions, batchformer, "batchformer")
+        self.mix_options = mix = as_options(MixOptions, mix, "mix")
+        self.distillation_options = distillation = as_options(DistillationOptions, distillation, "distillation")
+        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(CosineOptions, schedule, "schedule")
         if not 0 <= label_smoothing < 1:
             raise UserError(f"model.label_smoothing={label_smoothing} must be 0 or more and less than 1.")
         if ema is not None and not 0 <= ema < 1:

@@ -94,10 +94,10 @@ class Detection(NetworkTask):
         for name in _SET_ELSEWHERE.keys() & self.detector_args.keys():
             raise UserError(f"model.detector_args cannot hold {name!r}: {_SET_ELSEWHERE[name]}.")
         self.frozen_stages = frozen_stages
-        self.module_options = batchformer = as_options(DetectorModuleOptions, batchformer)
+        self.module_options = batchformer = as_options(DetectorModuleOptions, batchformer, "batchformer")
         self.evaluate_with_batch = evaluate_with_batch and method == "batchformer"
-        self.optimizer_options = optimizer = as_options(DetectorOptimizerOptions, optimizer)
-        self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
+        self.optimizer_options = optimizer = as_options(DetectorOptimizerOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(ScheduleOptions, schedule, "schedule")
         self.class_scores: dict[str, Any] = {}  # of the last evaluation: columns of the table of classes
         self.metrics: dict[str, Any] = {}
         self.batch_metrics: dict[str, Any] = {}

@@ -56,7 +56,7 @@ class DomainAdaptation(DomainTask):
         super().__init__(
             backbone, backbone_args, method, batchformer, optimizer, freeze_batch_norm, judge_by, oracle, **options
         )
-        self.adapt = adapt = as_options(AdaptOptions, adapt)
+        self.adapt = adapt = as_options(AdaptOptions, adapt, "adapt")
         batchformer, optimizer = self.module_options, self.optimizer_options
         self.save_hyperparameters(plain_values(locals()))
 

@@ -59,7 +59,7 @@ class DomainGeneralization(DomainTask):
         super().__init__(
             backbone, backbone_args, method, batchformer, optimizer, freeze_batch_norm, judge_by, oracle, **options
         )
-        self.algorithm = algorithm = as_options(AlgorithmOptions, algorithm)
+        self.algorithm = algorithm = as_options(AlgorithmOptions, algorithm, "algorithm")
         batchformer, optimizer = self.module_options, self.optimizer_options
         self.save_hyperparameters(plain_values(locals()))
         self.register_buffer("penalty_weight", torch.ones(()), persistent=False)

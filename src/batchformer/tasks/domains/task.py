@@ -52,8 +52,8 @@ class DomainTask(ClassifierTask):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, "mean", **options)
-        self.module_options = as_options(BatchFormerOptions, batchformer)
-        self.optimizer_options = as_options(DomainOptimizerOptions, optimizer)
+        self.module_options = as_options(BatchFormerOptions, batchformer, "batchformer")
+        self.optimizer_options = as_options(DomainOptimizerOptions, optimizer, "optimizer")
         self.freeze_batch_norm, self.judge_by, self.oracle = freeze_batch_norm, judge_by, oracle
         keys = {"last": "accuracy", "source": "accuracy_selected", "swad": "accuracy_swad"}
         if judge_by not in keys:

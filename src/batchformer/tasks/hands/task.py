@@ -121,10 +121,10 @@ class HandMesh(NetworkTask):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, "mean", **options)
-        self.module_options = batchformer = as_options(MeshModuleOptions, batchformer)
-        self.graphormer = graphormer = as_options(GraphormerOptions, graphormer)
-        self.optimizer_options = optimizer = as_options(AdamOptions, optimizer)
-        self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
+        self.module_options = batchformer = as_options(MeshModuleOptions, batchformer, "batchformer")
+        self.graphormer = graphormer = as_options(GraphormerOptions, graphormer, "graphormer")
+        self.optimizer_options = optimizer = as_options(AdamOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(ScheduleOptions, schedule, "schedule")
         self.reflect = reflect
         self.save_hyperparameters(plain_values(locals()))
 

@@ -102,14 +102,14 @@ class LongTailed(ClassifierTask):
             raise UserError(f"model.algorithm={algorithm!r} must be one of {', '.join(ALGORITHMS)}.")
         self.measures = ALGORITHMS[algorithm].measures  # before weights are averaged, which adds one
         super().__init__(backbone, backbone_args, method, stream_loss, **options)
-        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer)
-        self.ride_options = ride = as_options(RideOptions, ride)
-        self.loss_options = loss = as_options(LossOptions, loss)
-        self.paco_options = paco = as_options(PacoOptions, paco)
-        self.optimizer_options = optimizer = as_options(OptimizerOptions, optimizer)
-        self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
-        self.decoupled_options = decoupled = as_options(DecoupledOptions, decoupled)
-        self.balms_options = balms = as_options(BalmsOptions, balms)
+        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer, "batchformer")
+        self.ride_options = ride = as_options(RideOptions, ride, "ride")
+        self.loss_options = loss = as_options(LossOptions, loss, "loss")
+        self.paco_options = paco = as_options(PacoOptions, paco, "paco")
+        self.optimizer_options = optimizer = as_options(OptimizerOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(ScheduleOptions, schedule, "schedule")
+        self.decoupled_options = decoupled = as_options(DecoupledOptions, decoupled, "decoupled")
+        self.balms_options = balms = as_options(BalmsOptions, balms, "balms")
         self.loss_weight, self.sampling = loss_weight, sampling
         if sampling is not None and sampling not in POWERS:
             raise UserError(f"model.sampling={sampling!r} must be one of {', '.join(POWERS)}.")

@@ -88,10 +88,10 @@ class MAE(Pretraining):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, judge, **options)
-        self.module_options = batchformer = as_options(DecoderModuleOptions, batchformer)
-        self.decoder_options = decoder = as_options(DecoderOptions, decoder)
-        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer)
-        self.schedule_options = schedule = as_options(CosineOptions, schedule)
+        self.module_options = batchformer = as_options(DecoderModuleOptions, batchformer, "batchformer")
+        self.decoder_options = decoder = as_options(DecoderOptions, decoder, "decoder")
+        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(CosineOptions, schedule, "schedule")
         judge = self.judge
         self.save_hyperparameters(plain_values(locals()))
 

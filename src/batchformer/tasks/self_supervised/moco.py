@@ -115,10 +115,10 @@ class MoCo(Pretraining):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, judge, **options)
-        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer)
-        self.contrast = contrast = as_options(ContrastOptions, contrast)
-        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer)
-        self.schedule_options = schedule = as_options(CosineOptions, schedule)
+        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer, "batchformer")
+        self.contrast = contrast = as_options(ContrastOptions, contrast, "contrast")
+        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(CosineOptions, schedule, "schedule")
         judge = self.judge
         self._step_numbers: tuple[int, ...] = (self.seed,)
         self.save_hyperparameters(plain_values(locals()))

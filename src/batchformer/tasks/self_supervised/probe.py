@@ -75,8 +75,8 @@ class LinearProbe(ClassifierTask):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, "baseline", "mean", **options)
-        self.optimizer_options = optimizer = as_options(ProbeOptimizerOptions, optimizer)
-        self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
+        self.optimizer_options = optimizer = as_options(ProbeOptimizerOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(ScheduleOptions, schedule, "schedule")
         if not 0 < labels <= 1:
             raise UserError(f"model.labels={labels} is the part of the labels that is used: above 0, at most 1.")
         self.batch_norm, self.labels = batch_norm, labels

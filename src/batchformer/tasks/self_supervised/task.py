@@ -76,7 +76,7 @@ class Pretraining(NetworkTask):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, "mean", **options)
-        self.judge = as_options(JudgeOptions, judge)
+        self.judge = as_options(JudgeOptions, judge, "judge")
         self._held: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self._known: tuple[Tensor, Tensor] | None = None
         self._warned = False

@@ -84,9 +84,9 @@ class CompositionalZeroShot(ClassifierTask):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, "mean", **options)
-        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer)
-        self.pair_options = pairs = as_options(PairMethodOptions, pairs)
-        self.optimizer_options = optimizer = as_options(PairOptimizerOptions, optimizer)
+        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer, "batchformer")
+        self.pair_options = pairs = as_options(PairMethodOptions, pairs, "pairs")
+        self.optimizer_options = optimizer = as_options(PairOptimizerOptions, optimizer, "optimizer")
         for name, value, known in (("features", features, ("trained", "fixed")), ("judge_by", judge_by, ("last", VAL))):
             if value not in known:
                 raise UserError(f"model.{name}={value!r} must be one of {', '.join(known)}.")
