@@ -180,10 +180,12 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float, fused: bool, tensor_on: 
 
 def refuse_negative_rates(options: Any) -> None:
     """Refuse negative learning rates: torch checks the optimiser's default only, not those of the groups."""
-    names = ("lr", "backbone_lr", "sampling_lr", "weight_decay", "module_lr_factor", "module_weight_decay")
+    names = ("lr", "backbone_lr", "sampling_lr", "weight_decay", "module_lr_factor", "module_weight_decay",
+             "backbone_lr_factor", "gamma")  # fmt: skip
     for name in names:
-        if (getattr(options, name, None) or 0) < 0:
-            raise UserError(f"model.optimizer.{name}={getattr(options, name)} must not be negative.")
+        value = getattr(options, name, None)
+        if value is not None and not value >= 0:
+            raise UserError(f"model.optimizer.{name}={value} must not be negative.")
 
 
 def refuse_bad_betas(betas: tuple[float, float]) -> None:

@@ -103,6 +103,14 @@ def as_options(kind: type[Options], value: Options | Mapping[str, Any], key: str
     return value
 
 
+def refuse_below(key: str, options: Any, least: float, *names: str) -> None:
+    """Refuse fields below `least`; one that is None is not set."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value >= least:
+            raise UserError(f"model.{key}.{name}={value} must be {least:g} or more.")
+
+
 def plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A constructor's own arguments (its `locals()`) as plain values: a checkpoint must load with weights_only=True."""
     given = {name: value for name, value in arguments.items() if name not in ("self", "__class__", "options")}

@@ -8,6 +8,7 @@ from typing import Literal
 import lightning as L
 
 from batchformer.errors import UserError
+from batchformer.training.options import refuse_below
 
 
 @dataclass
@@ -59,9 +60,7 @@ class CosineOptions:
     per: Literal["step", "epoch"] = "step"
 
     def check(self) -> None:
-        for name in ("warmup_epochs", "warmup_lr", "min_lr"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"model.schedule.{name}={getattr(self, name)} must be 0 or more.")
+        refuse_below("schedule", self, 0, "warmup_epochs", "warmup_lr", "min_lr")
 
     def check_end(self, trainer: L.Trainer) -> None:
         check_has_end(trainer)

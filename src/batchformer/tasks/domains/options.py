@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from batchformer.errors import UserError
+from batchformer.training.optimizers import refuse_negative_rates
 
 # weight of the penalty in each code base: TLL's scripts for PACS, DomainBed's defaults
 WEIGHTS = {"tll": {"coral": 1.0, "irm": 1.0, "vrex": 3.0}, "domainbed": {"coral": 1.0, "irm": 100.0, "vrex": 10.0}}
@@ -118,6 +119,4 @@ class DomainOptimizerOptions:
     gamma: float = 2e-4
 
     def check(self) -> None:
-        for name in ("lr", "weight_decay", "backbone_lr_factor", "module_lr_factor", "gamma"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"model.optimizer.{name}={getattr(self, name)} must not be negative.")
+        refuse_negative_rates(self)

@@ -79,5 +79,3 @@ class PairOptimizerOptions:
 
     def check(self) -> None:
         refuse_negative_rates(self)
-        if self.backbone_lr_factor < 0:
-            raise UserError(f"model.optimizer.backbone_lr_factor={self.backbone_lr_factor} must not be negative.")
