@@ -23,7 +23,6 @@ from batchformer.training.options import BatchFormerOptions, as_options
 from batchformer.training.schedules import check_has_end, place_in_run, steps_per_epoch
 from batchformer.training.task import Batch
 
-JudgeBy = Literal["last", "source", "swad"]
 SOURCE = "source"
 
 
@@ -31,6 +30,17 @@ class DomainTask(ClassifierTask):
     """Reports target accuracy after the last step, and at the step best on the source domains' validation.
 
     The target is never used for selection: `oracle=True` adds the best accuracy on it, under a name that says so.
+
+    Args:
+        backbone: any name timm knows.
+        backbone_args: passed on to the backbone.
+        batchformer: how the module is attached.
+        optimizer: optimizer and learning rate.
+        freeze_batch_norm: keep the statistics of the backbone's BatchNorm as they are in the initial weights.
+        judge_by: the accuracy that decides comparisons: after the "last" step, at the step best on "source" validation,
+            or of the weights averaged by "swad".
+        oracle: also report the best accuracy on the target over the steps (selected on test data).
+        options: `method`, `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     measures: Sequence[Measure] = DOMAINS
@@ -43,15 +53,15 @@ class DomainTask(ClassifierTask):
         self,
         backbone: str,
         backbone_args: dict[str, Any] | None,
-        method: Literal["batchformer", "baseline"],
         batchformer: BatchFormerOptions,
         optimizer: DomainOptimizerOptions,
-        freeze_batch_norm: bool,
-        judge_by: JudgeBy,
-        oracle: bool,
+        freeze_batch_norm: bool = False,
+        judge_by: Literal["last", "source", "swad"] = "last",
+        oracle: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, method, "mean", **options)
+        super().__init__(backbone, backbone_args, stream_loss="mean", **options)
+        self.save_hyperparameters({"freeze_batch_norm": freeze_batch_norm, "judge_by": judge_by, "oracle": oracle})
         self.module_options = as_options(BatchFormerOptions, batchformer, "batchformer")
         self.optimizer_options = as_options(DomainOptimizerOptions, optimizer, "optimizer")
         self.freeze_batch_norm, self.judge_by, self.oracle = freeze_batch_norm, judge_by, oracle
