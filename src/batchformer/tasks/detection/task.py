@@ -155,9 +155,6 @@ class Detection(NetworkTask):
 
     def build(self, data: DataInfo) -> None:
         super().build(data)
-        self.make_metrics(data)
-
-    def make_metrics(self, data: DataInfo) -> None:
         names = data.get("evaluation_sets") or ("val",)
         self.metrics, self.batch_metrics = ({name: self.make_metric(data) for name in names} for _ in range(2))
 
