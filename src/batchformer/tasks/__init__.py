@@ -3,9 +3,8 @@
 from batchformer.tasks.classification.options import DistillationOptions, InsertionOptions, MixOptions
 from batchformer.tasks.classification.task import Classification
 from batchformer.tasks.detection.faster_rcnn import RegionDetection
-from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions
 from batchformer.tasks.detection.panoptic import Panoptic
-from batchformer.tasks.detection.task import Detection
+from batchformer.tasks.detection.task import Detection, DetectorModuleOptions, DetectorOptimizerOptions
 from batchformer.tasks.domains.adaptation import DomainAdaptation
 from batchformer.tasks.domains.generalization import DomainGeneralization
 from batchformer.tasks.domains.options import AdaptOptions, AlgorithmOptions, DomainOptimizerOptions
