@@ -57,9 +57,9 @@ class NetworkTask(Task):
     def __init__(
         self,
         backbone: str,
-        backbone_args: dict[str, Any] | None = None,
-        method: Literal["batchformer", "baseline"] = "batchformer",
-        stream_loss: Literal["mean", "released"] = "mean",
+        backbone_args: dict[str, Any] | None,
+        method: Literal["batchformer", "baseline"],
+        stream_loss: Literal["mean", "released"],
         seed: int = 0,
         channels_last: bool = False,
         compile: bool = False,
@@ -76,9 +76,7 @@ class NetworkTask(Task):
         self._rules: dict[str, Rule] = {}
         self.swad = None if swad is None else self._make_swad(as_options(SwadOptions, swad, "swad"))
         settings = {"seed": seed, "channels_last": channels_last, "compile": compile, "cuda_graph": cuda_graph}
-        self.save_hyperparameters(
-            {"method": method, **settings, "swad": None if self.swad is None else asdict(self.swad.options)}
-        )
+        self.save_hyperparameters({**settings, "swad": None if self.swad is None else asdict(self.swad.options)})
 
     def _make_swad(self, options: SwadOptions) -> SWAD:
         if not self.valley_set:

@@ -36,6 +36,7 @@ class Classification(ClassifierTask):
     Args:
         backbone: any name timm knows (deit_tiny_patch16_224, ...), or one of `batchformer.models`.
         backbone_args: passed on to the backbone: drop_path_rate, img_size, patch_size, pretrained, ...
+        method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how and where the module is attached.
         mix: mixup and CutMix, TransMix and the others.
         label_smoothing: of the labels, also of mixed ones.
@@ -44,7 +45,7 @@ class Classification(ClassifierTask):
         optimizer: AdamW, its learning rates and weight decays.
         schedule: warm-up and cosine.
         ema: decay of a moving average of the weights, evaluated beside them (DeiT: 0.99996); null: none.
-        options: `method`, `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
+        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     shardable = True
@@ -58,6 +59,7 @@ class Classification(ClassifierTask):
         self,
         backbone: str = "deit_tiny_patch16_224",
         backbone_args: dict[str, Any] | None = None,
+        method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: InsertionOptions = InsertionOptions(),
         mix: MixOptions = MixOptions(),
         label_smoothing: float = 0.1,
@@ -68,7 +70,7 @@ class Classification(ClassifierTask):
         ema: float | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, stream_loss=stream_loss, **options)
+        super().__init__(backbone, backbone_args, method, stream_loss, **options)
         self.module_options = batchformer = as_options(InsertionOptions, batchformer, "batchformer")
         self.mix_options = mix = as_options(MixOptions, mix, "mix")
         self.distillation_options = distillation = as_options(DistillationOptions, distillation, "distillation")

@@ -57,7 +57,7 @@ class RegionDetection(Detection):
         precise_norm: int = 200,
         **options: Any,
     ) -> None:
-        super().__init__("faster_rcnn", None, backbone, None, method="baseline", **options)
+        super().__init__("faster_rcnn", None, backbone, None, "baseline", **options)
         self.backbone_args = dict(backbone_args or {})
         self.sgd = optimizer = as_options(OptimizerOptions, optimizer, "optimizer")
         self.schedule_options = schedule = as_options(ScheduleOptions, schedule, "schedule")

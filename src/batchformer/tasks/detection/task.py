@@ -104,13 +104,14 @@ class Detection(NetworkTask):
         detector_args: fields of its configuration in transformers: num_queries, encoder_layers, dropout, ...
         backbone: any name that timm can build with features_only.
         frozen_stages: of the backbone, or "all"; null: stem and first stage if it begins with weights, as published.
+        method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how and where the module is attached.
         evaluate_with_batch: evaluate a second time with the module over the batches of images (V2's Table 12); those
             metrics end in `_batch`.
         stream_loss: the loss is the mean over both streams, in the released code too.
         optimizer: AdamW, its learning rates and weight decay.
         schedule: of the learning rate, per epoch: a tenth from epoch 40 on, as all but DETR have it in 50 epochs.
-        options: `method`, `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
+        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     measures = DETECTION
@@ -130,6 +131,7 @@ class Detection(NetworkTask):
         detector_args: dict[str, Any] | None = None,
         backbone: str = "resnet50",
         frozen_stages: int | Literal["all"] | None = None,
+        method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: DetectorModuleOptions = DetectorModuleOptions(),
         evaluate_with_batch: bool = False,
         stream_loss: Literal["mean"] = "mean",
@@ -137,7 +139,7 @@ class Detection(NetworkTask):
         schedule: ScheduleOptions = ScheduleOptions(name="step", milestones=[40]),
         **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args=None, stream_loss=stream_loss, **options)
+        super().__init__(backbone, None, method, stream_loss, **options)
         if self.cuda_graph:
             raise UserError("cuda_graph=true is not for detectors: their boxes are matched on the host in every step.")
         self.detector, self.detector_args = detector, dict(detector_args or {})
@@ -145,7 +147,7 @@ class Detection(NetworkTask):
             raise UserError(f"model.detector_args cannot hold {name!r}: {_SET_ELSEWHERE[name]}.")
         self.frozen_stages = frozen_stages
         self.module_options = batchformer = as_options(DetectorModuleOptions, batchformer, "batchformer")
-        self.evaluate_with_batch = evaluate_with_batch and self.method == "batchformer"
+        self.evaluate_with_batch = evaluate_with_batch and method == "batchformer"
         self.optimizer_options = optimizer = as_options(DetectorOptimizerOptions, optimizer, "optimizer")
         self.schedule_options = schedule = as_options(ScheduleOptions, schedule, "schedule")
         self.class_scores: dict[str, Any] = {}  # of the last evaluation: columns of the table of classes

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,22 +29,24 @@ class DomainAdaptation(DomainTask):
     Args:
         backbone: any name timm knows.
         backbone_args: passed on to the backbone.
+        method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how the module is attached.
         adapt: source only, DANN or MDD.
         optimizer: optimizer and learning rate; TLL's for MDD are the defaults.
-        options: those of `DomainTask` and of `NetworkTask`: `method`, `judge_by`, `seed`, ...
+        options: those of `DomainTask` and of `NetworkTask`: `judge_by`, `oracle`, `seed`, ...
     """
 
     def __init__(
         self,
         backbone: str = "resnet101",
         backbone_args: dict[str, Any] | None = None,
+        method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: BatchFormerOptions = BatchFormerOptions(),
         adapt: AdaptOptions = AdaptOptions(),
         optimizer: DomainOptimizerOptions = DomainOptimizerOptions(lr=4e-3, schedule="inverse", backbone_lr_factor=0.1),
         **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, batchformer, optimizer, **options)
+        super().__init__(backbone, backbone_args, method, batchformer, optimizer, **options)
         self.adapt = adapt = as_options(AdaptOptions, adapt, "adapt")
         batchformer, optimizer = self.module_options, self.optimizer_options
         self.save_hyperparameters(plain_values(locals()))

@@ -1,6 +1,6 @@
 """Domain generalization: train on some domains, test on one that was left out, with or without BatchFormer."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +29,11 @@ class DomainGeneralization(DomainTask):
     Args:
         backbone: any name timm knows, or resnet50_stride_in_1x1.
         backbone_args: passed on to the backbone: pretrained, drop_rate (TLL: 0.1 with frozen BatchNorm), ...
+        method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how the module is attached.
         algorithm: what is minimised.
         optimizer: optimizer and learning rate.
-        options: those of `DomainTask` and of `NetworkTask`: `method`, `judge_by`, `seed`, ...
+        options: those of `DomainTask` and of `NetworkTask`: `judge_by`, `oracle`, `seed`, ...
     """
 
     analyses = ("class_failures", "gradient_influence", "domain_planes")
@@ -42,12 +43,13 @@ class DomainGeneralization(DomainTask):
         self,
         backbone: str = "resnet50",
         backbone_args: dict[str, Any] | None = None,
+        method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: BatchFormerOptions = BatchFormerOptions(),
         algorithm: AlgorithmOptions = AlgorithmOptions(),
         optimizer: DomainOptimizerOptions = DomainOptimizerOptions(),
         **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, batchformer, optimizer, **options)
+        super().__init__(backbone, backbone_args, method, batchformer, optimizer, **options)
         self.algorithm = algorithm = as_options(AlgorithmOptions, algorithm, "algorithm")
         batchformer, optimizer = self.module_options, self.optimizer_options
         self.save_hyperparameters(plain_values(locals()))

@@ -34,13 +34,14 @@ class DomainTask(ClassifierTask):
     Args:
         backbone: any name timm knows.
         backbone_args: passed on to the backbone.
+        method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how the module is attached.
         optimizer: optimizer and learning rate.
         freeze_batch_norm: keep the statistics of the backbone's BatchNorm as they are in the initial weights.
         judge_by: the accuracy that decides comparisons: after the "last" step, at the step best on "source" validation,
             or of the weights averaged by "swad".
         oracle: also report the best accuracy on the target over the steps (selected on test data).
-        options: `method`, `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
+        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     measures: Sequence[Measure] = DOMAINS
@@ -53,6 +54,7 @@ class DomainTask(ClassifierTask):
         self,
         backbone: str,
         backbone_args: dict[str, Any] | None,
+        method: Literal["batchformer", "baseline"],
         batchformer: BatchFormerOptions,
         optimizer: DomainOptimizerOptions,
         freeze_batch_norm: bool = False,
@@ -60,7 +62,7 @@ class DomainTask(ClassifierTask):
         oracle: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, stream_loss="mean", **options)
+        super().__init__(backbone, backbone_args, method, "mean", **options)
         self.save_hyperparameters({"freeze_batch_norm": freeze_batch_norm, "judge_by": judge_by, "oracle": oracle})
         self.module_options = as_options(BatchFormerOptions, batchformer, "batchformer")
         self.optimizer_options = as_options(DomainOptimizerOptions, optimizer, "optimizer")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -93,12 +93,13 @@ class HandMesh(NetworkTask):
     Args:
         backbone: any CNN of timm; hrnet_w64 as published.
         backbone_args: passed on to the backbone.
+        method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how and where the module is attached.
         graphormer: the network behind the backbone.
         reflect: alignment may mirror, as FreiHAND's own script does.
         optimizer: Adam and its learning rates.
         schedule: learning rate per epoch.
-        options: `method`, `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
+        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     measures = HANDS
@@ -111,6 +112,7 @@ class HandMesh(NetworkTask):
         self,
         backbone: str = "hrnet_w64",
         backbone_args: dict[str, Any] | None = None,
+        method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: MeshModuleOptions = MeshModuleOptions(),
         graphormer: GraphormerOptions = GraphormerOptions(),
         reflect: bool = False,
@@ -118,7 +120,7 @@ class HandMesh(NetworkTask):
         schedule: ScheduleOptions = ScheduleOptions("step", milestones=[100]),
         **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, stream_loss="mean", **options)
+        super().__init__(backbone, backbone_args, method, "mean", **options)
         self.module_options = batchformer = as_options(MeshModuleOptions, batchformer, "batchformer")
         self.graphormer = graphormer = as_options(GraphormerOptions, graphormer, "graphormer")
         self.optimizer_options = optimizer = as_options(AdamOptions, optimizer, "optimizer")

@@ -47,6 +47,7 @@ class LongTailed(ClassifierTask):
     Args:
         backbone: resnet20, resnet32, resnet44, resnet56 (CIFAR), resnet10, or any name timm knows.
         backbone_args: passed on to the backbone.
+        method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how the module is attached.
         algorithm: the method: "plain" trains one network with `loss`; "ride" several experts, each with `loss`;
             "paco" is parametric contrastive learning. On the features of a trained network (`--init-from`): "decoupled"
@@ -68,7 +69,7 @@ class LongTailed(ClassifierTask):
         schedule: learning rate per epoch.
         decoupled: how the classifier is trained on the features of a trained network.
         balms: the meta sampler.
-        options: `method`, `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
+        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     shardable = True
@@ -82,6 +83,7 @@ class LongTailed(ClassifierTask):
         self,
         backbone: str = "resnet32",
         backbone_args: dict[str, Any] | None = None,
+        method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: BatchFormerOptions = BatchFormerOptions(),
         algorithm: Literal["plain", "ride", "paco", "decoupled", "crt", "lws", "tau_norm", "balms"] = "plain",
         ride: RideOptions = RideOptions(),
@@ -99,7 +101,7 @@ class LongTailed(ClassifierTask):
         if algorithm not in ALGORITHMS:
             raise UserError(f"model.algorithm={algorithm!r} must be one of {', '.join(ALGORITHMS)}.")
         self.measures = ALGORITHMS[algorithm].measures  # before weights are averaged, which adds one
-        super().__init__(backbone, backbone_args, stream_loss=stream_loss, **options)
+        super().__init__(backbone, backbone_args, method, stream_loss, **options)
         self.module_options = batchformer = as_options(BatchFormerOptions, batchformer, "batchformer")
         self.ride_options = ride = as_options(RideOptions, ride, "ride")
         self.loss_options = loss = as_options(LossOptions, loss, "loss")

@@ -64,12 +64,13 @@ class MAE(Pretraining):
     Args:
         backbone: a VisionTransformer of timm.
         backbone_args: passed on to the backbone: img_size, patch_size, ...
+        method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how and where the module is attached.
         decoder: the autoencoder around the backbone, and its mask.
         judge: how the features (the class token of unmasked images) are evaluated.
         optimizer: AdamW; as published betas 0.9 and 0.95, and 1.5e-4 for a batch of 256.
         schedule: warm-up and cosine.
-        options: `method`, `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
+        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     analyses = ("neighbours", "reconstructions")
@@ -78,6 +79,7 @@ class MAE(Pretraining):
         self,
         backbone: str = "vit_base_patch16_224",
         backbone_args: dict[str, Any] | None = None,
+        method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: DecoderModuleOptions = DecoderModuleOptions(),
         decoder: DecoderOptions = DecoderOptions(),
         judge: JudgeOptions = JudgeOptions(neighbours=0),
@@ -85,7 +87,7 @@ class MAE(Pretraining):
         schedule: CosineOptions = CosineOptions(warmup_epochs=40.0, warmup_lr=0.0, min_lr=0.0),
         **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, judge, **options)
+        super().__init__(backbone, backbone_args, method, judge, **options)
         self.module_options = batchformer = as_options(DecoderModuleOptions, batchformer, "batchformer")
         self.decoder_options = decoder = as_options(DecoderOptions, decoder, "decoder")
         self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer, "optimizer")

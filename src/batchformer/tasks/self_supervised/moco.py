@@ -89,12 +89,13 @@ class MoCo(Pretraining):
     Args:
         backbone: any name timm knows.
         backbone_args: passed on to the backbone.
+        method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how the module is made.
         contrast: MoCo's version and settings.
         judge: how the features (of the backbone, before the projector) are evaluated.
         optimizer: of the query network: lars and sgd for ResNets, adamw for ViTs.
         schedule: warm-up and cosine.
-        options: `method`, `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
+        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     views = 2
@@ -105,6 +106,7 @@ class MoCo(Pretraining):
         self,
         backbone: str = "resnet50",
         backbone_args: dict[str, Any] | None = None,
+        method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: BatchFormerOptions = BatchFormerOptions(),
         contrast: ContrastOptions = ContrastOptions(),
         judge: JudgeOptions = JudgeOptions(),
@@ -112,7 +114,7 @@ class MoCo(Pretraining):
         schedule: CosineOptions = CosineOptions(warmup_epochs=10.0, warmup_lr=0.0, min_lr=0.0),
         **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, judge, **options)
+        super().__init__(backbone, backbone_args, method, judge, **options)
         self.module_options = batchformer = as_options(BatchFormerOptions, batchformer, "batchformer")
         self.contrast = contrast = as_options(ContrastOptions, contrast, "contrast")
         self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer, "optimizer")

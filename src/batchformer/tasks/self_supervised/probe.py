@@ -74,7 +74,7 @@ class LinearProbe(ClassifierTask):
         schedule: ScheduleOptions = ScheduleOptions(),
         **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, method="baseline", stream_loss="mean", **options)
+        super().__init__(backbone, backbone_args, "baseline", "mean", **options)
         self.optimizer_options = optimizer = as_options(ProbeOptimizerOptions, optimizer, "optimizer")
         self.schedule_options = schedule = as_options(ScheduleOptions, schedule, "schedule")
         if not 0 < labels <= 1:

@@ -71,10 +71,11 @@ class Pretraining(NetworkTask):
         self,
         backbone: str,
         backbone_args: dict[str, Any] | None,
+        method: Any,
         judge: JudgeOptions,
         **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, stream_loss="mean", **options)
+        super().__init__(backbone, backbone_args, method, "mean", **options)
         self.judge = as_options(JudgeOptions, judge, "judge")
         self._held: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self._known: tuple[Tensor, Tensor] | None = None

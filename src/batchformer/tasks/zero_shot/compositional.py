@@ -55,11 +55,12 @@ class CompositionalZeroShot(ClassifierTask):
         backbone_args: passed on to the backbone.
         features: "trained": the backbone is trained too; "fixed": its features are computed once, without
             augmentation, and only the scorer and the module are trained.
+        method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how the module is attached.
         pairs: how pairs are scored.
         optimizer: learning rates.
         judge_by: the measures that decide comparisons: of the "last" epoch, or of the one best on "val".
-        options: `method`, `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
+        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     measures: Sequence[Measure] = COMPOSITIONAL
@@ -75,13 +76,14 @@ class CompositionalZeroShot(ClassifierTask):
         backbone: str = "resnet18",
         backbone_args: dict[str, Any] | None = None,
         features: Literal["trained", "fixed"] = "trained",
+        method: Literal["batchformer", "baseline"] = "batchformer",
         batchformer: BatchFormerOptions = BatchFormerOptions(),
         pairs: PairMethodOptions = PairMethodOptions(),
         optimizer: PairOptimizerOptions = PairOptimizerOptions(),
         judge_by: Literal["last", "val"] = "last",
         **options: Any,
     ) -> None:
-        super().__init__(backbone, backbone_args, stream_loss="mean", **options)
+        super().__init__(backbone, backbone_args, method, "mean", **options)
         self.module_options = batchformer = as_options(BatchFormerOptions, batchformer, "batchformer")
         self.pair_options = pairs = as_options(PairMethodOptions, pairs, "pairs")
         self.optimizer_options = optimizer = as_options(PairOptimizerOptions, optimizer, "optimizer")
