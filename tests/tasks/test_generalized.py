@@ -380,7 +380,7 @@ def test_captured_steps_train_what_uncaptured_ones_train(root, options, precisio
         ({"algorithm": "tf_vaegan"}, "must be ce_gzsl, f_clswgan or linear"),
         ({"algorithm": "linear"}, "linear has no embedding that BatchFormer could relate"),
         ({"method": "both"}, "must be \"batchformer\" or \"baseline\""),
-        ({"batchformer": {"rows": "fake"}}, "rows='fake' must be real or both"),
+        ({"batchformer": {"rows": "fake"}}, 'must be "real" or "both"'),
         ({"generator": {"critic_steps": 0}}, "critic_steps=0 must be 1 or more"),
         ({"contrast": {"class_temperature": 0.0}}, "class_temperature=0.0 must be"),
         ({"softmax": {"synthetic": 0}}, "synthetic=0 must be 1 or more"),

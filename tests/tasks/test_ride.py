@@ -112,7 +112,7 @@ class TestExperts:
     @pytest.mark.parametrize(
         ("options", "told"),
         [({"experts": 1}, "experts=1 must be 2 or more"), ({"width": 1.5}, "width=1.5 must be above 0 and at most 1"),
-         ({"threshold": 2.0}, "threshold=2.0 must be between 0 and 1"), ({"train": "both"}, "experts or router"),
+         ({"threshold": 2.0}, "threshold=2.0 must be between 0 and 1"), ({"train": "both"}, '"experts" or "router"'),
          ({"temperature_factor": 1.0}, "temperature_factor=1.0"), ({"router_top": 0}, "router_top=0"),
          ({"pos_weight": 0.0}, "pos_weight=0.0"), ({"teacher_temperature": 0.0}, "teacher_temperature=0.0"),
          ({"headz": 3}, "RideOptions has no 'headz'")],

@@ -1,8 +1,8 @@
 """Analyses of a run right after training, by the names that tasks list in `analyses`."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from pathlib import Path
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from batchformer.attach.contexts import temporary_attributes
@@ -50,14 +50,6 @@ def stream_health_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     with attending_alone(task.attachment), precision.forward_context():
         found = stream_health(task.net, precision.convert_input(images), labels, samples=4)
     return {"stream_health": found.as_dict()}
-
-
-def mistakes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Pictures of what the task confuses most, in the folder `mistakes` of the run; no entry of result.json."""
-    from batchformer.analysis.mistakes import write_mistakes
-
-    write_mistakes(Path(trainer.default_root_dir) / "mistakes", task.mistakes(data))
-    return {}
 
 
 def domain_planes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
@@ -135,70 +127,33 @@ def attending_alone(attachment: Any) -> AbstractContextManager[None]:
     return temporary_attributes({point.module: {"scope": "local"} for point in attachment.points})
 
 
-def grad_cam_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """The paper's Fig. 5 for this run, as a picture in its folder: Grad-CAM on test images of rare classes."""
-    from batchformer.analysis import rare_images
+def _imported(module: str, name: str) -> Callable[..., dict[str, Any]]:
+    """An analysis of another file, which is imported when it runs: few runs need all that these import."""
 
-    return rare_images.grad_cam_of(task, data, trainer)
+    def analysis(*run: Any, **options: Any) -> dict[str, Any]:
+        return getattr(import_module(f"batchformer.analysis.{module}"), name)(*run, **options)
 
-
-def class_failures_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Which classes a classifier gets wrong, and the worst mistakes as a picture in the run folder."""
-    from batchformer.analysis.class_failures import FOLDER, class_failures
-
-    return class_failures(task, data, trainer, Path(trainer.default_root_dir) / FOLDER)
+    return analysis
 
 
-def box_failures_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Which classes a detector misses, and pictures of misses and false alarms in the run folder."""
-    from batchformer.analysis.box_failures import FOLDER, box_failures
-
-    return box_failures(task, data, trainer, Path(trainer.default_root_dir) / FOLDER)
+#: name -> analysis(task, data, trainer) that returns entries of result.json
+ANALYSES: dict[str, Callable[..., dict[str, Any]]] = {
+    "gradient_influence": gradient_influence_of,
+    "grad_cam": _imported("rare_images", "grad_cam_of"),
+    "stream_health": stream_health_of,
+    "domain_planes": domain_planes_of,
+    "mistakes": _imported("class_failures", "mistakes_of"),
+    "class_failures": _imported("class_failures", "class_failures"),
+    "box_failures": _imported("box_failures", "box_failures"),
+    "neighbours": _imported("pretraining_pictures", "neighbours_of"),
+    "reconstructions": _imported("pretraining_pictures", "reconstructions_of"),
+    "hand_meshes": _imported("hand_pictures", "hand_meshes_of"),
+}
 
 
 def failures(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     """What the analyses of failures of this task find, without pictures: for an evaluation that writes nothing."""
-    from batchformer.analysis.box_failures import box_failures
-    from batchformer.analysis.class_failures import class_failures
-
-    known = {"class_failures": class_failures, "box_failures": box_failures}
     found: dict[str, Any] = {}
-    for name in (each for each in task.analyses if isinstance(each, str) and each in known):
-        found |= known[name](task, data, trainer)
+    for name in (each for each in task.analyses if each in ("class_failures", "box_failures")):
+        found |= ANALYSES[name](task, data, trainer, pictures=False)
     return found
-
-
-def neighbours_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """A sheet of test images with the training images whose features are nearest, where k-NN is a judge."""
-    from batchformer.analysis import pretraining_pictures
-
-    return pretraining_pictures.neighbours_of(task, data, trainer)
-
-
-def reconstructions_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Sheets of a masked autoencoder: what it makes of masked images, and the batch attention in it."""
-    from batchformer.analysis import pretraining_pictures
-
-    return pretraining_pictures.reconstructions_of(task, data, trainer)
-
-
-def hand_meshes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    """Sheets of predicted meshes, their errors on the surface, and the batch attention over them."""
-    from batchformer.analysis import hand_pictures
-
-    return hand_pictures.hand_meshes_of(task, data, trainer)
-
-
-#: name -> analysis(task, data, trainer) that returns entries of result.json
-ANALYSES = {
-    "gradient_influence": gradient_influence_of,
-    "grad_cam": grad_cam_of,
-    "stream_health": stream_health_of,
-    "domain_planes": domain_planes_of,
-    "mistakes": mistakes_of,
-    "class_failures": class_failures_of,
-    "box_failures": box_failures_of,
-    "neighbours": neighbours_of,
-    "reconstructions": reconstructions_of,
-    "hand_meshes": hand_meshes_of,
-}

@@ -29,8 +29,8 @@ _KINDS = {
 }
 
 
-def box_failures(task: Any, data: Any, trainer: Any, folder: Path | None = None) -> dict[str, Any]:
-    """The numbers of the last evaluation (`task.class_scores`); with a `folder` also the pictures."""
+def box_failures(task: Any, data: Any, trainer: Any, pictures: bool = True) -> dict[str, Any]:
+    """The numbers of the last evaluation (`task.class_scores`), and pictures in the run folder."""
     scores = task.class_scores
     if not scores:
         return {}
@@ -42,7 +42,7 @@ def box_failures(task: Any, data: Any, trainer: Any, folder: Path | None = None)
     if (limit := scores.get("threshold")) is None:
         return {"failures": found}
     found |= {"note": _NOTE.format(limit=limit), "threshold": round(limit, 4)}
-    if folder is not None and _draw(folder, task, data, trainer, limit):
+    if pictures and _draw(Path(trainer.default_root_dir) / FOLDER, task, data, trainer, limit):
         found["pictures"] = FOLDER
     return {"failures": found}
 

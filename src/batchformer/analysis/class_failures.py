@@ -7,7 +7,7 @@ where there are any `confusions` ([class, class it was taken for, images]), `mat
 function of its own that returns such an entry.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from batchformer.analysis.drawing import to_pictures, write_index
-from batchformer.analysis.mistakes import draw_mistakes
+from batchformer.analysis.drawing import GAP, MARGIN, MORE, TILE, blank, captioned, tile, to_pictures, write_index
 from batchformer.analysis.pictures import MOST_SHOWN, draw_grad_cam
 from batchformer.analysis.rare_images import answered
 from batchformer.attach.contexts import keep_modes
@@ -29,10 +29,13 @@ from batchformer.metrics.measures import CLASS_SCORES, Measure
 
 FOLDER = "failures"  # of the pictures in a run folder
 _ANSWER = "evidence for the predicted class"
+_COLUMNS, _WIDTH = 4, TILE + 60  # of tiles with mistakes
+
+Mistake = tuple[Image.Image, str, str]  # image, what the network said, what it is
 
 
-def class_failures(task: Any, data: Any, trainer: Any, folder: Path | None = None) -> dict[str, Any]:
-    """Precision, recall and F1 of each class, confusions, calibration; with a `folder` also the worst mistakes.
+def class_failures(task: Any, data: Any, trainer: Any, pictures: bool = True) -> dict[str, Any]:
+    """Precision, recall and F1 of each class, confusions, calibration; and the worst mistakes, drawn in the run folder.
 
     The whole first evaluation set is read by this process, with the weights after the last step.
     """
@@ -63,7 +66,8 @@ def class_failures(task: Any, data: Any, trainer: Any, folder: Path | None = Non
     if report.matrix:
         found["matrix"] = report.matrix
     wrong = worst_mistakes(logits, labels, MOST_SHOWN)
-    if folder is not None and wrong and _draw_mistakes(folder, task, data, np.array(wrong), logits[wrong]):
+    folder = Path(trainer.default_root_dir) / FOLDER
+    if pictures and wrong and _draw_worst(folder, task, data, np.array(wrong), logits[wrong]):
         found["pictures"] = FOLDER
     return {"failures": found, "measured": _measured(report, trusted)}
 
@@ -112,7 +116,7 @@ def _batches(data: Any, trainer: Any, place: int, name: str) -> Iterator[Any]:
     return islice(loader, most)
 
 
-def _draw_mistakes(folder: Path, task: Any, data: Any, wrong: np.ndarray, logits: Tensor) -> bool:
+def _draw_worst(folder: Path, task: Any, data: Any, wrong: np.ndarray, logits: Tensor) -> bool:
     """The images with their true and predicted classes; with Grad-CAM for the latter, where the network has maps."""
     loader: Any = data.undivided_loader(data.evaluation_sets[0]) if hasattr(data, "undivided_loader") else None
     if not hasattr(loader, "batch_of") or not hasattr(data, "mean"):
@@ -134,3 +138,26 @@ def _draw_mistakes(folder: Path, task: Any, data: Any, wrong: np.ndarray, logits
         sheet = draw_mistakes(list(zip(pictures, said, classes, strict=True)))
     write_index(folder, [("mistakes.png", sheet, "The worst mistakes", caption)], keep=False)
     return True
+
+
+def draw_mistakes(mistakes: Sequence[Mistake]) -> Image.Image:
+    """Tiles in rows of four, below each the predicted and the true class."""
+    tiles = []
+    for image, said, truth in mistakes:
+        wide = blank(_WIDTH, TILE)
+        wide.paste(tile(image), ((_WIDTH - TILE) // 2, 0))
+        tiles.append(captioned(captioned(wide, f"said: {said}", MORE), f"is: {truth}"))
+    rows, height = -(-len(mistakes) // _COLUMNS), max((each.height for each in tiles), default=0) + GAP
+    sheet = blank(2 * MARGIN + _COLUMNS * (_WIDTH + GAP) - GAP, 2 * MARGIN + rows * height - GAP)
+    for k, each in enumerate(tiles):
+        sheet.paste(each, (MARGIN + k % _COLUMNS * (_WIDTH + GAP), MARGIN + k // _COLUMNS * height))
+    return sheet
+
+
+def mistakes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
+    """Pictures of what the task confuses most, in the folder `mistakes` of the run; no entry of result.json."""
+    if mistakes := task.mistakes(data):
+        caption = "One image of each of the most frequent confusions on the test set."
+        made = [("mistakes.png", draw_mistakes(mistakes), "Images it gets wrong", caption)]
+        write_index(Path(trainer.default_root_dir) / "mistakes", made, keep=False)
+    return {}

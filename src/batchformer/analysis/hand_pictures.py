@@ -30,6 +30,7 @@ from batchformer.analysis.drawing import (
     to_pictures,
     write_index,
 )
+from batchformer.data.drawing import as_image
 from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.data.rendering import draw_mesh
 from batchformer.metrics.hands import align
@@ -172,7 +173,7 @@ def draw_token_attention(
         mesh, camera = found["vertices"][k], found["camera"][k]
         colours = torch.tensor([tint(float(each), limit) for each in of_mesh[k]]) / 255
         on_mesh.append(_tile(draw_mesh(plain, mesh, camera, faces, colours=colours)))
-        shown = _as_image(_pixels(picture)).convert("L").convert("RGB")
+        shown = as_image(_pixels(picture)).convert("L").convert("RGB")
         for place, each in zip(project(found["joints"][k : k + 1], camera[None])[0], joints[k], strict=True):
             x, y = ((place + 1) * _FINE / 2).tolist()
             circle = (x - 11, y - 11, x + 11, y + 11)
@@ -203,9 +204,5 @@ def _pixels(picture: Image.Image) -> Float[Tensor, "3 size size"]:
     return F.interpolate(values[None], (_FINE, _FINE), mode="bilinear", antialias=True)[0].clamp(0, 1)
 
 
-def _as_image(pixels: Float[Tensor, "3 size size"]) -> Image.Image:
-    return Image.fromarray((pixels * 255).round().byte().permute(1, 2, 0).numpy())
-
-
 def _tile(pixels: Float[Tensor, "3 size size"]) -> Image.Image:
-    return tile(_as_image(pixels))
+    return tile(as_image(pixels))

@@ -80,36 +80,7 @@ __all__ = [
     "VisDA",
     "VocDetection",
 ]  # fmt: skip
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "info": ("DataInfo",),
-        "loading.data_module": ("DataModule",),
-        "loading.device_loader": ("DeviceLoader",),
-        "loading.epoch_loader": ("EpochLoader", "JoinedLoader"),
-        "loading.host_loader": ("HostLoader",),
-        "sets.arrays": ("ArrayData", "FeatureData", "Split"),
-        "sets.cifar": ("CIFAR10", "CIFAR10LT", "CIFAR100", "CIFAR100LT"),
-        "sets.classification": ("ClassificationData", "LongTailedData"),
-        "sets.coco": ("CocoDetection",),
-        "sets.coco_panoptic": ("CocoPanoptic",),
-        "sets.compositional": ("CompositionalData", "PairFolders"),
-        "sets.detection": ("DetectionData",),
-        "sets.detection_folder": ("DetectionFolder",),
-        "sets.digit_domains": ("DigitDomains",),
-        "sets.digits": ("DigitNumbers", "DigitsDomains", "DigitsLT", "DigitsStates"),
-        "sets.domain_folders": ("PACS", "VLCS", "DomainFolders", "OfficeHome", "TerraIncognita", "VisDA"),
-        "sets.domains": ("DomainData",),
-        "sets.files": ("FileData",),
-        "sets.folder": ("ImageFolders",),
-        "sets.generalized": ("AttributeData", "AttributeFiles"),
-        "sets.hands": ("FreiHand", "HandData", "RenderedHands"),
-        "sets.imagenet": ("ImageNet",),
-        "sets.list_files": ("ListFiles",),
-        "sets.tiny_imagenet": ("TinyImageNet",),
-        "sets.voc": ("VocDetection",),
-    },
-)
+__getattr__ = lazy_names(__name__)
 
 
 def __dir__() -> list[str]:

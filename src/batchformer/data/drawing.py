@@ -84,7 +84,7 @@ def draw_segments(
     edge[:, 1:] |= large[:, 1:] != large[:, :-1]
     edge[1:] |= large[1:] != large[:-1]
     pixels[:, torch.from_numpy(edge)] = _EDGE
-    sheet = to_pil_image((pixels * 255).round().byte())
+    sheet = as_image(pixels)
     taken: list[tuple[int, int, int, int]] = []
     areas = {identity: int((ids == identity).sum()) for identity in colours}
     for segment in sorted(segments, key=lambda one: -areas[int(one["id"])]):
@@ -93,6 +93,11 @@ def draw_segments(
             caption = _caption(names[segment["label_id"]], segment.get("score"))
             _draw_caption(sheet, (x * factor, y * factor), caption, int(segment["label_id"]), taken, centred=True)
     return sheet
+
+
+def as_image(pixels: Float[torch.Tensor, "3 height width"]) -> Image.Image:
+    """From values between 0 and 1."""
+    return to_pil_image((pixels * 255).round().byte().cpu())
 
 
 def class_colour(label: int, repeat: int = 0) -> Colour:

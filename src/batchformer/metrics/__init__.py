@@ -26,13 +26,4 @@ __all__ = [
     "count_shots",
     "shot_of",
 ]
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "accuracy": ("DomainScores", "ShotAccuracy", "TopAccuracy"),
-        "coco_ap": ("CocoAP", "ThingsAP"),
-        "compositional": ("CompositionalScores",),
-        "panoptic_quality": ("PanopticQuality",),
-        "voc_ap": ("VocAP",),
-    },
-)
+__getattr__ = lazy_names(__name__)

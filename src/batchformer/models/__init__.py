@@ -20,7 +20,7 @@ from batchformer.models.resnets import (
 )
 from batchformer.models.ride import ExpertNetwork, RoutedExperts, expert_network
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import transformers, which not everybody has or needs
     from batchformer.models.smca_detr import SMCADetrConfig, SMCADetrForObjectDetection, SMCADetrModel
     from batchformer.models.two_stage_detr import TwoStageDeformableDetr
 
@@ -48,11 +48,4 @@ __all__ = [
     "use_normed_classifier",
     "with_mask_head",
 ]  # fmt: skip
-# these import transformers, which not everybody has or needs
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "smca_detr": ("SMCADetrConfig", "SMCADetrForObjectDetection", "SMCADetrModel"),
-        "two_stage_detr": ("TwoStageDeformableDetr",),
-    },
-)
+__getattr__ = lazy_names(__name__)

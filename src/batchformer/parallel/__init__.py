@@ -21,4 +21,4 @@ if TYPE_CHECKING:
 __all__ = ["Links", "Members", "PeerLost", "StepCost", "Traffic", "bytes_sent", "cheapest_exchange", "count_traffic",
            "mean_loss_weight", "relate_across", "step_cost"]  # fmt: skip
 # imported when first used: `torch.compiler.disable` in it loads torch's compiler, which takes seconds
-__getattr__ = lazy_names(__name__, {"relate": ("relate_across",)})
+__getattr__ = lazy_names(__name__)

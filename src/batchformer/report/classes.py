@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import fmean
 
 from batchformer.metrics.measures import Measure
 from batchformer.metrics.shots import FEW_BELOW, MANY_ABOVE
@@ -14,7 +15,13 @@ from batchformer.report.figures import possible_differences
 from batchformer.report.html_parts import figure, plain_table
 from batchformer.report.runs import Run
 from batchformer.report.scales import Axis, count_axis, frequency_axis, linear_axis, smooth, with_names
-from batchformer.report.statistics import PairedDifference, RankCorrelation, paired_difference, spearman
+from batchformer.report.statistics import (
+    PairedDifference,
+    RankCorrelation,
+    mean_of_known,
+    paired_difference,
+    spearman,
+)
 
 MOST_POINTS = 400
 SORTED = "class, from frequent to rare"
@@ -47,7 +54,7 @@ def sorted_groups(runs: Sequence[Run], most: int = MOST_POINTS) -> list[ClassGro
         if len(members) == 1:  # the count itself: a logarithm would make 19.999 of the border 20
             groups.append(ClassGroup(members, counts[0], names[members[0]]))
         else:
-            mean = math.exp(math.fsum(map(math.log, counts)) / len(counts))
+            mean = math.exp(fmean(map(math.log, counts)))
             groups.append(ClassGroup(members, mean, f"{len(members)} classes"))
     return groups
 
@@ -68,7 +75,7 @@ def mean_per_group(
     runs: Sequence[Run], groups: Sequence[ClassGroup], part: Callable[[Run], Sequence[float | None]]
 ) -> list[float | None]:
     """Mean over the runs that have the part and over the members of each group; None where nothing is known."""
-    return [_mean([part(run)[k] for run in runs if part(run) for k in group.members]) for group in groups]
+    return [mean_of_known(part(run)[k] for run in runs if part(run) for k in group.members) for group in groups]
 
 
 def difference_per_group(
@@ -83,19 +90,12 @@ def difference_per_group(
     for group in groups:
         pairs: dict[int, list[tuple[float, float]]] = {}
         for key in (key for key in sides[0] if key in sides[1]):
-            before, after = (_mean([side[key].per_class[k] for k in group.members]) for side in sides)
+            before, after = (mean_of_known(side[key].per_class[k] for k in group.members) for side in sides)
             if before is not None and after is not None:
                 pairs.setdefault(key[1], []).append((before, after))
-        before_by_seed, after_by_seed = (
-            [math.fsum(pair[k] for pair in of) / len(of) for of in pairs.values()] for k in (0, 1)
-        )
+        before_by_seed, after_by_seed = ([fmean(pair[k] for pair in of) for of in pairs.values()] for k in (0, 1))
         differences.append(paired_difference(before_by_seed, after_by_seed) if pairs else None)
     return differences
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
 
 
 def class_chart(name: str, runs: Sequence[Run], variants: Sequence[str], measure: Measure) -> str | None:

@@ -1,9 +1,9 @@
 """A comparison: any number of variants of one recipe, against one of them, over seeds and targets."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from batchformer.errors import UserError
@@ -58,7 +58,7 @@ class Comparison:
             return dict(self.values.get((measure.key, variant, target), {}))
         columns = [self.values.get((measure.key, variant, each), {}) for each in self.targets]
         whole = [seed for seed in self.seeds if all(seed in column for column in columns)]
-        return {seed: math.fsum(column[seed] for column in columns) / len(columns) for seed in whole}
+        return {seed: fmean(column[seed] for column in columns) for seed in whole}
 
     def cell(self, measure: Measure, variant: str, target: str | None = None) -> Summary | None:
         """Mean and deviation over the seeds; None where there is no run."""

@@ -3,13 +3,11 @@
 What the entry holds: see `analysis.class_failures`. Tables list the worst classes first.
 """
 
-import csv
-import io
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from batchformer.files import csv_text
 from batchformer.metrics.measures import Measure, measures_of, with_current_names
 from batchformer.report.charts import Chart
 from batchformer.report.comparison import Comparison, format_summary, shown_name
@@ -17,7 +15,7 @@ from batchformer.report.html_parts import figure, pictures_of, plain_table
 from batchformer.report.own_sections import value_grid
 from batchformer.report.runs import Run
 from batchformer.report.scales import Axis, short_name
-from batchformer.report.statistics import summarise
+from batchformer.report.statistics import mean_of_known, summarise
 
 SHOWN = 10  # classes and confused pairs; the others are collapsed, in a terminal in a file
 KEYS = ("balanced_accuracy", "macro_f1", "ece", "ece_scaled")
@@ -49,7 +47,7 @@ def failures_text(result: Mapping[str, Any], where: str) -> str:
         return ""
     names, columns = _names(result, found), found["columns"]
     order = worst_first(columns, found["worst_by"])
-    shown = [[short_name(names[k], _LONGEST), *(_number(v[k]) for v in columns.values())] for k in order[:SHOWN]]
+    shown = [[short_name(names[k], _LONGEST), *(_cell(v[k]) for v in columns.values())] for k in order[:SHOWN]]
     lines = [["class", *columns], *shown]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     told = [f"Which classes fail, the lowest {found['worst_by']} first, in %:"]
@@ -82,21 +80,15 @@ def failures_csv(result: Mapping[str, Any]) -> str:
     found = result.get("failures")
     if not found:
         return ""
-    names, columns, text = _names(result, found), found["columns"], io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["class", *columns])
-    for k in worst_first(columns, found["worst_by"]):
-        writer.writerow([names[k], *("" if v[k] is None else v[k] for v in columns.values())])
-    return text.getvalue()
+    names, columns = _names(result, found), found["columns"]
+    order = worst_first(columns, found["worst_by"])
+    rows = [[names[k], *("" if v[k] is None else str(v[k]) for v in columns.values())] for k in order]
+    return csv_text(["class", *columns], rows)
 
 
 def _names(result: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     names = [str(name) for name in result.get("class_names", ())]
     return names or [f"class {k}" for k in range(len(next(iter(found["columns"].values()))))]
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}" if isinstance(value, int) else f"{value:.1f}"
 
 
 # ---- the page
@@ -173,14 +165,11 @@ def _collapsed(kind: str, header: Sequence[str], rows: Sequence[Sequence[str]], 
 
 def _mean_column(runs: Sequence[Run], key: str) -> list[float | None]:
     columns = [run.failures["columns"][key] for run in runs if key in run.failures["columns"]]
-    means: list[float | None] = []
-    for values in zip(*columns, strict=False):
-        known = [value for value in values if value is not None]
-        means.append(math.fsum(known) / len(known) if known else None)
-    return means
+    return [mean_of_known(values) for values in zip(*columns, strict=False)]
 
 
-def _cell(value: float | None, whole: bool) -> str:
+def _cell(value: float | None, whole: bool = False) -> str:
+    whole = whole or isinstance(value, int)
     return "–" if value is None else f"{value:,.0f}" if whole else f"{value:.1f}"
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from batchformer.metrics.measures import Measure
@@ -65,7 +66,7 @@ def seeds_chart(name: str, rows: Mapping[str, Mapping[int, float]], measure: Mea
     x = linear_axis([value for seeds in rows.values() for value in seeds.values()], label, within=measure.bounds)
     chart = _chart_of_rows(name, x, list(rows), 80 + 24 * len(rows))
     for k, (variant, seeds) in enumerate(rows.items()):
-        level, mean = len(rows) - k - 0.5, math.fsum(seeds.values()) / len(seeds)
+        level, mean = len(rows) - k - 0.5, fmean(seeds.values())
         if variant == reference:
             chart.divider(mean)
         tips = [f"{variant}, seed {seed}: {value:.2f} {measure.unit}".rstrip() for seed, value in seeds.items()]
@@ -133,7 +134,7 @@ def curve_chart(
         for variant, curve in whole.items()
     }
     draw_curves(chart, variant_styles(variants), curves)
-    ends = [f"{shown_name(v)} ends at {math.fsum(c[-1][1]) / len(c[-1][1]):.4g}" for v, c in curves.items() if c]
+    ends = [f"{shown_name(v)} ends at {fmean(c[-1][1]):.4g}" for v, c in curves.items() if c]
     return DrawnCurve(chart.svg(f"{label} over the epochs", "; ".join(ends)), curves != whole)
 
 
@@ -182,7 +183,7 @@ def epoch_curve(found: Iterable[tuple[int, float | None, float | None]]) -> Curv
     for seed, epoch, value in found:
         if epoch is not None and value is not None:
             seen.setdefault(epoch + 1, {}).setdefault(seed, []).append(value)
-    means = {epoch: [math.fsum(v) / len(v) for v in seeds.values()] for epoch, seeds in seen.items()}
+    means = {epoch: [fmean(v) for v in seeds.values()] for epoch, seeds in seen.items()}
     epochs = sorted(means)
     return [(epochs[k], means[epochs[k]]) for k in thin(range(len(epochs)), _MOST_EPOCHS)]
 
@@ -193,4 +194,4 @@ def draw_curves(chart: Chart, styles: Mapping[str, str], curves: Mapping[str, Cu
         if any(len(values) > 1 for _, values in curve):
             chart.band([(e, min(v)) for e, v in curve], [(e, max(v)) for e, v in curve], styles[name])
     for name, curve in curves.items():
-        chart.line([(e, math.fsum(v) / len(v)) for e, v in curve], styles[name])
+        chart.line([(e, fmean(v)) for e, v in curve], styles[name])

@@ -1,8 +1,8 @@
 """A task's own sections of the page: text, table, lines, points, a grid of values, pictures of the run."""
 
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from statistics import fmean
 from typing import Any
 
 from batchformer.report.charts import variant_styles
@@ -67,7 +67,7 @@ def _label(variant: str, runs: Sequence[Run]) -> str:
 def _mean(values: Sequence[float | None]) -> float | None:
     """None where a run has no value: a mean over other runs than before would be a step in the line."""
     known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if len(known) == len(values) else None
+    return fmean(known) if len(known) == len(values) else None
 
 
 def _labels(series: Mapping[str, Any]) -> tuple[str, str]:

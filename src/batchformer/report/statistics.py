@@ -4,7 +4,7 @@ only read result files start without numpy or scipy (the tests compare every fun
 import math
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from batchformer.errors import UserError
@@ -32,11 +32,17 @@ class RankCorrelation(NamedTuple):
     p: float | None
 
 
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are there; None without any."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
 def summarise(values: Sequence[float]) -> Summary:
     """Mean and standard deviation over seeds (n - 1 in the denominator)."""
     if not values:
         raise UserError("a mean needs at least one value, got none")
-    mean = math.fsum(values) / len(values)
+    mean = statistics.fmean(values)
     if len(values) == 1:
         return Summary(mean, None)
     return Summary(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from statistics import fmean
 from typing import Any
 
 from batchformer.report.charts import Chart
@@ -12,6 +13,7 @@ from batchformer.report.health import attention_per_head, number, reading, serie
 from batchformer.report.html_parts import PICTURES, figure, pictures_of
 from batchformer.report.runs import Run
 from batchformer.report.scales import Axis, count_axis, decade_axis, linear_axis, named_axis
+from batchformer.report.statistics import mean_of_known
 
 STREAMS = {"plain": "plain stream", "related": "related stream"}
 _CLASSIFIES = ("accuracy", "top1")  # primary measures of tasks whose loss is that of classes alone
@@ -83,7 +85,7 @@ def _depth_figures(name: str, health: Mapping[str, Any]) -> str:
     gradients = {stream: series(blocks, "gradient", stream) for stream in STREAMS}
     above_zero = {stream: [v if v is None or v > 0 else None for v in values] for stream, values in gradients.items()}
     heads = attention_per_head(points, "entropy")
-    means = [math.fsum(values) / len(values) if values else None for values in heads]
+    means = [mean_of_known(values) for values in heads]
     norms, ranks = ({s: series(blocks, s, what) for s in STREAMS} for what in ("norm", "effective_rank"))
     figures = []
 
@@ -150,7 +152,7 @@ def loss_chart(name: str, runs: Sequence[Run], chance: float | None) -> str | No
         chart.segment((chart.x.low, near[0]), (chart.x.high, near[0]), "divider")
         chart.heading((chart.x.low + chart.x.high) / 2, f"dotted: chance, {near[0]:.2f}")
     draw_curves(chart, {stream: stream for stream in STREAMS}, curves)
-    ends = [f"{STREAMS[s]} ends at {math.fsum(c[-1][1]) / len(c[-1][1]):.2f}" for s, c in curves.items() if c]
+    ends = [f"{STREAMS[s]} ends at {fmean(c[-1][1]):.2f}" for s, c in curves.items() if c]
     return chart.svg("Training loss of both streams over the epochs", "; ".join(ends))
 
 

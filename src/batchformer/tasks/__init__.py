@@ -3,14 +3,13 @@
 from batchformer.tasks.classification.options import DistillationOptions, InsertionOptions, MixOptions
 from batchformer.tasks.classification.task import Classification
 from batchformer.tasks.detection.faster_rcnn import RegionDetection
-from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions
 from batchformer.tasks.detection.panoptic import Panoptic
-from batchformer.tasks.detection.task import Detection
+from batchformer.tasks.detection.task import Detection, DetectorModuleOptions, DetectorOptimizerOptions
 from batchformer.tasks.domains.adaptation import DomainAdaptation
 from batchformer.tasks.domains.generalization import DomainGeneralization
 from batchformer.tasks.domains.options import AdaptOptions, AlgorithmOptions, DomainOptimizerOptions
 from batchformer.tasks.hands.task import AdamOptions, GraphormerOptions, HandMesh, MeshModuleOptions
-from batchformer.tasks.long_tailed.losses import LossOptions
+from batchformer.tasks.long_tailed.algorithm import LossOptions
 from batchformer.tasks.long_tailed.task import LongTailed
 from batchformer.tasks.self_supervised.mae import MAE, DecoderModuleOptions, DecoderOptions
 from batchformer.tasks.self_supervised.moco import ContrastOptions, MoCo

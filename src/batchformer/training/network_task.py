@@ -17,8 +17,10 @@ from batchformer.hub import PRETRAINED
 from batchformer.metrics.measures import primary_of
 from batchformer.training.averaging import SWAD, SwadOptions
 from batchformer.training.compiling import compile_in_place, convolve_again, cut_into_patches
+from batchformer.training.optimizers import AdamWOptions, Rule, build_optimizer, layer_rules, scaled_lr
 from batchformer.training.options import as_options
 from batchformer.training.reseed import reseed
+from batchformer.training.schedules import CosineOptions, ScheduleOptions
 from batchformer.training.task import Task
 from batchformer.training.weights import load_weights
 
@@ -26,7 +28,8 @@ from batchformer.training.weights import load_weights
 class NetworkTask(Task):
     """Base class: one network (`net`), with or without the module (`attachment`), from the same initial weights.
 
-    A subclass gives the network (`plain_net`) and the places of the module (`attach_to`).
+    A subclass gives the network (`plain_net`) and the places of the module (`attach_to`). From `optimizer_options` and
+    `schedule_options` come the learning rate, and with `AdamWOptions` the optimizer too.
 
     Args:
         backbone: name of the network.
@@ -48,6 +51,8 @@ class NetworkTask(Task):
 
     net: nn.Module
     attachment: Any
+    optimizer_options: Any = None
+    schedule_options: ScheduleOptions | CosineOptions | None = None
 
     def __init__(
         self,
@@ -68,7 +73,8 @@ class NetworkTask(Task):
         self.channels_last, self.compile_net = channels_last, compile
         self.attachment = None
         self._patch_layers: list[nn.Conv2d] = []
-        self.swad = None if swad is None else self._make_swad(as_options(SwadOptions, swad))
+        self._rules: dict[str, Rule] = {}
+        self.swad = None if swad is None else self._make_swad(as_options(SwadOptions, swad, "swad"))
         settings = {"seed": seed, "channels_last": channels_last, "compile": compile, "cuda_graph": cuda_graph}
         self.save_hyperparameters({**settings, "swad": None if self.swad is None else asdict(self.swad.options)})
 
@@ -126,6 +132,8 @@ class NetworkTask(Task):
         finally:
             self.backbone_args = arguments
         self._compare_statistics(data)
+        if isinstance(self.optimizer_options, AdamWOptions):
+            self._rules = layer_rules(self.net, self.optimizer_options)
         self.before_attach(self.net)
         if self.method == "batchformer":
             reseed(self.seed, 1)
@@ -171,6 +179,31 @@ class NetworkTask(Task):
 
     def load_part(self, part: str, source: str) -> None:
         load_weights(self.net, part, source, attached=self.attachment is not None)
+
+    # ---- optimizer
+
+    def configure_optimizers(self) -> Any:
+        options = self.optimizer_options
+        if not isinstance(options, AdamWOptions):
+            return super().configure_optimizers()
+        return build_optimizer(
+            options, self.net, self._rules, self.attachment, scaled_lr(options, self.trainer), self.fused
+        )
+
+    def check_trainer(self) -> None:
+        if self.schedule_options is not None:
+            self.schedule_options.check_end(self.trainer)
+
+    def learning_rate(self) -> float | None:
+        if self.schedule_options is None:
+            return super().learning_rate()
+        return self.schedule_options.rate(scaled_lr(self.optimizer_options, self.trainer), self.trainer)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        per_step = self.schedule_options is not None and self.schedule_options.per == "step"
+        if per_step and batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self.set_learning_rate()
 
     # ---- training
 

@@ -1,6 +1,6 @@
 """Optimizers: options, parameter groups and their learning rates, with a group for the module."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,18 +79,23 @@ def build_sgd(
     Paper, appendix: 0.05 for the network and 0.005 for the module; the weight decay is the same for both, as released.
     """
     own = list(own)
-    own_ids = {id(parameter) for parameter in own}
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if id(p) not in own_ids], "lr_factor": 1.0},
-        {"params": own, "lr_factor": options.module_lr_factor},
-    ]
     return torch.optim.SGD(
-        [{**group, "lr": options.lr * group["lr_factor"]} for group in groups if group["params"]],
+        rated_groups(options.lr, (without(parameters, own), 1.0), (own, options.module_lr_factor)),
         momentum=options.momentum,
         weight_decay=options.weight_decay,
         nesterov=options.nesterov,
         fused=fused or None,
     )
+
+
+def rated_groups(lr: float, *groups: tuple[Sequence[nn.Parameter], float]) -> list[dict[str, Any]]:
+    """Groups of parameters, each with a factor of the learning rate; those without any are left out."""
+    return [{"params": list(some), "lr": lr * factor, "lr_factor": factor} for some, factor in groups if some]
+
+
+def without(parameters: Iterable[nn.Parameter], others: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    left_out = {id(parameter) for parameter in others}
+    return [parameter for parameter in parameters if id(parameter) not in left_out]
 
 
 def layer_rules(net: nn.Module, options: AdamWOptions) -> dict[str, Rule]:
@@ -142,8 +147,8 @@ def build_optimizer(
 
 
 def scaled_lr(options: Any, trainer: Any) -> float:
-    """The highest learning rate of options with `lr` and `lr_per`, scaled by the number of images per update."""
-    if options.lr_per is None:
+    """The highest learning rate of options with `lr`; with `lr_per` scaled by the number of images per update."""
+    if getattr(options, "lr_per", None) is None:
         return options.lr
     batch = getattr(getattr(trainer, "datamodule", None), "batch_size", None)
     if batch is None:
@@ -175,10 +180,12 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float, fused: bool, tensor_on: 
 
 def refuse_negative_rates(options: Any) -> None:
     """Refuse negative learning rates: torch checks the optimiser's default only, not those of the groups."""
-    names = ("lr", "backbone_lr", "sampling_lr", "weight_decay", "module_lr_factor", "module_weight_decay")
+    names = ("lr", "backbone_lr", "sampling_lr", "weight_decay", "module_lr_factor", "module_weight_decay",
+             "backbone_lr_factor", "gamma")  # fmt: skip
     for name in names:
-        if (getattr(options, name, None) or 0) < 0:
-            raise UserError(f"model.optimizer.{name}={getattr(options, name)} must not be negative.")
+        value = getattr(options, name, None)
+        if value is not None and not value >= 0:
+            raise UserError(f"model.optimizer.{name}={value} must not be negative.")
 
 
 def refuse_bad_betas(betas: tuple[float, float]) -> None:

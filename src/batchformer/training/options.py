@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, check_choice
 from batchformer.kernels.backend import Backend, Memory
 from batchformer.nn.encoder import Norm
 from batchformer.nn.streams import Streams
@@ -37,6 +38,10 @@ class ModuleOptions:
     backend: Backend = "auto"
     memory: Memory = "fast"
 
+    def keywords(self) -> dict[str, Any]:
+        """Keyword arguments of `attach`: what is null has the default of the variant."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
 
 @dataclass
 class BatchFormerOptions(ModuleOptions):
@@ -55,8 +60,31 @@ class BatchFormerOptions(ModuleOptions):
     before: str | None = None
 
 
-def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Options:
-    """The options themselves, or made from the plain dict that a checkpoint holds; validated by their `check`."""
+@dataclass
+class InnerModuleOptions(ModuleOptions):
+    """Options of BatchFormerV2 inside a network. null: the default of the variant.
+
+    Args:
+        share: one module at all places instead of one each (V2, Table 4); the places must be of one width.
+        heads: attention heads (the paper has 4 but for classification).
+        variant: "published", or "stable": trains after any number of blocks.
+        dropout: on attention, MLP and residual branches.
+        norm: "post" as published, "pre", or "relative" (what "stable" takes).
+    """
+
+    share: bool = False
+    heads: int = 4
+    variant: Literal["published", "stable"] = "published"
+    dropout: float | None = None
+    norm: Norm | None = None
+
+
+def as_options(kind: type[Options], value: Options | Mapping[str, Any], key: str) -> Options:
+    """The options themselves, or made from the plain dict that a checkpoint holds; validated by their `check`.
+
+    `key`: where a recipe has them, below `model:`. Fields that are one of some names are checked here: jsonargparse
+    does so on the command line, and from Python nothing else does.
+    """
     if not isinstance(value, kind):
         known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
         if not isinstance(value, Mapping):
@@ -64,9 +92,23 @@ def as_options(kind: type[Options], value: Options | Mapping[str, Any]) -> Optio
         if unknown := [name for name in value if name not in known]:
             raise UserError(f"{kind.__name__} has no {unknown[0]!r}; it has: {', '.join(known)}.")
         value = kind(**value)
+    for name, hint in get_type_hints(kind).items():
+        given = getattr(value, name)
+        if given is not None and NoneType in get_args(hint):
+            hint = get_args(hint)[0]
+        if get_origin(hint) is Literal:
+            check_choice(f"model.{key}.{name}", given, get_args(hint))
     if hasattr(value, "check"):
         value.check()
     return value
+
+
+def refuse_below(key: str, options: Any, least: float, *names: str) -> None:
+    """Refuse fields below `least`; one that is None is not set."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value >= least:
+            raise UserError(f"model.{key}.{name}={value} must be {least:g} or more.")
 
 
 def plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:

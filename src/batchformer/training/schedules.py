@@ -8,6 +8,7 @@ from typing import Literal
 import lightning as L
 
 from batchformer.errors import UserError
+from batchformer.training.options import refuse_below
 
 
 @dataclass
@@ -27,6 +28,7 @@ class ScheduleOptions:
     warmup_start: float = 0.5
     milestones: list[int] = field(default_factory=list)
     gamma: float = 0.1
+    per = "epoch"  # as in CosineOptions; no field
 
     def check(self) -> None:
         if self.warmup_epochs < 0:
@@ -35,6 +37,10 @@ class ScheduleOptions:
     def check_end(self, trainer: L.Trainer) -> None:
         if self.name == "cosine":
             check_has_end(trainer, ", or schedule.name=constant")
+
+    def rate(self, lr: float, trainer: L.Trainer) -> float:
+        """The learning rate now, where `lr` is the highest."""
+        return lr * lr_factor(self, trainer.current_epoch, total_epochs_of(trainer))
 
 
 @dataclass
@@ -54,9 +60,14 @@ class CosineOptions:
     per: Literal["step", "epoch"] = "step"
 
     def check(self) -> None:
-        for name in ("warmup_epochs", "warmup_lr", "min_lr"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"model.schedule.{name}={getattr(self, name)} must be 0 or more.")
+        refuse_below("schedule", self, 0, "warmup_epochs", "warmup_lr", "min_lr")
+
+    def check_end(self, trainer: L.Trainer) -> None:
+        check_has_end(trainer)
+
+    def rate(self, lr: float, trainer: L.Trainer) -> float:
+        """The learning rate now, where `lr` is the highest."""
+        return warm_cosine(self, lr, *place_in_run(trainer, self.per))
 
 
 def lr_factor(schedule: ScheduleOptions, epoch: int, total_epochs: int) -> float:

@@ -1,5 +1,6 @@
 """`Task`, the base class of all tasks: what a subclass implements, and what is done for it."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -70,6 +71,8 @@ class Task(L.LightningModule):
     shardable: bool = False
     #: options of `batchformer predict` that `predict` takes, with their help text
     predict_options: ClassVar[Mapping[str, str]] = {}
+    #: what a checkpoint holds besides weights and buffers: name there -> attribute, a list, dict or number
+    in_checkpoint: ClassVar[Mapping[str, str]] = {}
     #: where version 0.1 kept the task's part of a checkpoint
     checkpoint_key_of_0_1: ClassVar[str] = ""
 
@@ -80,6 +83,7 @@ class Task(L.LightningModule):
         self.built = False
         self.init_from: dict[str, str] = {}  # part of the network ("network": all of it) -> its weights
         self.restored = False  # whether all weights come from a checkpoint of this task
+        self.only_tested = False  # whether it is loaded without training: what was found in training stays
         self.unreadable: dict[Path, str] = {}  # images that `predict` could not read, with the reason
         self.per_class: list[float] = []  # of the primary measure, where it has a value for each class
         self._whole_step = False
@@ -211,7 +215,7 @@ class Task(L.LightningModule):
 
     def expect_checkpoint(self) -> None:
         """Prepare for loading a checkpoint without training: fetch no weights, compile and capture nothing."""
-        self.restored, self.cuda_graph = True, False
+        self.restored, self.only_tested, self.cuda_graph = True, True, False
 
     def configure_model(self) -> None:
         if self._trainer is None:  # without a trainer a checkpoint is being loaded, which builds
@@ -446,6 +450,7 @@ class Task(L.LightningModule):
         if self._meter is not None:
             # rank 0 writes the checkpoint, and each process has counted its own samples
             state["meter"] = gathered(self._meter.state_dict())
+        state |= {name: copy.copy(getattr(self, attribute)) for name, attribute in self.in_checkpoint.items()}
         checkpoint["task"] = state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -455,6 +460,8 @@ class Task(L.LightningModule):
         self.restored = True
         self.init_from = self.init_from or dict(saved.get("init_from") or {})  # what is frozen may depend on it
         self.construct(DataInfo(**saved["data"]))
+        for name in self.in_checkpoint.keys() & saved.keys():
+            setattr(self, self.in_checkpoint[name], copy.copy(saved[name]))
         meter = saved.get("meter", [])
         self._meter_states = [meter] if isinstance(meter, dict) else meter  # a single dict: of an older version
 

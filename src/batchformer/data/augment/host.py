@@ -14,6 +14,7 @@ of ImageNet-LT: "imagenet-lt" and then RandAugment `rand-n2-m10-mstd0.5`.
 """
 
 from collections.abc import Callable
+from typing import get_args
 
 import torch
 from PIL import Image, ImageOps
@@ -30,22 +31,14 @@ from batchformer.data.augment.options import (
     ROTATION,
     SMALLEST_AREA,
     SOLARIZE_THRESHOLD,
+    FileAugmentation,
     Statistics,
     blur_pixels,
     evaluation_size,
 )
 from batchformer.errors import UserError
 
-FILE_AUGMENTATIONS = (
-    "none",
-    "imagenet",
-    "imagenet-lt",
-    "inaturalist",
-    "paco-query",
-    "centre",
-    *REGION_VIEWS,
-    *SMALLEST_AREA,
-)
+FILE_AUGMENTATIONS = get_args(FileAugmentation)
 
 
 class Cutout(torch.nn.Module):

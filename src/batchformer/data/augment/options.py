@@ -77,6 +77,11 @@ def check_at_least(least: int, **given: int | None) -> None:
             raise UserError(f"data.{name} must be at least {least}, got {value}.")
 
 
+def check_fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise UserError(f"data.{name} is a part of the images, from 0 to below 1, got {value}.")
+
+
 def check_images(image_size: int, std: Statistics, erase_prob: float = 0.0) -> None:
     check_at_least(1, image_size=image_size)
     if not 0 <= erase_prob <= 1:

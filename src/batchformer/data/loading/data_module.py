@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from batchformer.data.augment.options import check_at_least
-from batchformer.data.info import DataInfo
+from batchformer.data.augment.options import check_at_least, check_fraction
+from batchformer.data.info import HOLDOUT, DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader, JoinedLoader
 from batchformer.data.loading.order import derived_key
 from batchformer.errors import UserError, did_you_mean
@@ -126,6 +126,13 @@ class DataModule(L.LightningDataModule):
             return self.make_loader(name, training=True)
         finally:
             self._own_order = {}
+
+    def hold_out(self, part: float, split_seed: int) -> None:
+        """For subclasses: this part of the training images is evaluated as a set of its own, `holdout`; 0: none."""
+        check_fraction("holdout", part)
+        self.holdout, self.split_seed = part, split_seed
+        if part:
+            self.holdout_set, self.evaluation_sets = HOLDOUT, ("val", HOLDOUT)
 
     def choose_target(self, target: str) -> None:
         """For subclasses with several `targets`: check the name and set `target`."""

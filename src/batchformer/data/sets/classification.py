@@ -143,11 +143,6 @@ def stratified_part(
     return inside
 
 
-def check_fraction(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise UserError(f"data.{name} is a part of the images, from 0 to below 1, got {value}.")
-
-
 def tail_counts(classes: int, largest: int, imbalance: float) -> list[int]:
     """Images per class: int(largest * imbalance ** (-c / (classes - 1))), class 0 the head (Cui et al., 2019).
 

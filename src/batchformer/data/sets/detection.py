@@ -22,7 +22,7 @@ from batchformer.data.info import HOLDOUT
 from batchformer.data.loading.data_module import DataModule, ImageFile
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.sets.boxes import Categories, DetectionSamples, Scenes
-from batchformer.data.sets.classification import check_fraction, stratified_part
+from batchformer.data.sets.classification import stratified_part
 from batchformer.data.sets.files import existing_root
 from batchformer.data.sets.skipped import SkipsBad
 from batchformer.errors import UserError
@@ -116,10 +116,8 @@ class DetectionData(SkipsBad, DataModule):
         self.evaluate_on = evaluate_on
         self.mean, self.std = mean, std
         self.repeat, self.cache = repeat, cache
-        check_fraction("holdout", holdout)
-        self.holdout, self.split_seed, self.skip_bad = holdout, split_seed, skip_bad
-        if holdout:
-            self.holdout_set, self.evaluation_sets = HOLDOUT, ("val", HOLDOUT)
+        self.skip_bad = skip_bad
+        self.hold_out(holdout, split_seed)
         self._kept: dict[tuple[str, bool], Any] = {}  # cached samples, by part and whether they are trained on
 
     @abstractmethod

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from batchformer.data.augment.options import check_fraction
 from batchformer.data.sets.annotations import Problem
 from batchformer.data.sets.boxes import Categories, Scenes
-from batchformer.data.sets.classification import check_fraction
 from batchformer.data.sets.coco import CocoDetection
 from batchformer.data.sets.coco import miniature as coco_miniature
 from batchformer.data.sets.detection import DetectionData, scene_part

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from batchformer.data.info import HOLDOUT
-from batchformer.data.sets.classification import check_fraction, stratified_part
+from batchformer.data.augment.options import check_fraction
+from batchformer.data.sets.classification import stratified_part
 from batchformer.data.sets.files import FileData, Listing, class_folders, list_images
 from batchformer.data.sets.miniature import FILE_COUNTS, TEST_PER_CLASS, save_picture
 from batchformer.errors import UserError
@@ -39,10 +39,8 @@ class ImageFolders(FileData):
     ) -> None:
         super().__init__(root, **options)
         check_fraction("val_fraction", val_fraction or 0)
-        check_fraction("holdout", holdout)
-        self.val_fraction, self.holdout, self.split_seed = val_fraction or None, holdout, split_seed
-        if holdout:
-            self.holdout_set, self.evaluation_sets = HOLDOUT, ("val", HOLDOUT)
+        self.val_fraction = val_fraction or None
+        self.hold_out(holdout, split_seed)
 
     def _read_listings(self, root: str) -> tuple[dict[str, Listing], list[str]]:
         listings, names = self._read_parts(root) if self.val_fraction is None else self._divide(root, self.val_fraction)

@@ -40,7 +40,6 @@ class HandData(DataModule):
     """Batches of `images`, `joints` (21, metres) and `vertices` in the camera's frame, and `joints_2d`, in units in
     which the image reaches from -1 to 1. After `setup`, `topology` is the mesh that the vertices are of."""
 
-    _counted = ("train_images", "test_images", "image_size")
     topology: MeshTopology
 
     def __init__(self, root: str | None = None, *, image_size: int = 224, coarse: int = 195, **options: Any) -> None:
@@ -48,10 +47,6 @@ class HandData(DataModule):
         self.mean, self.std = IMAGENET_MEAN, IMAGENET_STD
         check_images(image_size, self.std)
         self.image_size, self.coarse = image_size, coarse
-
-    @abstractmethod
-    def _read_topology(self) -> MeshTopology:
-        """The mesh."""
 
     def declare(self) -> dict[str, Any]:
         return {**super().declare(), "topology": self.topology_settings()}
@@ -111,11 +106,8 @@ class RenderedHands(HandData):
     def topology_settings(self) -> dict[str, Any]:
         return {"rig": self.rig, "coarse": self.coarse}
 
-    def _read_topology(self) -> MeshTopology:
-        return make_topology(**self.topology_settings())
-
     def _read(self) -> None:
-        self.topology = self._read_topology()
+        self.topology = make_topology(**self.topology_settings())
         numbers = (self.train_images, self.image_size, self.fresh, *([self.view] if self.view < 180 else []))
         content = repr(numbers).encode() + self.topology.vertices.tobytes()
         self.fingerprint = hashlib.sha256(content).hexdigest()
@@ -186,12 +178,9 @@ class FreiHand(HandData):
         beside = Path(self.root or "") / self.mano
         return {"mano": str(beside if beside.is_file() else Path(self.mano)), "coarse": self.coarse}
 
-    def _read_topology(self) -> MeshTopology:
-        return make_topology(**self.topology_settings())
-
     def _read(self) -> None:
         root = Path(existing_root(self.root))
-        self.topology = self._read_topology()
+        self.topology = make_topology(**self.topology_settings())
         self._parts = {part: self._read_part(root, part) for part in ("training", "evaluation")}
         self.train_images, self.test_images = (len(self._parts[part][0]) for part in ("training", "evaluation"))
         self.fingerprint = hashlib.sha256(self._parts["training"][1]["vertices"].tobytes()).hexdigest()

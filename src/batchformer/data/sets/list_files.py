@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from batchformer.data.info import HOLDOUT
-from batchformer.data.sets.classification import check_fraction, check_labels
+from batchformer.data.sets.classification import check_labels
 from batchformer.data.sets.files import FileData, Listing, find_file, read_lines, read_pairs
 from batchformer.data.sets.miniature import FILE_COUNTS, TEST_PER_CLASS, save_picture
 from batchformer.errors import UserError
@@ -39,10 +38,7 @@ class ListFiles(FileData):
         **options: Any,
     ) -> None:
         super().__init__(root, workers=workers, **options)
-        check_fraction("holdout", holdout)
-        self.holdout, self.split_seed = holdout, split_seed
-        if holdout:
-            self.holdout_set, self.evaluation_sets = HOLDOUT, ("val", HOLDOUT)
+        self.hold_out(holdout, split_seed)
         self.train_list = train_list
         self.val_list = val_list
         self.names, self.meta_list = names, meta_list

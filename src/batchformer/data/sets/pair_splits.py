@@ -1,6 +1,5 @@
 """Which image of a pair belongs to which set: read from pair files and metadata, or divided by a seed."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ import torch
 from batchformer.data.loading.order import generator
 from batchformer.data.sets.files import read_lines, refuse_outside
 from batchformer.errors import UserError, did_you_mean
+from batchformer.files import read_json
 
 SETS = ("train", "val", "test")
 _SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}  # of the images of a seen pair, where nothing else says it
@@ -103,10 +103,12 @@ def read_pair_file(file: Path, names: Sequence[set[str]], root: str) -> list[Pai
 
 def read_metadata(root: str, split: str) -> tuple[list[Entry], str] | None:
     """All images with their pairs and sets, and the file that says so; None where there is none."""
-    for name, read in ((f"metadata_{split}.t7", _read_t7), ("metadata.json", _read_json)):
-        file = Path(root) / name
-        if file.is_file():
-            return _entries_of(read(file), file, root), str(file)
+    file = Path(root) / f"metadata_{split}.t7"
+    if file.is_file():
+        return _entries_of(_read_t7(file), file, root), str(file)
+    file = Path(root) / "metadata.json"
+    if file.is_file():
+        return _entries_of(read_json(file, "cannot be read", "write it again."), file, root), str(file)
     return None
 
 
@@ -119,13 +121,6 @@ def _read_t7(file: Path) -> Any:
             f"{file} holds more than plain values, or is damaged ({reason[:200]}), and no code in it is run: write its "
             f"entries as metadata.json, or remove it to take the sets from the folders."
         ) from problem
-
-
-def _read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise UserError(f"{file} cannot be read ({problem}): write it again.") from problem
 
 
 def _entries_of(content: Any, file: Path, root: str) -> list[Entry]:

@@ -3,21 +3,20 @@
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from torch import nn
 
 from batchformer.attach.locate import block_paths
 from batchformer.errors import UserError
-from batchformer.nn.encoder import Norm
-from batchformer.training.options import ModuleOptions
+from batchformer.training.options import InnerModuleOptions
 
 _HEADS = 4
 
 
 @dataclass
-class InsertionOptions(ModuleOptions):
+class InsertionOptions(InnerModuleOptions):
     """How and where the module is attached.
 
     Without blocks, after and before it is BatchFormer in front of the classifier; with blocks or after it is
@@ -27,12 +26,8 @@ class InsertionOptions(ModuleOptions):
         blocks: numbers of the blocks to insert the module after, counted from 0, or "all". The papers count from 1.
         after: the same by dotted names.
         before: dotted name of the submodule to insert the module before.
-        share: one module at all places instead of one each.
         heads: attention heads; null takes the number the backbone has at the places (as the paper says; the released
             code has 4), and 4 where it has none.
-        variant: "published", or "stable": trains after any number of blocks.
-        dropout: on attention, MLP and residual branches.
-        norm: "post" as published, "pre", or "relative" (what "stable" takes).
         layer_scale: start of a learnt factor on both branches.
         batch_norm: BatchNorm behind the place sees each stream by itself ("separate") or both ("joint", as published).
     """
@@ -40,11 +35,7 @@ class InsertionOptions(ModuleOptions):
     blocks: list[int] | Literal["all"] | None = None
     after: list[str] | None = None
     before: str | None = None
-    share: bool = False
-    heads: int | None = None
-    variant: Literal["published", "stable"] = "published"
-    dropout: float | None = None
-    norm: Norm | None = None
+    heads: int | None = None  # type: ignore[assignment]
     layer_scale: float | None = None
     batch_norm: Literal["separate", "joint"] = "separate"
 
@@ -52,14 +43,6 @@ class InsertionOptions(ModuleOptions):
     def inside(self) -> bool:
         """Whether it is BatchFormerV2 inside the network, not BatchFormer in front of its classifier."""
         return self.blocks is not None or self.after is not None
-
-    def keywords(self) -> dict[str, Any]:
-        """Keyword arguments of `attach`."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in given.items() if value is not None}
-
-
-MixMethod = Literal["mixup-cutmix", "mixup", "cutmix", "transmix", "attentive-cutmix", "saliencymix", "puzzlemix"]
 
 
 @dataclass
@@ -86,7 +69,9 @@ class MixOptions:
         transport_size: puzzlemix: side of the blocks that are moved, in pixels, where smaller than those of the mask.
     """
 
-    method: MixMethod = "mixup-cutmix"
+    method: Literal["mixup-cutmix", "mixup", "cutmix", "transmix", "attentive-cutmix", "saliencymix", "puzzlemix"] = (
+        "mixup-cutmix"
+    )
     mixup: float = 0.8
     cutmix: float = 1.0
     prob: float = 1.0
@@ -110,9 +95,6 @@ class MixOptions:
         return max(self.alphas) > 0 and self.prob > 0
 
     def check(self) -> None:
-        known = get_args(MixMethod)
-        if self.method not in known:
-            raise UserError(f"model.mix.method={self.method!r} must be one of {', '.join(known)}.")
         for name, value in {"mixup": self.mixup, "cutmix": self.cutmix}.items():
             if not 0 <= value < math.inf:  # below 0 timm takes it for 0, and at infinity there is nothing to draw
                 raise UserError(f"model.mix.{name}={value} must be 0, which switches it off, or above, and finite.")

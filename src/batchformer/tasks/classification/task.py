@@ -19,9 +19,9 @@ from batchformer.models.create import load_teacher
 from batchformer.tasks.classification.mixing import LateTargets, Mixing, build_mixing
 from batchformer.tasks.classification.options import DistillationOptions, InsertionOptions, MixOptions, heads_at
 from batchformer.training.classifier_task import ClassifierTask
-from batchformer.training.optimizers import AdamWOptions, Rule, build_optimizer, layer_rules, scaled_lr
+from batchformer.training.optimizers import AdamWOptions
 from batchformer.training.options import as_options, plain_values
-from batchformer.training.schedules import CosineOptions, check_has_end, place_in_run, warm_cosine
+from batchformer.training.schedules import CosineOptions
 from batchformer.training.task import Batch
 
 
@@ -49,6 +49,7 @@ class Classification(ClassifierTask):
     """
 
     shardable = True
+    schedule_options: CosineOptions
 
     measures = CLASSIFICATION
     main_picture: ClassVar[Mapping[str, Any]] = {"curve": "top1"}
@@ -70,11 +71,11 @@ class Classification(ClassifierTask):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, stream_loss, **options)
-        self.module_options = batchformer = as_options(InsertionOptions, batchformer)
-        self.mix_options = mix = as_options(MixOptions, mix)
-        self.distillation_options = distillation = as_options(DistillationOptions, distillation)
-        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer)
-        self.schedule_options = schedule = as_options(CosineOptions, schedule)
+        self.module_options = batchformer = as_options(InsertionOptions, batchformer, "batchformer")
+        self.mix_options = mix = as_options(MixOptions, mix, "mix")
+        self.distillation_options = distillation = as_options(DistillationOptions, distillation, "distillation")
+        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(CosineOptions, schedule, "schedule")
         if not 0 <= label_smoothing < 1:
             raise UserError(f"model.label_smoothing={label_smoothing} must be 0 or more and less than 1.")
         if ema is not None and not 0 <= ema < 1:
@@ -83,7 +84,6 @@ class Classification(ClassifierTask):
         # the paper's gradient influence is defined where the module stands before the classifier
         self.analyses = [*self.analyses, "stream_health" if batchformer.inside else "gradient_influence"]
         self.save_hyperparameters(plain_values(locals()))
-        self._rules: dict[str, Rule] = {}
         self._mixing: Mixing | None = None
         self._guard: bf.StreamGuard | None = None
         self._guard_state: dict[str, Any] | None = None
@@ -105,9 +105,6 @@ class Classification(ClassifierTask):
                 )
             net.set_distilled_training(True)  # type: ignore[operator]
         return net
-
-    def before_attach(self, net: nn.Module) -> None:
-        self._rules = layer_rules(net, self.optimizer_options)
 
     def attach_to(self, net: nn.Module) -> Any:
         options = self.module_options
@@ -174,19 +171,6 @@ class Classification(ClassifierTask):
             )
             self._teacher.append(teacher)
 
-    def check_trainer(self) -> None:
-        check_has_end(self.trainer)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return build_optimizer(
-            self.optimizer_options,
-            self.net,
-            self._rules,
-            self.attachment,
-            scaled_lr(self.optimizer_options, self.trainer),
-            self.fused,
-        )
-
     # ---- training
 
     def on_fit_start(self) -> None:
@@ -209,11 +193,6 @@ class Classification(ClassifierTask):
             if self._guard_state is not None:
                 self._guard.load_state_dict(self._guard_state, self.device)
                 self._guard_state = None
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_start(batch, batch_idx)
-        if self.schedule_options.per == "step" and batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self.set_learning_rate()
 
     def prepare(self, batch: Batch, batch_idx: int) -> Batch:
         if self._mixing is None:
@@ -264,12 +243,6 @@ class Classification(ClassifierTask):
         super().after_step()
         if self.ema_decay is not None:
             self.ema.update(self.net)
-
-    def learning_rate(self) -> float:
-        schedule = self.schedule_options
-        return warm_cosine(
-            schedule, scaled_lr(self.optimizer_options, self.trainer), *place_in_run(self.trainer, schedule.per)
-        )
 
     # ---- evaluation
 

@@ -44,6 +44,7 @@ class RegionDetection(Detection):
         options: `seed`, `channels_last`, `compile` (see `NetworkTask`).
     """
 
+    schedule_options: ScheduleOptions
     measures = VOC
     main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["voc_ap", "voc_ap50", "voc_ap75"]}
 
@@ -58,8 +59,8 @@ class RegionDetection(Detection):
     ) -> None:
         super().__init__("faster_rcnn", None, backbone, None, "baseline", **options)
         self.backbone_args = dict(backbone_args or {})
-        self.sgd = optimizer = as_options(OptimizerOptions, optimizer)
-        self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
+        self.sgd = optimizer = as_options(OptimizerOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(ScheduleOptions, schedule, "schedule")
         if precise_norm < 0:
             raise UserError(f"model.precise_norm={precise_norm} counts batches: 0 or more.")
         self.precise_norm = precise_norm

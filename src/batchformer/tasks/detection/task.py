@@ -4,6 +4,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -20,11 +21,11 @@ from batchformer.metrics.coco_ap import AP_NAMES
 from batchformer.metrics.measures import DETECTION
 from batchformer.models.detectors import PUBLISHED_FROZEN, create_detector, parameter_groups
 from batchformer.models.panoptic_head import read_pretrained
-from batchformer.tasks.detection.options import DetectorModuleOptions, DetectorOptimizerOptions, detector_schedule
 from batchformer.tasks.detection.predict import predict_objects
 from batchformer.training.network_task import NetworkTask
-from batchformer.training.options import as_options, plain_values
-from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
+from batchformer.training.optimizers import refuse_bad_betas, refuse_negative_rates
+from batchformer.training.options import InnerModuleOptions, as_options, plain_values
+from batchformer.training.schedules import ScheduleOptions
 from batchformer.training.task import Batch
 from batchformer.training.weights import NETWORK, load_weights
 
@@ -36,6 +37,57 @@ _SET_ELSEWHERE = {
     "backbone_weights": "they are given by --init-from backbone=FILE",
     "frozen_stages": "they are model.frozen_stages",
 }
+
+
+@dataclass
+class DetectorModuleOptions(InnerModuleOptions):
+    """How and where BatchFormerV2 is attached to a detector.
+
+    Args:
+        encoder_layers: numbers of the encoder layers to insert the module after, counted from 0, or "all". The paper
+            counts from 1: its L1 is 0, its L3-6 are 2, 3, 4, 5.
+        mask_padding: padded positions of smaller images take no part; as published they do.
+        layer_scale: start of a learnt factor on both branches.
+    """
+
+    encoder_layers: list[int] | Literal["all"] = field(default_factory=lambda: [0])
+    mask_padding: bool = False
+    layer_scale: float | None = None
+
+    def keywords(self) -> dict[str, Any]:
+        if not self.encoder_layers:
+            raise UserError(
+                'model.batchformer.encoder_layers names no layer: give their numbers, as in [0], or "all"; without the '
+                "module it is model.method=baseline."
+            )
+        return super().keywords()
+
+
+@dataclass
+class DetectorOptimizerOptions:
+    """AdamW with the groups of the released code. Every parameter is decayed, as there.
+
+    Args:
+        lr: of encoder, decoder and heads.
+        backbone_lr: of what is trained of the backbone.
+        sampling_lr: of sampling offsets and reference points (Deformable DETR); null: a tenth of lr, as published.
+        weight_decay: of all.
+        module_lr_factor: the module's learning rate is this times lr (released: 1).
+        betas: of AdamW.
+    """
+
+    lr: float = 1e-4
+    backbone_lr: float = 1e-5
+    sampling_lr: float | None = None
+    weight_decay: float = 1e-4
+    module_lr_factor: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def check(self) -> None:
+        if self.lr <= 0:
+            raise UserError(f"model.optimizer.lr={self.lr} must be more than 0.")
+        refuse_negative_rates(self)
+        refuse_bad_betas(self.betas)
 
 
 class Detection(NetworkTask):
@@ -58,7 +110,7 @@ class Detection(NetworkTask):
             metrics end in `_batch`.
         stream_loss: the loss is the mean over both streams, in the released code too.
         optimizer: AdamW, its learning rates and weight decay.
-        schedule: of the learning rate, per epoch.
+        schedule: of the learning rate, per epoch: a tenth from epoch 40 on, as all but DETR have it in 50 epochs.
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
@@ -67,6 +119,7 @@ class Detection(NetworkTask):
     measures = DETECTION
     main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"]}
     analyses: Sequence[Any] = ("box_failures",)
+    in_checkpoint: ClassVar[Mapping[str, str]] = {"class_scores": "class_scores"}
     checkpoint_key_of_0_1 = "detection"
     data_class: ClassVar[type] = DetectionData
     predict_options: ClassVar[Mapping[str, str]] = {
@@ -85,7 +138,7 @@ class Detection(NetworkTask):
         evaluate_with_batch: bool = False,
         stream_loss: Literal["mean"] = "mean",
         optimizer: DetectorOptimizerOptions = DetectorOptimizerOptions(),
-        schedule: ScheduleOptions = detector_schedule(),
+        schedule: ScheduleOptions = ScheduleOptions(name="step", milestones=[40]),
         **options: Any,
     ) -> None:
         super().__init__(backbone, None, method, stream_loss, **options)
@@ -95,10 +148,10 @@ class Detection(NetworkTask):
         for name in _SET_ELSEWHERE.keys() & self.detector_args.keys():
             raise UserError(f"model.detector_args cannot hold {name!r}: {_SET_ELSEWHERE[name]}.")
         self.frozen_stages = frozen_stages
-        self.module_options = batchformer = as_options(DetectorModuleOptions, batchformer)
+        self.module_options = batchformer = as_options(DetectorModuleOptions, batchformer, "batchformer")
         self.evaluate_with_batch = evaluate_with_batch and method == "batchformer"
-        self.optimizer_options = optimizer = as_options(DetectorOptimizerOptions, optimizer)
-        self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
+        self.optimizer_options = optimizer = as_options(DetectorOptimizerOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(ScheduleOptions, schedule, "schedule")
         self.class_scores: dict[str, Any] = {}  # of the last evaluation: columns of the table of classes
         self.metrics: dict[str, Any] = {}
         self.batch_metrics: dict[str, Any] = {}
@@ -158,9 +211,6 @@ class Detection(NetworkTask):
 
     def build(self, data: DataInfo) -> None:
         super().build(data)
-        self.make_metrics(data)
-
-    def make_metrics(self, data: DataInfo) -> None:
         names = data.get("evaluation_sets") or ("val",)
         self.metrics, self.batch_metrics = ({name: self.make_metric(data) for name in names} for _ in range(2))
 
@@ -172,9 +222,6 @@ class Detection(NetworkTask):
             # transformers' files have other keys than its models, and its loader maps them
             weights = read_pretrained(folder, type(self.net))
         load_weights(self.net, part, source, self.attachment is not None, weights)
-
-    def check_trainer(self) -> None:
-        self.schedule_options.check_end(self.trainer)
 
     def setup(self, stage: str) -> None:
         if str(self.trainer.precision) in ("bf16-true", "16-true"):
@@ -196,10 +243,6 @@ class Detection(NetworkTask):
                 if some := [p for p in group["params"] if (id(p) in own) == of_module]:
                     made.append({**group, "params": some, "lr": lr, "lr_factor": lr / options.lr})
         return torch.optim.AdamW(made, lr=options.lr, betas=tuple(options.betas), fused=self.fused or None)  # type: ignore[arg-type]
-
-    def learning_rate(self) -> float:
-        epochs = total_epochs_of(self.trainer)
-        return self.optimizer_options.lr * lr_factor(self.schedule_options, self.current_epoch, epochs)
 
     # ---- training
 
@@ -270,16 +313,6 @@ class Detection(NetworkTask):
 
     def _sizes(self, batch: Batch) -> Tensor:
         return torch.stack([label["orig_size"] for label in batch["labels"]])
-
-    # ---- checkpoints
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["task"]["class_scores"] = dict(self.class_scores)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self.class_scores = dict(checkpoint["task"].get("class_scores", {}))
 
     # ---- commands
 

@@ -15,7 +15,7 @@ from batchformer.losses import margin_disparity
 from batchformer.models import create_backbone
 from batchformer.models.domains import AdaptationNet
 from batchformer.tasks.domains.options import AdaptOptions, DomainOptimizerOptions
-from batchformer.tasks.domains.task import DomainTask, JudgeBy
+from batchformer.tasks.domains.task import DomainTask
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
 from batchformer.training.task import Batch
 
@@ -33,11 +33,7 @@ class DomainAdaptation(DomainTask):
         batchformer: how the module is attached.
         adapt: source only, DANN or MDD.
         optimizer: optimizer and learning rate; TLL's for MDD are the defaults.
-        freeze_batch_norm: keep the statistics of the backbone's BatchNorm as they are in the initial weights.
-        judge_by: the accuracy that decides comparisons: after the "last" step, at the step best on "source" validation,
-            or of the weights averaged by "swad".
-        oracle: also report the best accuracy on the target over the steps (selected on test data).
-        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
+        options: those of `DomainTask` and of `NetworkTask`: `judge_by`, `oracle`, `seed`, ...
     """
 
     def __init__(
@@ -48,15 +44,10 @@ class DomainAdaptation(DomainTask):
         batchformer: BatchFormerOptions = BatchFormerOptions(),
         adapt: AdaptOptions = AdaptOptions(),
         optimizer: DomainOptimizerOptions = DomainOptimizerOptions(lr=4e-3, schedule="inverse", backbone_lr_factor=0.1),
-        freeze_batch_norm: bool = False,
-        judge_by: JudgeBy = "last",
-        oracle: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(
-            backbone, backbone_args, method, batchformer, optimizer, freeze_batch_norm, judge_by, oracle, **options
-        )
-        self.adapt = adapt = as_options(AdaptOptions, adapt)
+        super().__init__(backbone, backbone_args, method, batchformer, optimizer, **options)
+        self.adapt = adapt = as_options(AdaptOptions, adapt, "adapt")
         batchformer, optimizer = self.module_options, self.optimizer_options
         self.save_hyperparameters(plain_values(locals()))
 

@@ -13,7 +13,7 @@ from batchformer.losses import coral_penalty, irm_penalty, rows_by_domain, vrex_
 from batchformer.models import create_backbone
 from batchformer.models.domains import FeatureRecorder, check_feature_maps, insert_mix_style
 from batchformer.tasks.domains.options import AlgorithmOptions, DomainOptimizerOptions
-from batchformer.tasks.domains.task import DomainTask, JudgeBy
+from batchformer.tasks.domains.task import DomainTask
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
 from batchformer.training.task import Batch
 
@@ -33,11 +33,7 @@ class DomainGeneralization(DomainTask):
         batchformer: how the module is attached.
         algorithm: what is minimised.
         optimizer: optimizer and learning rate.
-        freeze_batch_norm: keep the statistics of BatchNorm as they are in the initial weights.
-        judge_by: the accuracy that decides comparisons: after the "last" step, at the step best on "source" validation,
-            or of the weights averaged by "swad".
-        oracle: also report the best accuracy on the target over the steps (selected on test data).
-        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
+        options: those of `DomainTask` and of `NetworkTask`: `judge_by`, `oracle`, `seed`, ...
     """
 
     analyses = ("class_failures", "gradient_influence", "domain_planes")
@@ -51,15 +47,10 @@ class DomainGeneralization(DomainTask):
         batchformer: BatchFormerOptions = BatchFormerOptions(),
         algorithm: AlgorithmOptions = AlgorithmOptions(),
         optimizer: DomainOptimizerOptions = DomainOptimizerOptions(),
-        freeze_batch_norm: bool = False,
-        judge_by: JudgeBy = "last",
-        oracle: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(
-            backbone, backbone_args, method, batchformer, optimizer, freeze_batch_norm, judge_by, oracle, **options
-        )
-        self.algorithm = algorithm = as_options(AlgorithmOptions, algorithm)
+        super().__init__(backbone, backbone_args, method, batchformer, optimizer, **options)
+        self.algorithm = algorithm = as_options(AlgorithmOptions, algorithm, "algorithm")
         batchformer, optimizer = self.module_options, self.optimizer_options
         self.save_hyperparameters(plain_values(locals()))
         self.register_buffer("penalty_weight", torch.ones(()), persistent=False)

@@ -18,11 +18,11 @@ from batchformer.metrics.measures import DOMAINS, Measure
 from batchformer.tasks.domains.options import DomainOptimizerOptions
 from batchformer.training.averaging import SWAD
 from batchformer.training.classifier_task import ClassifierTask
+from batchformer.training.optimizers import rated_groups, without
 from batchformer.training.options import BatchFormerOptions, as_options
 from batchformer.training.schedules import check_has_end, place_in_run, steps_per_epoch
 from batchformer.training.task import Batch
 
-JudgeBy = Literal["last", "source", "swad"]
 SOURCE = "source"
 
 
@@ -30,6 +30,18 @@ class DomainTask(ClassifierTask):
     """Reports target accuracy after the last step, and at the step best on the source domains' validation.
 
     The target is never used for selection: `oracle=True` adds the best accuracy on it, under a name that says so.
+
+    Args:
+        backbone: any name timm knows.
+        backbone_args: passed on to the backbone.
+        method: "batchformer", or "baseline" for the same training without the module.
+        batchformer: how the module is attached.
+        optimizer: optimizer and learning rate.
+        freeze_batch_norm: keep the statistics of the backbone's BatchNorm as they are in the initial weights.
+        judge_by: the accuracy that decides comparisons: after the "last" step, at the step best on "source" validation,
+            or of the weights averaged by "swad".
+        oracle: also report the best accuracy on the target over the steps (selected on test data).
+        options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 
     shardable = True
@@ -38,6 +50,7 @@ class DomainTask(ClassifierTask):
     main_picture: ClassVar[Mapping[str, Any]] = {"targets": True}
     analyses: Sequence[Any] = ("class_failures", "domain_planes")
     valley_set = SOURCE
+    in_checkpoint: ClassVar[Mapping[str, str]] = {"best": "_best", "seen": "_seen"}
 
     def __init__(
         self,
@@ -46,14 +59,15 @@ class DomainTask(ClassifierTask):
         method: Literal["batchformer", "baseline"],
         batchformer: BatchFormerOptions,
         optimizer: DomainOptimizerOptions,
-        freeze_batch_norm: bool,
-        judge_by: JudgeBy,
-        oracle: bool,
+        freeze_batch_norm: bool = False,
+        judge_by: Literal["last", "source", "swad"] = "last",
+        oracle: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, "mean", **options)
-        self.module_options = as_options(BatchFormerOptions, batchformer)
-        self.optimizer_options = as_options(DomainOptimizerOptions, optimizer)
+        self.save_hyperparameters({"freeze_batch_norm": freeze_batch_norm, "judge_by": judge_by, "oracle": oracle})
+        self.module_options = as_options(BatchFormerOptions, batchformer, "batchformer")
+        self.optimizer_options = as_options(DomainOptimizerOptions, optimizer, "optimizer")
         self.freeze_batch_norm, self.judge_by, self.oracle = freeze_batch_norm, judge_by, oracle
         keys = {"last": "accuracy", "source": "accuracy_selected", "swad": "accuracy_swad"}
         if judge_by not in keys:
@@ -64,8 +78,7 @@ class DomainTask(ClassifierTask):
         self.measures = [replace(measure, primary=measure.key == decides) for measure in self.measures]
         self._source: dict[str, float] = {}
         self._best: dict[str, float] = {}
-        self._only_tested = False
-        self._seen: list[tuple[int, float, float]] = []  # step, accuracy on source validation and on the target
+        self._seen: list[list[float]] = []  # step, accuracy on source validation and on the target
 
     # ---- building
 
@@ -112,18 +125,11 @@ class DomainTask(ClassifierTask):
         return [parameter for name in names for parameter in self.net.get_submodule(name).parameters()]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        options = self.optimizer_options
-        own = {id(parameter) for parameter in self.module_parameters}
-        new = {id(parameter) for parameter in self.new_parameters()} - own
-        parameters = [parameter for parameter in self.net.parameters() if parameter.requires_grad]
-        groups = [
-            ([p for p in parameters if id(p) not in own | new], options.backbone_lr_factor),
-            ([p for p in parameters if id(p) in new], 1.0),
-            (self.module_parameters, options.module_lr_factor),
-        ]
-        made: list[dict[str, Any]] = [
-            {"params": members, "lr_factor": factor, "lr": options.lr * factor} for members, factor in groups if members
-        ]
+        options, own = self.optimizer_options, self.module_parameters
+        plain = without((p for p in self.net.parameters() if p.requires_grad), own)
+        backbone = without(plain, self.new_parameters())
+        parts = (backbone, options.backbone_lr_factor), (without(plain, backbone), 1.0), (own, options.module_lr_factor)
+        made = rated_groups(options.lr, *parts)
         decay, fused = options.weight_decay, self.fused or None
         if options.name == "adam":
             return torch.optim.Adam(made, options.lr, weight_decay=decay, fused=fused)
@@ -175,14 +181,14 @@ class DomainTask(ClassifierTask):
             return {"accuracy": torch.tensor(self._source["accuracy"])}
         classes = torch.tensor(self.per_class)
         values = {"accuracy": found["accuracy"], "accuracy_classes": classes.nanmean()}
-        if not (self.trainer.sanity_checking or self._only_tested):
+        if not (self.trainer.sanity_checking or self.only_tested):
             self._select(float(values["accuracy"]))
         values |= {key: torch.tensor(self._best[key]) for key in ("accuracy_selected", "accuracy_oracle")
                    if key in self._best}  # fmt: skip
         return values
 
     def _select(self, accuracy: float) -> None:
-        self._seen.append((self.trainer.global_step, self._source["accuracy"], accuracy))
+        self._seen.append([self.trainer.global_step, self._source["accuracy"], accuracy])
         if self._source["accuracy"] > self._best.get("source", -1.0):
             self._best |= {"source": self._source["accuracy"], "accuracy_selected": accuracy,
                            "step": self.trainer.global_step}  # fmt: skip
@@ -207,18 +213,3 @@ class DomainTask(ClassifierTask):
         best, selected = self._best["step"], self._best["accuracy_selected"]
         text = f"Best on source validation at step {best}: {selected:.1f} % on the target."
         return [{"title": "Source and target along the training", "text": text, "series": series}, *super().sections()]
-
-    # ---- checkpoints
-
-    def expect_checkpoint(self) -> None:
-        super().expect_checkpoint()
-        self._only_tested = True  # what was selected in training stays
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["task"] |= {"best": dict(self._best), "seen": [list(row) for row in self._seen]}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self._best = dict(checkpoint["task"].get("best", {}))
-        self._seen = [tuple(row) for row in checkpoint["task"].get("seen", ())]

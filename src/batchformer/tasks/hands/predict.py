@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor
 
-from batchformer.data.drawing import refuse_other_picture, save_marked
+from batchformer.data.drawing import as_image, refuse_other_picture, save_marked
 from batchformer.data.images import output_names
 from batchformer.data.rendering import draw_mesh
 from batchformer.errors import UserError
@@ -50,7 +48,7 @@ def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: An
         shown = (pixels * std + mean).clamp(0, 1)
         mesh = found["vertices"][0].float(), found["camera"][0].float(), triangles
         drawn = torch.cat([draw_mesh(shown, *mesh), draw_mesh(torch.ones_like(shown), *mesh, from_right=True)], 2)
-        save_marked(_as_image(drawn), out / f"{name}.png", "predict")
+        save_marked(as_image(drawn), out / f"{name}.png", "predict")
         vertices = found["vertices"][0].cpu().double().numpy()
         write_text(out / f"{name}.obj", obj_text(vertices, faces))
         write_atomically(out / f"{name}.glb", partial(_write, glb_bytes(vertices, faces)))
@@ -83,10 +81,6 @@ def write_for_server(joints: list[np.ndarray], meshes: list[np.ndarray], file: A
 
 def _write(content: bytes, file: Any) -> None:
     file.write(content)
-
-
-def _as_image(pixels: Tensor) -> Image.Image:
-    return Image.fromarray((pixels * 255).round().byte().permute(1, 2, 0).cpu().numpy())
 
 
 def obj_text(vertices: np.ndarray, faces: np.ndarray) -> str:

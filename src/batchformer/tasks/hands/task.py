@@ -1,7 +1,7 @@
 """Meshes of hands from pictures, with or without BatchFormerV2."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,35 +17,24 @@ from batchformer.metrics.gather import gathered
 from batchformer.metrics.hands import HandErrors, align, mean_pose
 from batchformer.metrics.measures import HANDS
 from batchformer.models.graphormer import MeshGraphormer, project
-from batchformer.nn.encoder import Norm
 from batchformer.tasks.hands.predict import predict_meshes
 from batchformer.training.network_task import NetworkTask
-from batchformer.training.optimizers import refuse_bad_betas, refuse_negative_rates
-from batchformer.training.options import ModuleOptions, as_options, plain_values
-from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
+from batchformer.training.optimizers import rated_groups, refuse_bad_betas, refuse_negative_rates, without
+from batchformer.training.options import InnerModuleOptions, as_options, plain_values
+from batchformer.training.schedules import ScheduleOptions
 from batchformer.training.task import Batch
 
 
 @dataclass
-class MeshModuleOptions(ModuleOptions):
+class MeshModuleOptions(InnerModuleOptions):
     """Where BatchFormerV2 goes and how it is made.
 
     Args:
         after: behind these layers of the network. The paper does not say which; the first one of all here, as in its
             detectors.
-        share: one module at all places instead of one each; the layers must be of one encoder.
-        heads: attention heads.
-        variant: "published", or "stable".
-        dropout: on attention, MLP and residual branches.
-        norm: "post" as published, "pre", or "relative".
     """
 
     after: list[str] = field(default_factory=lambda: ["encoders.0.layers.0"])
-    share: bool = False
-    heads: int = 4
-    variant: Literal["published", "stable"] = "published"
-    dropout: float | None = None
-    norm: Norm | None = None
 
 
 @dataclass
@@ -134,10 +123,10 @@ class HandMesh(NetworkTask):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, "mean", **options)
-        self.module_options = batchformer = as_options(MeshModuleOptions, batchformer)
-        self.graphormer = graphormer = as_options(GraphormerOptions, graphormer)
-        self.optimizer_options = optimizer = as_options(AdamOptions, optimizer)
-        self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
+        self.module_options = batchformer = as_options(MeshModuleOptions, batchformer, "batchformer")
+        self.graphormer = graphormer = as_options(GraphormerOptions, graphormer, "graphormer")
+        self.optimizer_options = optimizer = as_options(AdamOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(ScheduleOptions, schedule, "schedule")
         self.reflect = reflect
         self.save_hyperparameters(plain_values(locals()))
 
@@ -152,9 +141,7 @@ class HandMesh(NetworkTask):
         return MeshGraphormer(self.backbone, self.topology, *sizes, **self.backbone_args)
 
     def attach_to(self, net: nn.Module) -> Any:
-        return bf.attach(
-            net, **{name: value for name, value in asdict(self.module_options).items() if value is not None}
-        )
+        return bf.attach(net, **self.module_options.keywords())
 
     def build(self, data: DataInfo) -> None:
         super().build(data)
@@ -164,22 +151,11 @@ class HandMesh(NetworkTask):
         self.register_buffer("chosen", torch.as_tensor(self.topology.chosen), persistent=False)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        options, own = self.optimizer_options, {id(parameter) for parameter in self.module_parameters}
-        factors = {False: 1.0, True: options.module_lr_factor}
-        groups = [
-            {"params": some, "lr": options.lr * factor, "lr_factor": factor}
-            for of_module, factor in factors.items()
-            if (some := [p for p in self.net.parameters() if (id(p) in own) == of_module])
-        ]
+        options, own = self.optimizer_options, self.module_parameters
+        parts = (without(self.net.parameters(), own), 1.0), (own, options.module_lr_factor)
+        groups = rated_groups(options.lr, *parts)
         keywords: dict[str, Any] = {"betas": tuple(options.betas), "weight_decay": options.weight_decay}
         return torch.optim.Adam(groups, options.lr, fused=self.fused or None, **keywords)
-
-    def check_trainer(self) -> None:
-        self.schedule_options.check_end(self.trainer)
-
-    def learning_rate(self) -> float:
-        factor = lr_factor(self.schedule_options, self.current_epoch, total_epochs_of(self.trainer))
-        return self.optimizer_options.lr * factor
 
     # ---- training
 

@@ -1,7 +1,7 @@
 """The methods of long-tailed recognition behind one interface; this one is a single network with one loss."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,10 +14,10 @@ import batchformer as bf
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.loading.order import Sampler, class_order
-from batchformer.losses import LDAMLoss
+from batchformer.errors import UserError
+from batchformer.losses import BalancedSoftmaxLoss, LDAMLoss, LogitAdjustedLoss
 from batchformer.metrics.measures import LONG_TAILED, Measure
 from batchformer.models import create_backbone, use_normed_classifier
-from batchformer.tasks.long_tailed.losses import build_criterion
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
 from batchformer.training.weights import load_weights
@@ -28,6 +28,40 @@ if TYPE_CHECKING:
 Sampling = Literal["instance", "class_balanced", "square_root"]
 #: a class of n training images is drawn in proportion to n to this power
 POWERS: dict[str, float] = {"instance": 1.0, "square_root": 0.5, "class_balanced": 0.0}
+
+
+@dataclass
+class LossOptions:
+    """The loss and its hyperparameters.
+
+    Args:
+        name: the loss; ldam also turns the classifier into a cosine classifier.
+        tau: logit_adjustment: strength of the adjustment.
+        max_margin: ldam: margin of the rarest class.
+        scale: ldam: factor of the cosines.
+        reweight_epoch: ldam: first epoch with class weights; null means never.
+        beta: ldam: of the effective number behind the class weights.
+    """
+
+    name: Literal["cross_entropy", "balanced_softmax", "logit_adjustment", "ldam"] = "balanced_softmax"
+    tau: float = 1.0
+    max_margin: float = 0.5
+    scale: float = 30.0
+    reweight_epoch: int | None = None
+    beta: float = 0.9999
+
+
+def build_criterion(loss: LossOptions, class_counts: Sequence[int], reduction: str = "mean") -> nn.Module:
+    """The loss; with `reduction="none"` that of each row, which LDAM does not give."""
+    if loss.name == "cross_entropy":
+        return nn.CrossEntropyLoss(reduction=reduction)
+    if loss.name == "balanced_softmax":
+        return BalancedSoftmaxLoss(class_counts, reduction)
+    if loss.name == "logit_adjustment":
+        return LogitAdjustedLoss(class_counts, loss.tau, reduction)
+    if loss.name == "ldam" and reduction == "mean":
+        return LDAMLoss(class_counts, loss.max_margin, loss.scale, loss.reweight_epoch, loss.beta)
+    raise UserError(f"loss.name={loss.name!r} must be one of cross_entropy, balanced_softmax, logit_adjustment, ldam.")
 
 
 class Algorithm(nn.Module):

@@ -22,8 +22,9 @@ from batchformer.data.info import DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader
 from batchformer.data.loading.order import Sampler, class_order, derived_key, generator
 from batchformer.errors import UserError
+from batchformer.tasks.long_tailed.algorithm import build_criterion
 from batchformer.tasks.long_tailed.decoupled import ClassifierStage, by_frequency
-from batchformer.tasks.long_tailed.losses import build_criterion
+from batchformer.training.options import refuse_below
 from batchformer.training.task import Batch
 
 if TYPE_CHECKING:
@@ -56,12 +57,8 @@ class BalmsOptions:
     meta_stream: Literal["related", "plain"] = "related"
 
     def check(self) -> None:
-        for name, least in (("lr", 0), ("init_pow", 0), ("meta_batch", 1), ("meta_per_class", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"model.balms.{name}={value} must be {least} or more.")
-        if self.meta_stream not in ("related", "plain"):
-            raise UserError(f"model.balms.meta_stream={self.meta_stream!r} must be related or plain.")
+        refuse_below("balms", self, 0, "lr", "init_pow")
+        refuse_below("balms", self, 1, "meta_batch", "meta_per_class")
 
 
 class MetaSampler(nn.Module):

@@ -46,10 +46,6 @@ class DecoupledOptions:
     tau: float | None = None
 
     def check(self) -> None:
-        if self.features not in ("forward", "cached"):
-            raise UserError(f"model.decoupled.features={self.features!r} must be forward or cached.")
-        if self.backbone_mode not in ("eval", "train"):
-            raise UserError(f"model.decoupled.backbone_mode={self.backbone_mode!r} must be eval or train.")
         if self.features == "cached" and self.backbone_mode == "train":
             raise UserError("model.decoupled.features=cached is computed once, in eval mode: leave backbone_mode out.")
         if self.tau is not None and self.tau < 0:

@@ -17,6 +17,7 @@ from batchformer.models.domains import FeatureRecorder
 from batchformer.tasks.long_tailed.algorithm import Algorithm, accuracy_of_plain_rows
 from batchformer.training.momentum import MomentumEncoder, Queue, check_queue, of_all_processes, own_rows
 from batchformer.training.optimizers import build_sgd
+from batchformer.training.options import refuse_below
 from batchformer.training.task import Batch
 
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ class PacoOptions:
     trained_convolutions: str | None = None
 
     def check(self) -> None:
-        for name in ("dim", "queue"):
-            if getattr(self, name) < 1:
-                raise UserError(f"model.paco.{name}={getattr(self, name)} must be 1 or more.")
+        refuse_below("paco", self, 1, "dim", "queue")
         if not 0 <= self.momentum <= 1:
             raise UserError(f"model.paco.momentum={self.momentum} must lie between 0 and 1.")
 

@@ -19,8 +19,7 @@ from batchformer.losses import LDAMLoss, RideLoss, RoutingLoss
 from batchformer.metrics import ShotAccuracy
 from batchformer.metrics.measures import LONG_TAILED, Measure
 from batchformer.models.ride import ExpertNetwork, expert_network, experts_used, means_so_far
-from batchformer.tasks.long_tailed.algorithm import Algorithm, accuracy_of_plain_rows
-from batchformer.tasks.long_tailed.losses import build_criterion
+from batchformer.tasks.long_tailed.algorithm import Algorithm, accuracy_of_plain_rows, build_criterion
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
 from batchformer.training.weights import NETWORK, load_weights, read_weights
@@ -74,7 +73,6 @@ class RideOptions:
             ("temperature_factor", 0 <= self.temperature_factor < 1, "0 or more and less than 1"),
             ("teacher_weight", self.teacher_weight >= 0, "0 or more"),
             ("teacher_temperature", self.teacher_temperature > 0, "above 0"),
-            ("train", self.train in ("experts", "router"), "experts or router"),
             ("router_top", self.router_top >= 1, "1 or more"),
             ("pos_weight", self.pos_weight > 0, "above 0"),
             ("threshold", 0 <= self.threshold <= 1, "between 0 and 1"),

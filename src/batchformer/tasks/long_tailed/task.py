@@ -12,17 +12,16 @@ from batchformer.data.info import DataInfo
 from batchformer.data.loading.order import Sampler
 from batchformer.errors import UserError
 from batchformer.metrics.measures import LONG_TAILED, Measure
-from batchformer.tasks.long_tailed.algorithm import POWERS, Algorithm, Sampling
+from batchformer.tasks.long_tailed.algorithm import POWERS, Algorithm, LossOptions, Sampling
 from batchformer.tasks.long_tailed.balms import Balms, BalmsOptions
 from batchformer.tasks.long_tailed.decoupled import BalancedRetraining, DecoupledLoss, DecoupledOptions
-from batchformer.tasks.long_tailed.losses import LossOptions
 from batchformer.tasks.long_tailed.paco import PaCo, PacoOptions
 from batchformer.tasks.long_tailed.rescaled import LearntScales, TauNormalized
 from batchformer.tasks.long_tailed.ride import Ride, RideOptions
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.optimizers import OptimizerOptions
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
-from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
+from batchformer.training.schedules import ScheduleOptions
 from batchformer.training.task import Batch
 
 #: the values of `model.algorithm`, and the class of each
@@ -101,14 +100,14 @@ class LongTailed(ClassifierTask):
             raise UserError(f"model.algorithm={algorithm!r} must be one of {', '.join(ALGORITHMS)}.")
         self.measures = ALGORITHMS[algorithm].measures  # before weights are averaged, which adds one
         super().__init__(backbone, backbone_args, method, stream_loss, **options)
-        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer)
-        self.ride_options = ride = as_options(RideOptions, ride)
-        self.loss_options = loss = as_options(LossOptions, loss)
-        self.paco_options = paco = as_options(PacoOptions, paco)
-        self.optimizer_options = optimizer = as_options(OptimizerOptions, optimizer)
-        self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
-        self.decoupled_options = decoupled = as_options(DecoupledOptions, decoupled)
-        self.balms_options = balms = as_options(BalmsOptions, balms)
+        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer, "batchformer")
+        self.ride_options = ride = as_options(RideOptions, ride, "ride")
+        self.loss_options = loss = as_options(LossOptions, loss, "loss")
+        self.paco_options = paco = as_options(PacoOptions, paco, "paco")
+        self.optimizer_options = optimizer = as_options(OptimizerOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(ScheduleOptions, schedule, "schedule")
+        self.decoupled_options = decoupled = as_options(DecoupledOptions, decoupled, "decoupled")
+        self.balms_options = balms = as_options(BalmsOptions, balms, "balms")
         self.loss_weight, self.sampling = loss_weight, sampling
         if sampling is not None and sampling not in POWERS:
             raise UserError(f"model.sampling={sampling!r} must be one of {', '.join(POWERS)}.")
@@ -181,17 +180,13 @@ class LongTailed(ClassifierTask):
         self.algorithm.after_step(self)
 
     def check_trainer(self) -> None:
-        self.schedule_options.check_end(self.trainer)
+        super().check_trainer()
         data = getattr(self.trainer, "datamodule", None)
         if data is not None and self.algorithm.chooses_samples(self) and not isinstance(data, ClassificationData):
             raise UserError(
                 f"the method draws the training images itself, which {type(data).__name__} does not let it do: use a "
                 "data module of batchformer.data, or leave model.sampling and model.algorithm as they are by default."
             )
-
-    def learning_rate(self) -> float:
-        epochs = total_epochs_of(self.trainer)
-        return self.optimizer_options.lr * lr_factor(self.schedule_options, self.current_epoch, epochs)
 
     # ---- evaluation
 

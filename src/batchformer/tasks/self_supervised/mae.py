@@ -13,37 +13,26 @@ from batchformer.data.info import DataInfo
 from batchformer.errors import UserError
 from batchformer.losses import masked_pixel_loss
 from batchformer.models.mae import MaskedAutoencoder
-from batchformer.nn.encoder import Norm
 from batchformer.tasks.self_supervised.task import JudgeOptions, Pretraining
-from batchformer.training.optimizers import AdamWOptions, Rule, build_optimizer, layer_rules, scaled_lr
-from batchformer.training.options import ModuleOptions, as_options, plain_values
-from batchformer.training.schedules import CosineOptions, check_has_end, place_in_run, warm_cosine
+from batchformer.training.optimizers import AdamWOptions
+from batchformer.training.options import InnerModuleOptions, as_options, plain_values
+from batchformer.training.schedules import CosineOptions
 from batchformer.training.task import Batch
 
 _EVALUATION_SEED = 0
 
 
 @dataclass
-class DecoderModuleOptions(ModuleOptions):
-    """Where BatchFormerV2 goes and how it is made.
+class DecoderModuleOptions(InnerModuleOptions):
+    """Where BatchFormerV2 goes and how it is made. How many heads it has in MAE the paper does not say.
 
     Args:
         decoder_blocks: behind these blocks of the decoder, counted from 0, or "all" as published.
         encoder_blocks: behind these blocks of the encoder besides.
-        share: one module at all places of the decoder (or of the encoder) instead of one each.
-        heads: attention heads; the paper does not say how many, so the 4 of its other dense tasks.
-        variant: "published", or "stable": trains after any number of blocks.
-        dropout: on attention, MLP and residual branches.
-        norm: "post" as published, "pre", or "relative".
     """
 
     decoder_blocks: list[int] | Literal["all"] = "all"
     encoder_blocks: list[int] | None = None
-    share: bool = False
-    heads: int = 4
-    variant: Literal["published", "stable"] = "published"
-    dropout: float | None = None
-    norm: Norm | None = None
 
 
 @dataclass
@@ -99,12 +88,11 @@ class MAE(Pretraining):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, judge, **options)
-        self.module_options = batchformer = as_options(DecoderModuleOptions, batchformer)
-        self.decoder_options = decoder = as_options(DecoderOptions, decoder)
-        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer)
-        self.schedule_options = schedule = as_options(CosineOptions, schedule)
+        self.module_options = batchformer = as_options(DecoderModuleOptions, batchformer, "batchformer")
+        self.decoder_options = decoder = as_options(DecoderOptions, decoder, "decoder")
+        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(CosineOptions, schedule, "schedule")
         judge = self.judge
-        self._rules: dict[str, Rule] = {}
         self.save_hyperparameters(plain_values(locals()))
 
     # ---- building
@@ -115,12 +103,8 @@ class MAE(Pretraining):
             self.plain_backbone(data), options.dim, options.depth, options.heads, options.mask_ratio
         )
 
-    def before_attach(self, net: nn.Module) -> None:
-        self._rules = layer_rules(net, self.optimizer_options)
-
     def attach_to(self, net: nn.Module) -> Any:
-        options = self.module_options
-        keywords = {name: value for name, value in vars(options).items() if value is not None}
+        options, keywords = self.module_options, self.module_options.keywords()
         chosen = keywords.pop("decoder_blocks")
         decoder = range(len(net.decoder_blocks)) if chosen == "all" else chosen  # type: ignore[arg-type]
         after = [f"encoder.blocks.{k}" for k in keywords.pop("encoder_blocks", ())]
@@ -136,23 +120,7 @@ class MAE(Pretraining):
     def encoder(self, net: nn.Module) -> nn.Module:
         return bf.detach(net).encoder if bf.attachment_of(net) is not None else net.encoder  # type: ignore[return-value]
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        options, lr = self.optimizer_options, scaled_lr(self.optimizer_options, self.trainer)
-        return build_optimizer(options, self.net, self._rules, self.attachment, lr, self.fused)
-
-    def check_trainer(self) -> None:
-        check_has_end(self.trainer)
-
     # ---- training
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_start(batch, batch_idx)
-        if self.schedule_options.per == "step" and batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self.set_learning_rate()
-
-    def learning_rate(self) -> float:
-        schedule, lr = self.schedule_options, scaled_lr(self.optimizer_options, self.trainer)
-        return warm_cosine(schedule, lr, *place_in_run(self.trainer, schedule.per))
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         images = batch["images"]

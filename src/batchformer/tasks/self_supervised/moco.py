@@ -29,12 +29,10 @@ from batchformer.training.momentum import (
     of_all_processes,
     own_rows,
 )
-from batchformer.training.optimizers import AdamWOptions, Rule, build_optimizer, layer_rules, scaled_lr
+from batchformer.training.optimizers import AdamWOptions, build_optimizer, scaled_lr
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
-from batchformer.training.schedules import CosineOptions, check_has_end, place_in_run, warm_cosine
+from batchformer.training.schedules import CosineOptions, place_in_run
 from batchformer.training.task import Batch
-
-_CHOICES = {"version": ("v2", "v3"), "pairs": ("all", "plain"), "pair_loss": (None, "sum", "mean")}
 
 
 @dataclass
@@ -74,9 +72,6 @@ class ContrastOptions:
     frozen_patches: bool = True
 
     def check(self) -> None:
-        for name, known in _CHOICES.items():
-            if (value := getattr(self, name)) not in known:
-                raise UserError(f"model.contrast.{name}={value!r} must be one of {', '.join(map(str, known))}.")
         if not self.temperature > 0 or not 0 <= self.momentum < 1:
             raise UserError(
                 f"model.contrast: temperature={self.temperature} must be above 0, and momentum={self.momentum} 0 or "
@@ -120,12 +115,11 @@ class MoCo(Pretraining):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, judge, **options)
-        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer)
-        self.contrast = contrast = as_options(ContrastOptions, contrast)
-        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer)
-        self.schedule_options = schedule = as_options(CosineOptions, schedule)
+        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer, "batchformer")
+        self.contrast = contrast = as_options(ContrastOptions, contrast, "contrast")
+        self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(CosineOptions, schedule, "schedule")
         judge = self.judge
-        self._rules: dict[str, Rule] = {}
         self._step_numbers: tuple[int, ...] = (self.seed,)
         self.save_hyperparameters(plain_values(locals()))
 
@@ -142,7 +136,6 @@ class MoCo(Pretraining):
         return ContrastiveNet(encoder, encoder.num_features, options.version, *widths, layers, is_vit, extra)
 
     def before_attach(self, net: nn.Module) -> None:
-        self._rules = layer_rules(net, self.optimizer_options)
         keys: Any = copy.deepcopy(net)
         keys.predictor = nn.Sequential()
         self.keys = MomentumEncoder(keys, self.contrast.momentum)
@@ -178,9 +171,6 @@ class MoCo(Pretraining):
         handle = None if self.contrast.frozen_module else self.attachment
         return build_optimizer(options, self.net, self._rules, handle, lr, self.fused)
 
-    def check_trainer(self) -> None:
-        check_has_end(self.trainer)
-
     # ---- training
 
     def on_train_start(self) -> None:
@@ -190,8 +180,6 @@ class MoCo(Pretraining):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        if self.schedule_options.per == "step" and batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self.set_learning_rate()
         seed, _, *step = self.random_numbers_of(batch_idx)
         self._step_numbers = seed, *step  # without the process: the same in all of them
         self.keys.set_momentum(self.momentum_at(*place_in_run(self.trainer, "step")))
@@ -201,10 +189,6 @@ class MoCo(Pretraining):
         if self.contrast.version == "v2":
             return self.contrast.momentum
         return 1 - (1 - self.contrast.momentum) * (1 + math.cos(math.pi * min(epoch / epochs, 1.0))) / 2
-
-    def learning_rate(self) -> float:
-        schedule, lr = self.schedule_options, scaled_lr(self.optimizer_options, self.trainer)
-        return warm_cosine(schedule, lr, *place_in_run(self.trainer, schedule.per))
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         first, second = batch["views"]

@@ -18,7 +18,7 @@ from batchformer.models import create_backbone
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.optimizers import refuse_negative_rates, scaled_lr
 from batchformer.training.options import as_options, plain_values
-from batchformer.training.schedules import ScheduleOptions, lr_factor, total_epochs_of
+from batchformer.training.schedules import ScheduleOptions
 from batchformer.training.task import Batch
 from batchformer.training.weights import NETWORK, load_weights, read_weights, without_outer_name
 
@@ -43,8 +43,6 @@ class ProbeOptimizerOptions:
 
     def check(self) -> None:
         refuse_negative_rates(self)
-        if self.name not in ("sgd", "lars"):
-            raise UserError(f'model.optimizer.name={self.name!r} must be "sgd" or "lars".')
 
 
 class LinearProbe(ClassifierTask):
@@ -79,8 +77,8 @@ class LinearProbe(ClassifierTask):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, "baseline", "mean", **options)
-        self.optimizer_options = optimizer = as_options(ProbeOptimizerOptions, optimizer)
-        self.schedule_options = schedule = as_options(ScheduleOptions, schedule)
+        self.optimizer_options = optimizer = as_options(ProbeOptimizerOptions, optimizer, "optimizer")
+        self.schedule_options = schedule = as_options(ScheduleOptions, schedule, "schedule")
         if not 0 < labels <= 1:
             raise UserError(f"model.labels={labels} is the part of the labels that is used: above 0, at most 1.")
         self.batch_norm, self.labels = batch_norm, labels
@@ -161,13 +159,6 @@ class LinearProbe(ClassifierTask):
             {"params": [p for p in parameters if p.ndim < 2], "always_adapt": False, "weight_decay": 0.0},
         ]
         return Lars(groups, lr, momentum=options.momentum, weight_decay=options.weight_decay)
-
-    def check_trainer(self) -> None:
-        self.schedule_options.check_end(self.trainer)
-
-    def learning_rate(self) -> float:
-        lr = scaled_lr(self.optimizer_options, self.trainer)
-        return lr * lr_factor(self.schedule_options, self.current_epoch, total_epochs_of(self.trainer))
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         logits = self(batch["images"])

@@ -67,6 +67,7 @@ class Pretraining(NetworkTask):
     measures: Sequence[Measure] = SELF_SUPERVISED
     main_picture: ClassVar[Mapping[str, Any]] = {"curve": "knn"}
     data_class: ClassVar[type] = ClassificationData
+    in_checkpoint: ClassVar[Mapping[str, str]] = {"curve": "_curve"}
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Pretraining(NetworkTask):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, "mean", **options)
-        self.judge = as_options(JudgeOptions, judge)
+        self.judge = as_options(JudgeOptions, judge, "judge")
         self._held: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self._known: tuple[Tensor, Tensor] | None = None
         self._warned = False
@@ -210,16 +211,6 @@ class Pretraining(NetworkTask):
         }
         name = measure.words
         return {"title": f"{name[0].upper()}{name[1:]} while training", "text": _CURVE, "series": series}
-
-    # ---- checkpoints
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["task"]["curve"] = dict(self._curve)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self._curve = dict(checkpoint["task"].get("curve", {}))
 
     # ---- export
 

@@ -31,6 +31,7 @@ from batchformer.tasks.zero_shot.compositional_options import NEEDS_WORDS, PairM
 from batchformer.tasks.zero_shot.compositional_page import CURVE, pair_name, sections_of, summary_of
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.fixed_features import fixed_features
+from batchformer.training.optimizers import rated_groups, without
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
 from batchformer.training.schedules import check_has_end, place_in_run
 from batchformer.training.task import Batch
@@ -68,6 +69,7 @@ class CompositionalZeroShot(ClassifierTask):
     main_picture: ClassVar[Mapping[str, Any]] = {"section": CURVE}
     analyses = ("mistakes",)
     data_class: ClassVar[type] = CompositionalData
+    in_checkpoint: ClassVar[Mapping[str, str]] = {"best": "_best", "shown": "_shown"}
     bias: Float[Tensor, ""]
     candidate_of: Tensor
 
@@ -84,9 +86,9 @@ class CompositionalZeroShot(ClassifierTask):
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, "mean", **options)
-        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer)
-        self.pair_options = pairs = as_options(PairMethodOptions, pairs)
-        self.optimizer_options = optimizer = as_options(PairOptimizerOptions, optimizer)
+        self.module_options = batchformer = as_options(BatchFormerOptions, batchformer, "batchformer")
+        self.pair_options = pairs = as_options(PairMethodOptions, pairs, "pairs")
+        self.optimizer_options = optimizer = as_options(PairOptimizerOptions, optimizer, "optimizer")
         self.save_hyperparameters(plain_values(locals()))
         for name, value, known in (("features", features, ("trained", "fixed")), ("judge_by", judge_by, ("last", VAL))):
             if value not in known:
@@ -97,7 +99,6 @@ class CompositionalZeroShot(ClassifierTask):
         self._best: dict[str, float] = {}
         self._trial = 0  # the threshold of feasibility that is best on the validation set
         self._shown: dict[str, Any] = {}  # of the last evaluation, for the page
-        self._only_tested = False
 
     @property
     def all_measures(self) -> list[Measure]:
@@ -192,16 +193,12 @@ class CompositionalZeroShot(ClassifierTask):
             data.hold_features(fixed_features(self.net.backbone, data, self.device))  # type: ignore[arg-type]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        options, own = self.optimizer_options, {id(parameter) for parameter in self.module_parameters}
+        options, own = self.optimizer_options, self.module_parameters
         net: Any = self.net
-        groups = [
-            ([p for p in net.scorer.parameters() if id(p) not in own], 1.0),
-            ([] if self.fixed else list(net.backbone.parameters()), options.backbone_lr_factor),
-            (self.module_parameters, options.module_lr_factor),
-        ]
-        made: list[dict[str, Any]] = [
-            {"params": members, "lr_factor": factor, "lr": options.lr * factor} for members, factor in groups if members
-        ]
+        backbone = [] if self.fixed else list(net.backbone.parameters())
+        scorer = without(net.scorer.parameters(), own)
+        parts = (scorer, 1.0), (backbone, options.backbone_lr_factor), (own, options.module_lr_factor)
+        made = rated_groups(options.lr, *parts)
         return torch.optim.Adam(made, options.lr, weight_decay=options.weight_decay, fused=self.fused or None)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -266,7 +263,7 @@ class CompositionalZeroShot(ClassifierTask):
             self._val_area = areas[self._trial]
             return found[self._trial]
         values, outcome = found[self._trial], outcomes[self._trial]
-        may_select = not (self.trainer.sanity_checking or self._only_tested)
+        may_select = not (self.trainer.sanity_checking or self.only_tested)
         if may_select and self._val_area > self._best.get(VAL, -1.0):  # nan is not
             self._best = {VAL: self._val_area, **{f"{key}_selected": value for key, value in values.items()}}
         self.per_class = outcome.accuracy_of_pairs(float(self.bias))[self.candidate_of.cpu().numpy()].tolist()
@@ -298,20 +295,7 @@ class CompositionalZeroShot(ClassifierTask):
         own = sections_of(self.data_info, self._shown, self.per_class) if self._shown else []
         return [*own, *super().sections()]
 
-    # ---- checkpoints and export
-
-    def expect_checkpoint(self) -> None:
-        super().expect_checkpoint()
-        self._only_tested = True  # what was selected in training stays
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["task"] |= {"best": dict(self._best), "shown": dict(self._shown)}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self._best = dict(checkpoint["task"].get("best", {}))
-        self._shown = dict(checkpoint["task"].get("shown", {}))
+    # ---- export
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:
         return {}, "", ""  # made from the run folder, which has the pairs and the word vectors

@@ -84,7 +84,7 @@ class GeneralizedZeroShot(SeenAndUnseen):
         compile: bool = False,
         cuda_graph: bool = False,
     ) -> None:
-        softmax = as_options(SoftmaxOptions, softmax)
+        softmax = as_options(SoftmaxOptions, softmax, "softmax")
         super().__init__(softmax.epochs if oracle and algorithm != "linear" else 0, seed, cuda_graph)
         self.automatic_optimization = False  # critic and generator step in turn
         if algorithm not in ("ce_gzsl", "f_clswgan", "linear"):
@@ -97,11 +97,11 @@ class GeneralizedZeroShot(SeenAndUnseen):
                 "baseline, or model.algorithm to ce_gzsl."
             )
         self.algorithm, self.method, self.softmax = algorithm, method, softmax
-        self.module_options = batchformer = as_options(EmbeddingModuleOptions, batchformer)
-        self.generator_options = generator = as_options(GeneratorOptions, generator)
-        self.contrast = contrast = as_options(ContrastOptions, contrast)
-        self.linear_options = linear = as_options(LinearMapOptions, linear)
-        self.optimizer_options = optimizer = as_options(AdamOptions, optimizer)
+        self.module_options = batchformer = as_options(EmbeddingModuleOptions, batchformer, "batchformer")
+        self.generator_options = generator = as_options(GeneratorOptions, generator, "generator")
+        self.contrast = contrast = as_options(ContrastOptions, contrast, "contrast")
+        self.linear_options = linear = as_options(LinearMapOptions, linear, "linear")
+        self.optimizer_options = optimizer = as_options(AdamOptions, optimizer, "optimizer")
         self.save_hyperparameters(plain_values(locals()))
         self.compile_pairs = compile
         self.embedding_dim = contrast.embedding_dim if algorithm == "ce_gzsl" else 0

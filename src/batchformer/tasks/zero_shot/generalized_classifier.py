@@ -34,6 +34,9 @@ class SeenAndUnseen(Task):
     measures = GENERALIZED
     main_picture: ClassVar[Mapping[str, Any]] = {"bars": ["unseen", "seen", "harmonic"]}
     data_class: ClassVar[type] = AttributeData
+    in_checkpoint: ClassVar[Mapping[str, str]] = {
+        "best": "_best", "history": "_history", "plane": "_plane", "fitted_at": "_fitted_at"
+    }  # fmt: skip
     attributes: Tensor
     seen: Tensor
     embedding_dim = 0  # that the classifier reads; 0: the scaled features
@@ -41,7 +44,6 @@ class SeenAndUnseen(Task):
     def __init__(self, oracle_of: int, seed: int, cuda_graph: bool) -> None:
         super().__init__(seed, cuda_graph)
         self.oracle_of = oracle_of  # epochs of the classifier that the best one on the test set is chosen from; 0: none
-        self._only_tested = False
         self._fitted_at: int | None = None  # the step of the weights that the classifier was trained for
         self._loaded_step = 0
         self._kept: list[tuple[Tensor, Tensor]] = []  # of the classifier being evaluated, after each of its epochs
@@ -111,8 +113,8 @@ class SeenAndUnseen(Task):
 
     def on_validation_start(self) -> None:
         super().on_validation_start()
-        step = self._loaded_step if self._only_tested else self.trainer.global_step
-        if self._only_tested and self._fitted_at == step:  # the classifier that result.json is about
+        step = self._loaded_step if self.only_tested else self.trainer.global_step
+        if self.only_tested and self._fitted_at == step:  # the classifier that result.json is about
             return
         with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode cannot be trained on
             features, labels = self.training_set()
@@ -141,7 +143,7 @@ class SeenAndUnseen(Task):
         self.per_class = self.accuracy.per_class().tolist()
         found = self._means(self.accuracy)
         found["zero_shot"] = float(self.among_unseen.per_class()[~self.seen].nanmean())
-        if not (self.trainer.sanity_checking or self._only_tested):
+        if not (self.trainer.sanity_checking or self.only_tested):
             epoch = self.trainer.current_epoch + (self.trainer.state.fn == "fit")
             self._history.append([float(epoch), found["unseen"], found["seen"], found["harmonic"]])
             for metric in self.accuracies:
@@ -194,20 +196,9 @@ class SeenAndUnseen(Task):
 
     # ---- checkpoints and export
 
-    def expect_checkpoint(self) -> None:
-        super().expect_checkpoint()
-        self._only_tested = True  # what was found in training stays
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["task"] |= {"best": dict(self._best), "history": self._history, "plane": self._plane,
-                               "fitted_at": self._fitted_at}  # fmt: skip
-
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        saved = checkpoint["task"]
-        self._best, self._history, self._plane = saved["best"], saved["history"], saved["plane"]
-        self._fitted_at, self._loaded_step = saved["fitted_at"], checkpoint["global_step"]
+        self._loaded_step = checkpoint["global_step"]
 
     def plain_network(self) -> nn.Module:
         return self.make_network(self.data_info)
@@ -215,7 +206,7 @@ class SeenAndUnseen(Task):
     def trained_network(self, averaged: bool = False) -> nn.Module:
         if averaged:
             raise UserError("this task keeps no average of its weights: leave out --ema.")
-        if self._fitted_at is None or (self._only_tested and self._fitted_at != self._loaded_step):
+        if self._fitted_at is None or (self.only_tested and self._fitted_at != self._loaded_step):
             raise UserError("the classifier of this checkpoint is not trained yet: go on with the run to its end.")
         return self.net
 

@@ -1,19 +1,11 @@
 """Options of generalized zero-shot learning; the defaults are those of CE-GZSL for CUB."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from batchformer.errors import UserError
 from batchformer.nn.encoder import Norm
 from batchformer.training.optimizers import refuse_bad_betas, refuse_negative_rates
-from batchformer.training.options import ModuleOptions
-
-
-def _refuse_below(key: str, options: Any, least: float, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not value >= least:
-            raise UserError(f"model.{key}.{name}={value} must be {least:g} or more.")
+from batchformer.training.options import ModuleOptions, refuse_below
 
 
 @dataclass
@@ -32,10 +24,6 @@ class EmbeddingModuleOptions(ModuleOptions):
     dropout: float = 0.5
     norm: Norm = "post"
     rows: Literal["real", "both"] = "real"
-
-    def check(self) -> None:
-        if self.rows not in ("real", "both"):
-            raise UserError(f"model.batchformer.rows={self.rows!r} must be real or both.")
 
 
 @dataclass
@@ -60,8 +48,8 @@ class GeneratorOptions:
     classification_weight: float = 0.01
 
     def check(self) -> None:
-        _refuse_below("generator", self, 1, "noise_dim", "width", "critic_width", "critic_steps")
-        _refuse_below("generator", self, 0, "penalty", "classification_weight")
+        refuse_below("generator", self, 1, "noise_dim", "width", "critic_width", "critic_steps")
+        refuse_below("generator", self, 0, "penalty", "classification_weight")
 
 
 @dataclass
@@ -90,9 +78,9 @@ class ContrastOptions:
     accumulate_comparator: bool = False
 
     def check(self) -> None:
-        _refuse_below("contrast", self, 1, "embedding_dim", "projection_dim", "comparator_width")
-        _refuse_below("contrast", self, 1e-6, "instance_temperature", "class_temperature")
-        _refuse_below("contrast", self, 0, "instance_weight", "class_weight")
+        refuse_below("contrast", self, 1, "embedding_dim", "projection_dim", "comparator_width")
+        refuse_below("contrast", self, 1e-6, "instance_temperature", "class_temperature")
+        refuse_below("contrast", self, 0, "instance_weight", "class_weight")
 
 
 @dataclass
@@ -112,8 +100,8 @@ class SoftmaxOptions:
     lr: float = 1e-3
 
     def check(self) -> None:
-        _refuse_below("softmax", self, 1, "synthetic", "epochs", "batch_size")
-        _refuse_below("softmax", self, 0, "lr")
+        refuse_below("softmax", self, 1, "synthetic", "epochs", "batch_size")
+        refuse_below("softmax", self, 0, "lr")
 
 
 @dataclass
@@ -129,7 +117,7 @@ class LinearMapOptions:
     attribute_ridge: float = 1.0
 
     def check(self) -> None:
-        _refuse_below("linear", self, 1e-9, "ridge", "attribute_ridge")
+        refuse_below("linear", self, 1e-9, "ridge", "attribute_ridge")
 
 
 @dataclass
@@ -153,5 +141,5 @@ class AdamOptions:
     def check(self) -> None:
         refuse_negative_rates(self)
         refuse_bad_betas(self.betas)
-        _refuse_below("optimizer", self, 0, "decay")
-        _refuse_below("optimizer", self, 1, "decay_epochs")
+        refuse_below("optimizer", self, 0, "decay")
+        refuse_below("optimizer", self, 1, "decay_epochs")
