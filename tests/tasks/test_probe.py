@@ -91,6 +91,12 @@ def test_the_command_writes_a_recipe_and_trains_it(tmp_path, capsys):
     result = json.loads((tmp_path / "mae-probe" / "result.json").read_text())
     assert (result["variant"], result["reference"], result["seed"]) == ("batchformer", "baseline", 3)  # of the run
     capsys.readouterr()
+    assert main(["probe", str(run), "--protocol", "moco-v3"]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert yaml.safe_load((tmp_path / "mae-probe.yaml").read_text()) == recipe  # still that of the run
+    assert main(["probe", str(run), "--out", str(tmp_path / "other"), "--print-config"]) == 0
+    assert not (tmp_path / "other.yaml").exists()
+    capsys.readouterr()
     assert main(["probe", str(run), "--protocol", "moco-v4"]) == 2
     assert "expected one of moco-v2, moco-v3, mae, finetune" in capsys.readouterr().err
     assert main(["probe", str(tmp_path / "nothing")]) == 2

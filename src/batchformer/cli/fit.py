@@ -94,7 +94,7 @@ def trained(args: list[str]) -> RunFolder | None:
     kept = ("name", "method", "variant", SEED_OF_LIGHTNING, "seed", "init-from", *SHORT, "logger", "no-analysis")
     again = f"batchformer fit {words_again(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
-    overrides = [*_variant(cli, file, given, overrides), *overrides]
+    overrides = [*variant_overrides(cli, file, given, overrides), *overrides]
     first = cli.load(file, overrides)
     variant, seed = variant_of(first), first["model"]["seed"]
     target = first["data"].get("init_args", {}).get("target")
@@ -126,7 +126,9 @@ def trained(args: list[str]) -> RunFolder | None:
     return folder
 
 
-def _variant(cli: Any, file: Path, given: Arguments, overrides: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def variant_overrides(
+    cli: Any, file: Path, given: Arguments, overrides: list[tuple[str, str]]
+) -> list[tuple[str, str]]:
     """The keys of the variant given by `--variant`, the last one if it was given twice.
 
     Without `--variant` the recipe is trained as it is, under the name of the variant with these settings, if any.
