@@ -97,6 +97,14 @@ class TestShortOptions:
     def test_they_stand_for_fields(self, given, expected):
         assert recipe_overrides(read_arguments(["folder", *given], COMMON, recipe_keys=True)) == expected
 
+    def test_other_weights_take_the_place_of_pretrained_ones_in_the_arguments_of_the_backbone(self):
+        none = ("model.backbone_args.pretrained", "false")
+        for source in ("scratch", "FILE", "backbone=FILE"):
+            given = read_arguments(["folders-domains", "--init-from", source], COMMON, recipe_keys=True)
+            assert recipe_overrides(given)[-1] == none
+        given = read_arguments(["folders-domains", "--epochs", "3"], COMMON, recipe_keys=True)
+        assert none not in recipe_overrides(given)
+
     def test_they_reach_the_run(self, here, tmp_path):
         words = ["fit", "folder", "--data-root", "photos", *QUICK, "--epochs", "1", "--lr", "0.003", "--out", "run"]
         assert main([*words, "--trainer.limit_train_batches", "1"]) == 0

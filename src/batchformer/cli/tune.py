@@ -9,6 +9,7 @@ from batchformer.cli.fit import variant_overrides
 from batchformer.cli.show import program
 from batchformer.cli.training import (
     COMMON,
+    SHORT,
     a_word_while_loading,
     method_override,
     recipe_of,
@@ -73,7 +74,7 @@ def run(args: list[str]) -> int:
             rate = learning_rate(cli.build(), Path(place), float(optimizer["lr"]), steps)
             found += ["--lr", f"{rate:.2g}"]
             print(f"learning rate:  {rate:.2g}, where the loss falls fastest (it was {optimizer['lr']:g})")
-    names = ("method", "seed", *(option.name for option in _OF_FIT))
+    names = ("variant", "method", "seed", "data-root", "init-from", *SHORT, "name", "out", "logger", "no-analysis")
     again = words_again(given, *(name for name in names if f"--{name}" not in found))
     print(f"\nNext: {program()} fit {again} {shlex.join(found)}")
     return 0

@@ -66,7 +66,7 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
         raise UserError(
             f"the pretrained weights of {name} could not be loaded ({reason}): timm downloads them once; without a "
             "network, give a file with --init-from FILE (or model.backbone_args.pretrained_cfg_overlay.file), or begin "
-            "with random weights, --init-from scratch (where model.backbone_args.pretrained is set, leave that out)."
+            "with random weights, --init-from scratch."
         ) from problem
 
 
