@@ -10,7 +10,7 @@ import yaml
 from batchformer.cli import main
 from batchformer.data import DigitsLT
 from batchformer.errors import UserError
-from batchformer.tasks import MAE, LinearProbe
+from batchformer.tasks import MAE, LinearProbe, LongTailed, MoCo
 from batchformer.tasks.self_supervised.probe import labelled_part
 
 from .conftest import COUNTS, TinyData, info, make_trainer
@@ -75,6 +75,21 @@ def test_weights_of_an_autoencoder_are_those_of_its_encoder(tmp_path):
         task.construct(info(COUNTS))
         for name, value in pretrained.net.encoder.state_dict().items():
             assert torch.equal(task.net.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("method", ["baseline", "batchformer"])
+def test_a_classifier_with_or_without_the_module_begins_with_a_pretrained_encoder(tmp_path, method):
+    widths = {"widths": [4, 8, 8]}
+    pretrained = MoCo("resnet20", widths, contrast={"version": "v2", "hidden_dim": 8, "out_dim": 4, "queue": 32})
+    pretrained.construct(info(COUNTS))
+    file = tmp_path / "moco.pth"
+    torch.save({"state_dict": {f"net.{k}": v for k, v in pretrained.net.state_dict().items()}}, file)
+    task = LongTailed("resnet20", widths, method=method)
+    task.init_from = {"network": str(file)}
+    with pytest.warns(UserWarning, match="begins anew"):
+        task.construct(info(COUNTS))
+    for name, value in pretrained.net.encoder.state_dict().items():
+        assert torch.equal(task.net.state_dict()[name], value), name
 
 
 def test_the_command_writes_a_recipe_and_trains_it(tmp_path, capsys):
