@@ -196,6 +196,11 @@ def measure_word(measure: Measure) -> str:
     return measure.label if same else measure.key.replace("_", " ")
 
 
+def class_word(measure: Measure) -> str:
+    """The same for its values of single classes."""
+    return measure.of_class or measure_word(measure)
+
+
 def with_unit(words: str, unit: str) -> str:
     return f"{words}, {unit}" if unit else words
 
