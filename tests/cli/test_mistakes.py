@@ -73,6 +73,8 @@ def _complaint(answer):
         (["fit", "digits-lt", "--model.num_classes", "5"], "model.num_classes: how many classes there are is read"),
         (["fit", "digits-lt", "--model.seed", "1.5"], "model.seed: expected a whole number, got 1.5"),
         (["fit", "digits-lt", "--data.class_path", "batchformer.data.Digits"], "batchformer.data.Digits"),
+        (["fit", "digits-lt", "--data.class_path", "batchformer.data.RenderedHands"],
+         "data.class_path batchformer.data.RenderedHands: this task takes ClassificationData"),
         (["fit", "digits-lt", "--model.backbone", "resnet2000"], "resnet2000"),
         (["fit", "vit-digits", "--model.label_smoothing", "1.5"], "model.label_smoothing=1.5 must be 0 or more"),
         (["fit", "vit-digits", "--model.schedule.min_lr", "-1"], "model.schedule.min_lr=-1.0 must be 0 or more"),

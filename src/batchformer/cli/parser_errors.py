@@ -12,6 +12,7 @@ _UNKNOWN = (
 )
 _PARSER_KEY = re.compile(r'Parser key "(?P<key>[\w.]+)"')
 _VALUE = re.compile(r"(?:Got value|Given value): (?P<value>.*)")
+_OTHER_KIND = re.compile(r"Import path (?P<path>\S+) does not correspond to a subclass of (?P<kind>\w+)")
 _EXPECTED = re.compile(r"Expected an? (?P<type>.*?)(?:\. Got value.*)?$", re.MULTILINE)
 
 
@@ -52,6 +53,8 @@ def _wrong_value(message: str) -> UserError | None:
     inner = message[message.rfind(f'Parser key "{keys[-1]}"') :]
     if problem := re.search(r"Problem with given class_path '(?P<path>[^']*)':\s*(?P<why>[^\n]*)", inner):
         return UserError(f"{key}.class_path {problem['path']}: {problem['why'].rstrip('.')}.")
+    if other := _OTHER_KIND.search(inner):
+        return UserError(f"{key}.class_path {other['path']}: this task takes {other['kind']}, and that is none.")
     value = _VALUE.search(inner)
     nested = re.search(r"- Expected a <class 'NoneType'>", inner)
     if len(keys) > 1 and nested:  # that line belongs to the outer key
