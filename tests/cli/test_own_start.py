@@ -115,6 +115,12 @@ class TestShortOptions:
 
 
 class TestChoice:
+    def test_the_card_of_an_export_says_of_which_epoch_the_numbers_are(self, say, chosen, run, tmp_path):
+        assert say("export", run, "--format", "folder", "--out", tmp_path / "net")[0] == 0
+        when = f"fter epoch {chosen['chosen']['epoch'] + 1} of {chosen['epochs']}, the best on the holdout images"
+        assert f"A{when}, on the test images" in (tmp_path / "net/README.md").read_text()
+        assert say("test", run)[1].splitlines()[0].endswith(f"a{when}")
+
     def test_a_resumed_run_chooses_the_same(self, chosen, photos, tmp_path, monkeypatch):
         save = LastCheckpoint.on_train_epoch_end
 
