@@ -124,8 +124,8 @@ def test_timm_resizes_and_crops_as_the_evaluation_of_other_data_does(run, kind):
     data.setup("fit")
     statistics = {"mean": tuple(map(float, data.mean)), "std": tuple(map(float, data.std))}
     transform = timm.data.create_transform((3, data.image_size, data.image_size), **statistics, **_crop(data))
-    pixels = np.arange(90 * 60 * 3) % 251
-    image = Image.fromarray(pixels.astype(np.uint8).reshape(90, 60, 3)).resize((90, 60) if kind == "squeezed" else (8, 8))
+    image = Image.fromarray((np.arange(90 * 60 * 3) % 251).astype(np.uint8).reshape(90, 60, 3))
+    image = image if kind == "squeezed" else image.resize((8, 8))
     assert torch.allclose(transform(image), data.predict_transform(image), atol=0.05)
 
 

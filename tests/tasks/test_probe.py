@@ -99,6 +99,7 @@ def test_the_command_writes_a_recipe_and_trains_it(tmp_path, capsys):
         main(["fit", "mae-digits", "--out", str(run), *small[:4], "--trainer.limit_train_batches", "1", "--seed", "3"])
         == 0
     )
+    assert "   |   batchformer predict" not in capsys.readouterr().out  # it has no classifier
     assert main(["probe", str(run), "--protocol", "mae", "--labels", "0.2", *small[:2], "--data.batch_size", "32"]) == 0
     recipe = yaml.safe_load((tmp_path / "mae-probe.yaml").read_text())
     assert recipe["model"]["batch_norm"] is True

@@ -82,7 +82,9 @@ def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str
     images, labels = batch["images"].to(task.device), batch["labels"].to(task.device)
     layer = usual_layer(task.net, images) if layer is None else layer
     if layer not in (known := dict(task.net.named_modules())):
-        raise UserError(f"--layer {layer}: {type(task.net).__name__} has no such submodule.{did_you_mean(layer, known)}")
+        raise UserError(
+            f"--layer {layer}: {type(task.net).__name__} has no such submodule.{did_you_mean(layer, known)}"
+        )
     names = [str(name) for name in task.data_info.classes]
     model = _Judging(task)
     maps = grad_cam(model, images, f"task.net.{layer}", labels)

@@ -152,6 +152,9 @@ def variant_overrides(
 
 
 def _show(folder: RunFolder) -> None:
+    from batchformer.cli.recipe_cli import DEFAULT_TASK
+    from batchformer.tasks import TASKS, Task
+
     result = folder.read_result()
     assert result is not None
     print(metrics_table(result))
@@ -163,5 +166,7 @@ def _show(folder: RunFolder) -> None:
     run = shlex.quote(str(folder.path))
     trust = " --trust" if result["config"]["run"].get("code") else ""  # a task or data of the user's own
     commands = [f"{first} {run}{trust if first == 'test' else ''}", f"export {run}{trust}"]
-    commands += [] if trust else [f"predict {run} IMAGES"]
+    kind = TASKS.get(result["config"].get("task", DEFAULT_TASK))
+    if not trust and kind is not None and kind.predict is not Task.predict:
+        commands.append(f"predict {run} IMAGES")
     print("Next: " + "   |   ".join(f"{program()} {command}" for command in commands))

@@ -28,7 +28,7 @@ nothing is kept. It prints the options for batchformer fit.
 
   --find lr|batch-size|both   what to look for (both on a GPU, else lr)
   --steps N                   steps of the range test, in which the learning rate rises from 1e-8 to 1 (100)
-  --seed N  --method NAME  --variant NAME  --data-root DIR  --init-from SOURCE  --device NAME  --batch-size N  --skip-bad
+  --seed N  --method NAME  --variant NAME  --data-root DIR  --init-from SOURCE  --device NAME  --batch-size N
                               and the others of fit that say what is trained, as there
 """
 _OF_FIT = [option for option in COMMON if option.name not in ("print-config", "resume", "overwrite")]
