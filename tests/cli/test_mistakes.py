@@ -47,6 +47,7 @@ def _complaint(answer):
         (["fit", "digits-lt", "--early-stop", "0"], "--early-stop 0: expected 1 or more"),
         (["fit", "voc-faster-rcnn-r18", "--epochs", "3"], "--epochs: this recipe ends after 1500 steps"),
         (["fit", "digits-lt", "--run.best", "true"], "add --data.holdout 0.1"),
+        (["fit", "digits-lt", "--best"], "these data hold none out"),
         (["tune", "digits-lt", "--find", "all"], "--find all: expected lr, batch-size, both"),
         (["tune", "digits-domains", "--variant", "nothing"], "digits-domains has no variant nothing"),
         (["tune", "digits-lt", "--resume"], "Unknown option --resume"),
