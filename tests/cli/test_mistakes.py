@@ -52,6 +52,7 @@ def _complaint(answer):
         (["tune", "digits-domains", "--variant", "nothing"], "digits-domains has no variant nothing"),
         (["tune", "digits-lt", "--resume"], "Unknown option --resume"),
         (["probe", "nowhere", "--best"], "Unknown option --best"),
+        (["data", "digits-lt", "--out", "here"], "--out is the folder of what --check writes"),
         (["data", "digits-lt", "--check"], "are not image files"),
         (["compare", "digits-lt", "--batches", "3"], "Did you mean --batch-size?"),
         (["fit", "digits-lt", "--trainer.max_epochs", "0"], "trainer.max_epochs 0 trains nothing"),

@@ -60,6 +60,16 @@ def test_a_page_on_which_nothing_is_compared_does_not_say_so(tmp_path):
     assert "<h1>BatchFormer, with and without</h1>" in page_of(tmp_path / "pair", pair)
 
 
+def test_the_first_column_is_not_headed_by_the_name_of_one_of_its_rows():
+    (made,) = pose(seeds=1, variants=("scratch",))[:1]
+    made["target"], made["measures"][1]["unit"] = None, "mm"
+    for measure in made["measures"]:
+        measure["better"] = "higher"
+    assert format_table(compare_runs([made])).startswith("measure, mm")
+    made["measures"][0]["label"] = "All"
+    assert format_table(compare_runs([made])).startswith("mpjpe, mm")
+
+
 def test_labels_of_axes_stand_in_their_middle():
     chart = Chart("c", linear_axis([0.0, 1.0], "across"), linear_axis([0.0, 1.0], "up"))
     drawn = chart.svg("t", "d")
