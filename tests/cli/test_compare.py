@@ -48,6 +48,7 @@ def test_compare_trains_both_on_the_same_batches_and_goes_on_after_a_stop(say, s
     code, _, err = say(*COMMAND, "--out", out)
     assert code == 2
     assert "--resume" in err
+    assert say(*COMMAND, "--out", out, "--print-config")[0] == 0  # which trains nothing
 
     (out / "batchformer-seed1/result.json").unlink()
     (out / "batchformer-seed1/checkpoints/last.ckpt").unlink()

@@ -60,12 +60,14 @@ def test_a_page_on_which_nothing_is_compared_does_not_say_so(tmp_path):
     assert "<h1>BatchFormer, with and without</h1>" in page_of(tmp_path / "pair", pair)
 
 
-def test_the_first_column_is_not_headed_by_the_name_of_one_of_its_rows():
+def test_the_first_column_and_the_axis_have_not_the_name_of_one_of_the_rows(tmp_path):
     (made,) = pose(seeds=1, variants=("scratch",))[:1]
     made["target"], made["measures"][1]["unit"] = None, "mm"
     for measure in made["measures"]:
         measure["better"] = "higher"
-    assert format_table(compare_runs([made])).startswith("measure, mm")
+    other = {**made, "variant": "mixstyle"}
+    assert format_table(compare_runs([made, other])).startswith("measure, mm")
+    assert ">difference, mm<" in page_of(tmp_path, [made, other])
     made["measures"][0]["label"] = "All"
     assert format_table(compare_runs([made])).startswith("mpjpe, mm")
 

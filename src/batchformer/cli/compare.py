@@ -91,7 +91,7 @@ def compared(args: list[str], show: bool = False) -> Path:
     overrides = [*recipe_overrides(given), ("run.recipe", name)]
     out = Path(given.value("out") or f"runs/{name}-compare")
     resume = given.flag("resume")
-    allowed = resume or given.flag("overwrite")
+    allowed = resume or given.flag("overwrite") or given.flag("print-config")
     if is_main_process() and not allowed and (out / "compare.json").exists():
         _refuse_what_exists(out, [], allowed)
 

@@ -9,6 +9,7 @@ from batchformer.report.comparison import (
     format_difference,
     format_summary,
     measure_word,
+    rows_word,
     shown_name,
     signed,
     with_unit,
@@ -76,9 +77,7 @@ def _by_measure(table: Comparison) -> Table:
     units, hints = {measure.unit for measure in table.measures}, {_hint(measure) for measure in table.measures}
     first = "measure"
     if len(units) == 1 and len(hints) == 1:
-        word = measure_word(table.primary)
-        alike = word.lower() in table.primary.label.lower()  # the name of its own row, and not of the others
-        first = with_unit("measure" if alike else word, units.pop()) + hints.pop()
+        first = with_unit(rows_word(table) or "measure", units.pop()) + hints.pop()
     others = table.others if len(table.shown) > 1 else ()
     several = "{} − {} [95 %]" if len(others) > 1 else "difference [95 % interval]"
     header = [first, *table.shown, *(several.format(variant, table.reference) for variant in others)]
