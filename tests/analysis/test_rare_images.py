@@ -121,6 +121,10 @@ class TestCommand:
         assert "baseline, seed 0: " in said
         assert "batchformer, seed 0: " in said
         assert "classes of 7 to " in said
+        words = ["--data.imbalance", "1", "--trainer.limit_train_batches", "1", "--epochs", "1", "--no-analysis"]
+        assert main(["fit", "digits-lt", *words, "--out", str(tmp_path / "balanced")]) == 0
+        assert main(["grad-cam", str(runs / "baseline"), str(tmp_path / "balanced"), "--out", str(out)]) == 0
+        assert "classes of 7 to " in capsys.readouterr().out  # of the run that the images were chosen by
         two = Image.open(out)
         assert main(["grad-cam", str(runs / "baseline"), "--out", str(out), "--images", "3"]) == 0  # ours: replaced
         one = Image.open(out)
@@ -136,7 +140,7 @@ class TestCommand:
         [
             ([], "needs run folders"),
             (["RUN", "--out", "picture.jpg"], "must end in .png"),
-            (["RUN", "--layer", "layer9"], "there is no submodule"),
+            (["RUN", "--layer", "layer9"], "--layer layer9: CifarResNet has no such submodule. Did you mean layer1?"),
             (["RUN", "--images", "0"], "expected 1 or more"),
             (["nowhere"], "There is no run folder nowhere"),
         ],

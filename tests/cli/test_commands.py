@@ -185,7 +185,9 @@ def test_calibrated_scores_and_weights_are_those_of_divided_logits(say, tiny_run
     assert torch.allclose((plain.log() / temperature).softmax(0), calibrated, atol=1e-4)
     assert temperature != pytest.approx(1.0, abs=0.02)  # else the two would be the same
     for name, options in (("a", []), ("b", ["--calibrated"])):
-        assert say("export", tiny_run, "--out", f"{name}.safetensors", *options)[0] == 0
+        code, out, _ = say("export", tiny_run, "--out", f"{name}.safetensors", *options)
+        assert code == 0
+        assert ("all logits divided by the temperature" in out) == bool(options)
     before, after = (load_file(f"{name}.safetensors") for name in "ab")
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert changed == {key for key in before if key.startswith(("fc.", "linear.", "classifier."))} != set()

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 
+from batchformer.runs import load
 from batchformer.runs import train as running
 from batchformer.tasks.long_tailed.task import LongTailed
 
@@ -48,6 +49,7 @@ def test_compare_trains_both_on_the_same_batches_and_goes_on_after_a_stop(say, s
     code, _, err = say(*COMMAND, "--out", out)
     assert code == 2
     assert "--resume" in err
+    assert say(*COMMAND, "--out", out, "--print-config")[0] == 0  # which trains nothing
 
     (out / "batchformer-seed1/result.json").unlink()
     (out / "batchformer-seed1/checkpoints/last.ckpt").unlink()
@@ -56,6 +58,14 @@ def test_compare_trains_both_on_the_same_batches_and_goes_on_after_a_stop(say, s
     assert code == 0, err
     assert list(seen) == [("batchformer", 1)]
     assert again == text
+
+    one = ["compare", "digits-lt", "--seeds", "1", *TINY, "--no-analysis", "--out", out]
+    assert say(*one, "--resume")[0] == 0
+    assert "seed 1" not in (out / "report.html").read_text()  # the page is of the runs in the table
+    assert len(load(out)) == 2
+    assert say(*COMMAND, "--out", out, "--resume")[0] == 0
+    assert say(*one, "--overwrite")[0] == 0
+    assert not (out / "baseline-seed1/result.json").exists()
 
 
 def test_ctrl_c_says_how_to_go_on(say, monkeypatch, tmp_path):

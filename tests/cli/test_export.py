@@ -11,8 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from batchformer.cli import export_network, main
+from batchformer.cli.export_folder import _crop
 from batchformer.cli.export_network import answers_of, plain_network_of
 from batchformer.cli.finished_run import load_run
+from batchformer.data import DigitsLT, ImageFolders
 from batchformer.recipes import about
 
 from ..selection import others_slow
@@ -111,6 +113,20 @@ def test_timm_loads_the_folder_as_its_own_with_labels_and_transform(say, run, pl
     image = Image.fromarray((np.arange(90 * 60 * 3) % 251).astype(np.uint8).reshape(90, 60, 3))
     ours = load_run(str(run)).data.predict_transform(image)
     assert torch.allclose(transform(image), ours, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", ["small", "enlarged", "squeezed"])
+def test_timm_resizes_and_crops_as_the_evaluation_of_other_data_does(run, kind):
+    if kind == "squeezed":
+        data = ImageFolders(str(run.parent / "photos"), image_size=32, augment="domains")
+    else:
+        data = DigitsLT(image_size=8 if kind == "small" else 16)
+    data.setup("fit")
+    statistics = {"mean": tuple(map(float, data.mean)), "std": tuple(map(float, data.std))}
+    transform = timm.data.create_transform((3, data.image_size, data.image_size), **statistics, **_crop(data))
+    image = Image.fromarray((np.arange(90 * 60 * 3) % 251).astype(np.uint8).reshape(90, 60, 3))
+    image = image if kind == "squeezed" else image.resize((8, 8))
+    assert torch.allclose(transform(image), data.predict_transform(image), atol=0.05)
 
 
 def test_the_card_tells_data_measures_command_and_licence(say, run, tmp_path):

@@ -232,7 +232,11 @@ class TestNoNetwork:
             "print(code, 'torch' in sys.modules)"
         )
         offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-        for recipe, way_out in (("folder-lt", "--init-from FILE"), ("folder-detection", "--init-from backbone=FILE")):
+        for recipe, way_out in (
+            ("folder-lt", "--init-from FILE"),
+            ("folders-domains", "--init-from FILE"),
+            ("folder-detection", "--init-from backbone=FILE"),
+        ):
             done = subprocess.run(
                 [sys.executable, "-c", code, recipe, str(photos)],
                 capture_output=True, text=True, env=offline, cwd=tmp_path,

@@ -97,6 +97,14 @@ class TestShortOptions:
     def test_they_stand_for_fields(self, given, expected):
         assert recipe_overrides(read_arguments(["folder", *given], COMMON, recipe_keys=True)) == expected
 
+    def test_other_weights_take_the_place_of_pretrained_ones_in_the_arguments_of_the_backbone(self):
+        none = ("model.backbone_args.pretrained", "false")
+        for source in ("scratch", "FILE", "backbone=FILE"):
+            given = read_arguments(["folders-domains", "--init-from", source], COMMON, recipe_keys=True)
+            assert recipe_overrides(given)[-1] == none
+        given = read_arguments(["folders-domains", "--epochs", "3"], COMMON, recipe_keys=True)
+        assert none not in recipe_overrides(given)
+
     def test_they_reach_the_run(self, here, tmp_path):
         words = ["fit", "folder", "--data-root", "photos", *QUICK, "--epochs", "1", "--lr", "0.003", "--out", "run"]
         assert main([*words, "--trainer.limit_train_batches", "1"]) == 0
@@ -107,6 +115,12 @@ class TestShortOptions:
 
 
 class TestChoice:
+    def test_the_card_of_an_export_says_of_which_epoch_the_numbers_are(self, say, chosen, run, tmp_path):
+        assert say("export", run, "--format", "folder", "--out", tmp_path / "net")[0] == 0
+        when = f"fter epoch {chosen['chosen']['epoch'] + 1} of {chosen['epochs']}, the best on the holdout images"
+        assert f"A{when}, on the test images" in (tmp_path / "net/README.md").read_text()
+        assert say("test", run)[1].splitlines()[0].endswith(f"a{when}")
+
     def test_a_resumed_run_chooses_the_same(self, chosen, photos, tmp_path, monkeypatch):
         save = LastCheckpoint.on_train_epoch_end
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from batchformer.data import CocoDetection, DomainFolders, ImageFolders, ListFiles, VocDetection
+from batchformer.data import CocoDetection, DomainFolders, ImageFolders, ListFiles, PairFolders, VocDetection
 from batchformer.data.check import check_data
 from batchformer.data.images import inspect_image
 from batchformer.data.sets import write_miniature
@@ -38,6 +38,14 @@ def written(check, tmp_path):
 
 def errors(check):
     return {kind: found for kind, found in check.findings.items() if kind not in ("few", "empty", "copies", "passed")}
+
+
+def test_pairs_that_are_unseen_on_purpose_are_not_called_rare(tmp_path):
+    data = PairFolders(str(write_miniature("folder-pairs", tmp_path / "pairs")), **SMALL)
+    found = [line.rpartition(": ")[0] for line in check_data(data).findings["few"]]
+    info = data.info
+    assert 0 < len(found) < len(info.classes)
+    assert sorted(found) == sorted(name for name, seen in zip(info.classes, info["seen"], strict=True) if seen)
 
 
 class TestPictures:

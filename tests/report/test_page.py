@@ -46,6 +46,32 @@ def test_a_picture_names_the_variant_where_there_are_several(tmp_path):
     assert "Difference by frequency, " not in page
 
 
+def test_values_of_classes_that_are_not_of_the_primary_measure_have_a_name_of_their_own(tmp_path):
+    (made,) = pose(seeds=1, variants=("scratch",))[:1]
+    made |= {"per_class": [20.0, 30.0], "class_counts": [9, 4], "class_names": ["a", "b"]}
+    made["measures"][0]["of_class"] = "error"
+    assert "Error per class" in words(page_of(tmp_path, [made]))
+
+
+def test_a_page_on_which_nothing_is_compared_does_not_say_so(tmp_path):
+    one, other = (result(recipe=recipe, method="batchformer") for recipe in ("a", "b"))
+    assert "<h1>2 recipes</h1>" in page_of(tmp_path / "alone", [one, other])
+    pair = [one, other, result(recipe="b", method="baseline")]
+    assert "<h1>BatchFormer, with and without</h1>" in page_of(tmp_path / "pair", pair)
+
+
+def test_the_first_column_and_the_axis_have_not_the_name_of_one_of_the_rows(tmp_path):
+    (made,) = pose(seeds=1, variants=("scratch",))[:1]
+    made["target"], made["measures"][1]["unit"] = None, "mm"
+    for measure in made["measures"]:
+        measure["better"] = "higher"
+    other = {**made, "variant": "mixstyle"}
+    assert format_table(compare_runs([made, other])).startswith("measure, mm")
+    assert ">difference, mm<" in page_of(tmp_path, [made, other])
+    made["measures"][0]["label"] = "All"
+    assert format_table(compare_runs([made])).startswith("mpjpe, mm")
+
+
 def test_labels_of_axes_stand_in_their_middle():
     chart = Chart("c", linear_axis([0.0, 1.0], "across"), linear_axis([0.0, 1.0], "up"))
     drawn = chart.svg("t", "d")

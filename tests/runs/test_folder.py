@@ -26,9 +26,11 @@ def test_a_folder_that_exists_is_refused_with_the_ways_out(tmp_path):
 
 def test_overwrite_removes_the_old_run(tmp_path):
     folder = _used(tmp_path / "run")
+    for inside in ("meshes/pictures.json", "exported/README.md", "model.onnx"):
+        (folder.path / inside).parent.mkdir(exist_ok=True)
+        (folder.path / inside).write_text("of the old weights")
     folder.open_new(overwrite=True)
-    assert not folder.finished
-    assert not folder.checkpoint.exists()
+    assert list(folder.path.iterdir()) == []
 
 
 def test_overwrite_leaves_folders_alone_that_are_no_runs(tmp_path):

@@ -119,7 +119,10 @@ def test_wrong_calls_are_refused_in_a_sentence_and_write_nothing(command, birds,
     assert not (birds / "features.npz").exists()
 
 
-def test_what_cannot_be_used_is_refused(command, birds, weights):
+def test_what_cannot_be_used_is_refused(command, birds, weights, tmp_path):
+    (tmp_path / "damaged.pth").write_text("no weights")
+    with pytest.raises(UserError, match="give a file of them, --weights FILE"):
+        command.run(words(birds, tmp_path / "damaged.pth", "--unseen", "1"))
     (birds / "features.npz").write_text("mine")
     with pytest.raises(UserError, match="was not written by this command"):
         command.run(words(birds, weights, "--unseen", "1"))

@@ -10,7 +10,7 @@ import yaml
 from batchformer.cli import main
 from batchformer.data import DigitsLT
 from batchformer.errors import UserError
-from batchformer.tasks import MAE, LinearProbe
+from batchformer.tasks import MAE, LinearProbe, LongTailed, MoCo
 from batchformer.tasks.self_supervised.probe import labelled_part
 
 from .conftest import COUNTS, TinyData, info, make_trainer
@@ -77,6 +77,21 @@ def test_weights_of_an_autoencoder_are_those_of_its_encoder(tmp_path):
             assert torch.equal(task.net.state_dict()[name], value), name
 
 
+@pytest.mark.parametrize("method", ["baseline", "batchformer"])
+def test_a_classifier_with_or_without_the_module_begins_with_a_pretrained_encoder(tmp_path, method):
+    widths = {"widths": [4, 8, 8]}
+    pretrained = MoCo("resnet20", widths, contrast={"version": "v2", "hidden_dim": 8, "out_dim": 4, "queue": 32})
+    pretrained.construct(info(COUNTS))
+    file = tmp_path / "moco.pth"
+    torch.save({"state_dict": {f"net.{k}": v for k, v in pretrained.net.state_dict().items()}}, file)
+    task = LongTailed("resnet20", widths, method=method)
+    task.init_from = {"network": str(file)}
+    with pytest.warns(UserWarning, match="begins anew"):
+        task.construct(info(COUNTS))
+    for name, value in pretrained.net.encoder.state_dict().items():
+        assert torch.equal(task.net.state_dict()[name], value), name
+
+
 def test_the_command_writes_a_recipe_and_trains_it(tmp_path, capsys):
     run = tmp_path / "mae"
     small = ["--trainer.max_epochs", "1", "--model.backbone_args", str(SMALL).replace("'", '"'), "--no-analysis"]
@@ -84,12 +99,19 @@ def test_the_command_writes_a_recipe_and_trains_it(tmp_path, capsys):
         main(["fit", "mae-digits", "--out", str(run), *small[:4], "--trainer.limit_train_batches", "1", "--seed", "3"])
         == 0
     )
+    assert "   |   batchformer predict" not in capsys.readouterr().out  # it has no classifier
     assert main(["probe", str(run), "--protocol", "mae", "--labels", "0.2", *small[:2], "--data.batch_size", "32"]) == 0
     recipe = yaml.safe_load((tmp_path / "mae-probe.yaml").read_text())
     assert recipe["model"]["batch_norm"] is True
     assert recipe["model"]["labels"] == 0.2
     result = json.loads((tmp_path / "mae-probe" / "result.json").read_text())
     assert (result["variant"], result["reference"], result["seed"]) == ("batchformer", "baseline", 3)  # of the run
+    capsys.readouterr()
+    assert main(["probe", str(run), "--protocol", "moco-v3"]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert yaml.safe_load((tmp_path / "mae-probe.yaml").read_text()) == recipe  # still that of the run
+    assert main(["probe", str(run), "--out", str(tmp_path / "other"), "--print-config"]) == 0
+    assert not (tmp_path / "other.yaml").exists()
     capsys.readouterr()
     assert main(["probe", str(run), "--protocol", "moco-v4"]) == 2
     assert "expected one of moco-v2, moco-v3, mae, finetune" in capsys.readouterr().err

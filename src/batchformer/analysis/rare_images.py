@@ -23,7 +23,7 @@ from batchformer.analysis.pictures import MOST_SHOWN, draw_grad_cam
 from batchformer.attach.contexts import untouched
 from batchformer.attach.probe import first_tensor
 from batchformer.data.loading.order import generator
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 from batchformer.metrics.shots import shot_of
 
 FOLDER = "grad_cam"  # of the picture in a run folder
@@ -81,6 +81,10 @@ def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str
     batch = data.evaluation_loader(data.evaluation_sets[0]).batch_of(chosen)
     images, labels = batch["images"].to(task.device), batch["labels"].to(task.device)
     layer = usual_layer(task.net, images) if layer is None else layer
+    if layer not in (known := dict(task.net.named_modules())):
+        raise UserError(
+            f"--layer {layer}: {type(task.net).__name__} has no such submodule.{did_you_mean(layer, known)}"
+        )
     names = [str(name) for name in task.data_info.classes]
     model = _Judging(task)
     maps = grad_cam(model, images, f"task.net.{layer}", labels)

@@ -24,7 +24,7 @@ from batchformer.cli.training import (
     words_again,
 )
 from batchformer.errors import UserError
-from batchformer.files import write_json
+from batchformer.files import read_json, write_json
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.lock import locked
 
@@ -91,7 +91,7 @@ def compared(args: list[str], show: bool = False) -> Path:
     overrides = [*recipe_overrides(given), ("run.recipe", name)]
     out = Path(given.value("out") or f"runs/{name}-compare")
     resume = given.flag("resume")
-    allowed = resume or given.flag("overwrite")
+    allowed = resume or given.flag("overwrite") or given.flag("print-config")
     if is_main_process() and not allowed and (out / "compare.json").exists():
         _refuse_what_exists(out, [], allowed)
 
@@ -122,9 +122,10 @@ def compared(args: list[str], show: bool = False) -> Path:
     def clear() -> None:  # only when the first run is ready: a wrong call must not delete the old comparison
         if not given.flag("overwrite"):
             return
+        old = [folder for folder in runs_in(out) if folder.is_run]  # perhaps of other seeds and variants
         for file in (out / "report.html", out / "compare.json"):
             file.unlink(missing_ok=True)
-        for folder in folders:
+        for folder in dict.fromkeys([*folders, *old]):
             if folder.started:
                 folder.clear()
             folder.clear_stages()
@@ -181,10 +182,23 @@ def _plan(
     for seed, target, (variant, changed) in product(seeds, targets, variants.items()):
         named = [] if usual else [("run.variant", variant), ("run.reference", reference)]
         aimed = [] if target is None else [("data.init_args.target", target)]
-        place = "-".join(part for part in (variant, target, f"seed{seed}") if part)
         words = [*changed, *overrides, *named, *aimed, *seed_overrides(seed)]
-        planned.append(Planned(variant, target, seed, words, RunFolder(out / place)))
+        planned.append(Planned(variant, target, seed, words, _folder_of(out, variant, target, seed)))
     return planned
+
+
+def _folder_of(out: Path, variant: str, target: str | None, seed: int) -> RunFolder:
+    return RunFolder(out / "-".join(part for part in (variant, target, f"seed{seed}") if part))
+
+
+def runs_in(out: Path) -> list[RunFolder]:
+    """The runs that the comparison in this folder is made of; there may be others, of an earlier one."""
+    if not (out / "compare.json").is_file():
+        return []
+    made = read_json(out / "compare.json", "is damaged", "compare again with --out.")
+    parts = made.get("variants", []), made.get("targets") or [None], made.get("seeds", [])
+    folders = (_folder_of(out, *each) for each in product(*parts))
+    return [folder for folder in folders if folder.path.parent == out]  # names in a file may lead elsewhere
 
 
 def _variants(cli: Any, given: Arguments) -> dict[str, list[tuple[str, str]]]:
@@ -252,7 +266,7 @@ def _write_comparison(name: str, out: Path, planned: list[Planned], results: lis
         "verdict": verdict(table).sentence,
     }
     write_json(out / "compare.json", content)
-    write_report([out], out / "report.html")
+    write_report([each.folder.path for each in planned], out / "report.html")
     return table
 
 

@@ -31,6 +31,8 @@ def run(args: list[str]) -> int:
     options = [Option("data-root"), Option("check", "nothing"), Option("out")]
     given = read_arguments(args, options, recipe_keys=True)
     words = given.positional
+    if given.flag("out") and not given.flag("check"):
+        raise UserError("--out is the folder of what --check writes: give that too, or leave it out.")
     if not words:
         print(f"{layout_table()}\n\n{FOOTNOTE}")
     elif words[0] == "miniature":
@@ -127,6 +129,7 @@ def _describe(recipe: str, overrides: list[tuple[str, str]]) -> None:
         )
     for sentence in about.get("details", ()):
         print(f"  {sentence}")
-    print(f"  image size {about['image_size']}, fingerprint {about['fingerprint'][:16]}")
+    size = "" if about["image_size"] is None else f"image size {about['image_size']}, "  # none of features
+    print(f"  {size}fingerprint {about['fingerprint'][:16]}")
     for remark in data.remarks():
         print(f"  note: {remark}")

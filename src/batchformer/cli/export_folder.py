@@ -2,14 +2,16 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torchvision.transforms import v2
 
 from batchformer.cli.export_network import Plain, answers_of, differ
-from batchformer.cli.show import metrics_rows, name_of
+from batchformer.cli.show import metrics_rows, name_of, weights_of
 from batchformer.errors import UserError
 from batchformer.files import TEMPORARY_SUFFIX, refuse_unwritable
 from batchformer.recipes import about
@@ -106,13 +108,19 @@ def _write_timm_config(found: Any, network: Any, file: Path, labels: list[str]) 
 
 def _crop(data: Any) -> dict[str, Any]:
     """How evaluation resizes and crops, in timm's terms."""
-    steps = getattr(data.predict_transform, "transforms", [])
-    resize = next((step for step in steps if type(step).__name__ == "Resize"), None)
-    if resize is None:
+    resizes = [step for step in _steps(data.predict_transform) if isinstance(step, v2.Resize)]
+    if not resizes:
         return {"crop_pct": 1.0}
+    resize = resizes[-1]
     squash = len(resize.size) == 2
     crop = {"crop_pct": _size(data) / resize.size[0], "crop_mode": "squash" if squash else "center"}
-    return {**crop, "interpolation": resize.interpolation.value}
+    return {**crop, "interpolation": v2.InterpolationMode(resize.interpolation).value}  # by default it is a text
+
+
+def _steps(transform: Any) -> Iterator[Any]:
+    """The steps of a transform, and of the compositions in it."""
+    for step in getattr(transform, "transforms", [transform]):
+        yield from _steps(step) if isinstance(step, v2.Compose) else [step]
 
 
 def _load(library: str, plain: Plain, place: Path) -> nn.Module:
@@ -162,7 +170,9 @@ def _card(found: Any, plain: Plain, library: str, code: list[str], proof: str, h
     lines += ["", "## Measures", ""]
     if result.get("metrics"):
         lines += ["| measure | value |", "|---|---|", *(f"| {a} | {b} |" for a, b in metrics_rows(result))]
-        lines += ["", "After the last epoch, on the test images; nothing was chosen by them."]
+        seen = "images that it was trained on" if data.get("evaluate_on") == "train" else "test images"
+        when = weights_of(result)
+        lines += ["", f"{when[0].upper()}{when[1:]}, on the {seen}; nothing was chosen by them."]
     else:
         lines += ["The run was not evaluated to its end."]
     lines += ["", "## Training", ""]

@@ -94,6 +94,8 @@ def plain_network_of(found: Any, averaged: bool = False, temperature: float | No
     except UserError as problem:
         raise UserError(f"{found.folder.path}: {problem}") from problem
     inputs, inputs_are = _inputs(found)
+    if temperature is not None:
+        inputs_are += f", all logits divided by the temperature {temperature:.2f},"
     net.to(memory_format=torch.contiguous_format)  # another memory format sums in another order
     net.requires_grad_(False)  # so do matrix products of weights that require gradients
     with torch.inference_mode():
@@ -101,8 +103,9 @@ def plain_network_of(found: Any, averaged: bool = False, temperature: float | No
     plain = bf.detach(net) if bf.attachment_of(net) is not None else net
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in plain.state_dict().items()}
     notes, call, imports = task.export_notes()
-    if not call:  # a task of the user's own: its run folder knows how to make it, and for which data
-        call = f"load_run({str(found.folder.path)!r}, trust=True).task.plain_network()"
+    if not call:  # a task without code for it: its run folder knows how to make it, and for which data
+        trust = ", trust=True" if found.config["run"].get("code") else ""
+        call = f"load_run({str(found.folder.path)!r}{trust}).task.plain_network()"
         imports = "from batchformer.cli.finished_run import load_run"
     fresh = task.plain_network()
     fresh.load_state_dict(weights, strict=True)
@@ -218,6 +221,8 @@ def _onnx(plain: Plain, half: bool, out: Path) -> tuple[bytes, str, list[str], f
     quiet.log_severity_level = 3
     providers = ["CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(model.SerializeToString(), quiet, providers=providers)
+    # the exporter has ways of its own to trace, some of which fix the size in spite of what was asked
+    batch = batch and not any(isinstance(given.shape[0], int) for given in session.get_inputs() if given.shape)
 
     def answer(given: tuple[Any, ...]) -> list[Tensor]:
         fed = {name: tensor.numpy() for name, tensor in zip(names, given, strict=True)}

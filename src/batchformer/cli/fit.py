@@ -94,7 +94,7 @@ def trained(args: list[str]) -> RunFolder | None:
     kept = ("name", "method", "variant", SEED_OF_LIGHTNING, "seed", "init-from", *SHORT, "logger", "no-analysis")
     again = f"batchformer fit {words_again(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
-    overrides = [*_variant(cli, file, given, overrides), *overrides]
+    overrides = [*variant_overrides(cli, file, given, overrides), *overrides]
     first = cli.load(file, overrides)
     variant, seed = variant_of(first), first["model"]["seed"]
     target = first["data"].get("init_args", {}).get("target")
@@ -126,7 +126,9 @@ def trained(args: list[str]) -> RunFolder | None:
     return folder
 
 
-def _variant(cli: Any, file: Path, given: Arguments, overrides: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def variant_overrides(
+    cli: Any, file: Path, given: Arguments, overrides: list[tuple[str, str]]
+) -> list[tuple[str, str]]:
     """The keys of the variant given by `--variant`, the last one if it was given twice.
 
     Without `--variant` the recipe is trained as it is, under the name of the variant with these settings, if any.
@@ -150,6 +152,9 @@ def _variant(cli: Any, file: Path, given: Arguments, overrides: list[tuple[str, 
 
 
 def _show(folder: RunFolder) -> None:
+    from batchformer.cli.recipe_cli import DEFAULT_TASK
+    from batchformer.tasks import TASKS, Task
+
     result = folder.read_result()
     assert result is not None
     print(metrics_table(result))
@@ -161,5 +166,7 @@ def _show(folder: RunFolder) -> None:
     run = shlex.quote(str(folder.path))
     trust = " --trust" if result["config"]["run"].get("code") else ""  # a task or data of the user's own
     commands = [f"{first} {run}{trust if first == 'test' else ''}", f"export {run}{trust}"]
-    commands += [] if trust else [f"predict {run} IMAGES"]
+    kind = TASKS.get(result["config"].get("task", DEFAULT_TASK))
+    if not trust and kind is not None and kind.predict is not Task.predict:
+        commands.append(f"predict {run} IMAGES")
     print("Next: " + "   |   ".join(f"{program()} {command}" for command in commands))

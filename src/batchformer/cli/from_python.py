@@ -160,7 +160,9 @@ def load(folder: str | Path) -> Run | Runs:
     """A finished run, or a comparison, from its folder; nothing in it is executed."""
     place = Path(folder)
     if (place / "compare.json").is_file():
-        runs = [load(file.parent) for file in sorted(place.glob("*/result.json"))]
+        from batchformer.cli.compare import runs_in
+
+        runs = [load(folder.path) for folder in runs_in(place) if folder.finished]
         return Runs(place, runs)  # type: ignore[arg-type]
     found = RunFolder(place)
     found.require()

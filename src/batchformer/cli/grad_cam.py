@@ -1,5 +1,6 @@
 """``batchformer grad-cam RUNS...``: Grad-CAM maps of finished runs, side by side."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def run(args: list[str]) -> int:
             raise UserError(f"{path} is not a classifier of images, so there is nothing to explain.")
         labels = data.set_labels[data.evaluation_sets[0]]
         if first is None:
-            first = classes, labels
+            first, counts = (classes, labels), task.class_counts
             chosen = rare_images(task.class_counts, labels, min(count, MOST_SHOWN), seed)
         elif classes != first[0] or labels.tolist() != first[1].tolist():
             raise UserError(
@@ -66,5 +67,6 @@ def run(args: list[str]) -> int:
     for name, each in explained.items():
         right = sum(said == true for said, true in zip(each.said, each.classes, strict=True))
         print(f"{name}: {right} of {len(each.classes)} right, at {each.layer}")
-    print(f"\n{caption_of(next(iter(explained.values())), task.class_counts, classes, seed)}\n{out}")
+    layers = " and ".join(dict.fromkeys(each.layer for each in explained.values()))
+    print(f"\n{caption_of(replace(next(iter(explained.values())), layer=layers), counts, classes, seed)}\n{out}")
     return 0

@@ -12,6 +12,7 @@ _UNKNOWN = (
 )
 _PARSER_KEY = re.compile(r'Parser key "(?P<key>[\w.]+)"')
 _VALUE = re.compile(r"(?:Got value|Given value): (?P<value>.*)")
+_OTHER_KIND = re.compile(r"Import path (?P<path>\S+) does not correspond to a subclass of (?P<kind>\w+)")
 _EXPECTED = re.compile(r"Expected an? (?P<type>.*?)(?:\. Got value.*)?$", re.MULTILINE)
 
 
@@ -41,6 +42,11 @@ def unknown_key(key: str, known_keys: Iterable[str]) -> UserError:
     """The error about a key that no recipe has, with the nearest one."""
     if key.rsplit(".", 1)[-1] == "num_classes":
         return UserError(f"Unknown key {key}: how many classes there are is read from the data, leave it out.")
+    if key.rsplit(".", 1)[-1] == "holdout":  # which --best and --early-stop ask for
+        return UserError(
+            "--best and --early-stop choose by images held out of the training set (data.holdout), and these data hold "
+            "none out; folders, lists and detection data can, the evaluation set chooses nothing."
+        )
     return UserError(f"Unknown key {key}.{did_you_mean(key, known_keys)}")
 
 
@@ -52,6 +58,8 @@ def _wrong_value(message: str) -> UserError | None:
     inner = message[message.rfind(f'Parser key "{keys[-1]}"') :]
     if problem := re.search(r"Problem with given class_path '(?P<path>[^']*)':\s*(?P<why>[^\n]*)", inner):
         return UserError(f"{key}.class_path {problem['path']}: {problem['why'].rstrip('.')}.")
+    if other := _OTHER_KIND.search(inner):
+        return UserError(f"{key}.class_path {other['path']}: this task takes {other['kind']}, and that is none.")
     value = _VALUE.search(inner)
     nested = re.search(r"- Expected a <class 'NoneType'>", inner)
     if len(keys) > 1 and nested:  # that line belongs to the outer key

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.cli.arguments import Option, read_arguments
-from batchformer.cli.training import ALIASES, COMMON
+from batchformer.cli.training import ALIASES
 from batchformer.errors import UserError, did_you_mean
 from batchformer.files import refuse_to_replace, write_text
 from batchformer.runs.folder import RunFolder
@@ -19,7 +19,8 @@ What the backbone of a pre-training run is worth: train a linear classifier on i
   --labels PART     use the labels of this part of the training images only (0.01 or 0.1), drawn by class and seed
   --seed N          of the probe (that of the run)
   --out DIR         run folder (RUN-probe); DIR.yaml beside it is the recipe that was trained
-  --data-root, --resume, --overwrite and any field (--trainer.max_epochs 10, --model.optimizer.lr 10) as in fit
+  --data-root, --epochs, --lr, --batch-size, --device, --logger, --resume, --overwrite, --no-analysis,
+                    --print-config and any field (--model.optimizer.lr 10) as in fit
 
 A network of timm or a file needs no run: batchformer fit linear-probe --model.backbone resnet50 --init-from FILE
 """
@@ -46,14 +47,18 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
         },
     },
 }
+_PASSED_ON = (  # to fit
+    *(Option(name) for name in ("seed", "data-root", *ALIASES, "device")),
+    *(Option(name, "nothing") for name in ("resume", "overwrite", "no-analysis", "print-config")),
+    Option("logger", "repeated"),
+)
 _FIRST_LINE = "# Written by batchformer probe.\n"
 #: options of pre-training that a probe does not have; its images are seen once
 _LEFT_OUT = ("views", "augment", "augment_repeats")
 
 
 def run(args: list[str]) -> int:
-    options = [*COMMON, Option("protocol"), Option("labels"), Option("seed")]
-    given = read_arguments(args, options, recipe_keys=True)
+    given = read_arguments(args, [*_PASSED_ON, *map(Option, ("protocol", "labels", "out"))], recipe_keys=True)
     if len(given.positional) != 1:
         raise UserError("probe needs one run folder: batchformer probe runs/mae-digits/batchformer-seed0")
     protocol = given.value("protocol") or "moco-v3"
@@ -72,14 +77,23 @@ def run(args: list[str]) -> int:
     out = given.value("out") or f"{folder.path}-{'finetune' if protocol == 'finetune' else 'probe'}"
     name = f"{recipe['run'].pop('recipe')}-{protocol}"
     words = [word for key, value in given.recipe_keys for word in (f"--{key}", value)]
-    for option in ("seed", "data-root", *ALIASES, "device"):
-        words += [f"--{option}", str(given.value(option))] if given.flag(option) else []
-    words += [f"--{flag}" for flag in ("resume", "overwrite", "no-analysis", "print-config") if given.flag(flag)]
-    words += [word for name in given.values.get("logger", []) for word in ("--logger", name)]
-    file = Path(f"{out}.yaml")
+    for option in _PASSED_ON:
+        for value in given.values.get(option.name, []) or [""] * given.flag(option.name):
+            words += [f"--{option.name}", *([value] if value else [])]
+    file, config = Path(f"{out}.yaml"), RunFolder(Path(out)).config
     refuse_to_replace(file, lambda content: content.startswith(_FIRST_LINE.encode()))
+    recipe_before, config_before = _text(file), _text(config)
     write_text(file, _FIRST_LINE + yaml.safe_dump(recipe, sort_keys=False))
-    return fit.run([str(file), "--name", name, "--out", out, *words])
+    try:
+        return fit.run([str(file), "--name", name, "--out", out, *words])
+    finally:
+        # refused, or only printed: the recipe beside the folder stays that of the run in it
+        if _text(config) == config_before and recipe_before != _text(file):
+            file.unlink() if recipe_before is None else write_text(file, recipe_before)
+
+
+def _text(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def recipe_of_probe(folder: RunFolder, protocol: str, labels: str | None) -> dict[str, Any]:

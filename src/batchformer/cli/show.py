@@ -22,6 +22,13 @@ def name_of(result: dict[str, Any]) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
+def weights_of(result: dict[str, Any]) -> str:
+    """Of which epoch the numbers of a run are."""
+    if chosen := result.get("chosen"):
+        return f"after epoch {chosen['epoch'] + 1} of {result['epochs']}, the best on the {chosen['set']} images"
+    return "after the last epoch"
+
+
 def metrics_table(result: dict[str, Any]) -> str:
     """The measures of a run, each with its unit; for splits of the classes how many classes are in them."""
     result = with_current_names(result)
@@ -33,17 +40,14 @@ def metrics_table(result: dict[str, Any]) -> str:
     images = f" on {data['test_images']:,} images" if data.get("test_images") else ""
     if data.get("evaluate_on") == "train":
         images += " that it was trained on"
-    when = "after the last epoch"
-    if chosen := result.get("chosen"):
-        when = f"after epoch {chosen['epoch'] + 1} of {result['epochs']}, the best on the {chosen['set']} images,"
-    lines = [f"{name_of(result)}: {when}{images}"]
+    when = weights_of(result)
+    lines = [f"{name_of(result)}: {when}{',' if ',' in when and images else ''}{images}"]
     labels = {m.key: f"{m.label} ({m.note})" if m.note else m.label for m in shown}
     width, units = max(20, *map(len, labels.values())), max(len(measure.unit) for measure in shown)
     shots = count_shots(counts) if len(set(counts)) > 1 else {}
     for measure in shown:
         value, classes = metrics[measure.key], shots.get(measure.key)
-        number = "–" if value is None or not math.isfinite(value) else f"{value:.2f}"
-        line = f"  {labels[measure.key]:<{width}} {number:>6} {measure.unit:<{units}}"
+        line = f"  {labels[measure.key]:<{width}} {_number(value):>6} {measure.unit:<{units}}"
         if classes is not None:
             line += f"   {classes} {'class' if classes == 1 else 'classes'}"
         lines.append(line.rstrip())
@@ -57,9 +61,16 @@ def metrics_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for measure in shown:
         value = result["metrics"][measure.key]
-        number = "–" if value is None or not math.isfinite(value) else f"{value:.2f} {measure.unit}".strip()
+        number = f"{_number(value)} {measure.unit}".strip()
         rows.append((f"{measure.label} ({measure.note})" if measure.note else measure.label, number))
     return rows
+
+
+def _number(value: float | None) -> str:
+    """Two decimals; of what would be zero then the first two digits."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:.2f}" if value == 0 or abs(value) >= 0.005 else f"{value:.2g}"
 
 
 def _speed(result: dict[str, Any]) -> list[str]:

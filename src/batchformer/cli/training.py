@@ -73,12 +73,21 @@ def recipe_overrides(given: Arguments) -> Overrides:
             overrides.append((f"run.init_from.{part}", "null" if place == SCRATCH else place))
         else:
             overrides.append(("run.init_from.network", source))
+        if (part if equals else "network") in ("network", "backbone") and _begins_pretrained(given):
+            overrides.append(("model.backbone_args.pretrained", "false"))  # these weights take the place of timm's
     if loggers := given.values.get("logger"):
         for name in loggers:
             if name not in LOGGERS:
                 raise UserError(f"--logger {name}: expected one of {', '.join(LOGGERS)}.")
         overrides.append(("run.loggers", json.dumps(loggers)))
     return [*overrides, *_short(given), *given.recipe_keys]
+
+
+def _begins_pretrained(given: Arguments) -> bool:
+    """Whether the recipe asks for timm's weights in the arguments of the backbone."""
+    model = read_recipe(find_recipe(given.positional[0])[1]).get("model")
+    arguments = model.get("backbone_args") if isinstance(model, dict) else None
+    return isinstance(arguments, dict) and arguments.get("pretrained") is True
 
 
 def _short(given: Arguments) -> Overrides:
@@ -137,6 +146,8 @@ def refuse_unreachable_weights(file: Path, overrides: Sequence[tuple[str, str]])
         part if isinstance(part := recipe.get(name), dict) else {} for name in ("run", "model")
     ]
     sources, backbone = dict(sections[0].get("init_from") or {}), sections[1].get("backbone")
+    if (sections[1].get("backbone_args") or {}).get("pretrained") is True:
+        sources["network"] = PRETRAINED  # the older way to ask for them
     for key, value in overrides:
         if key == "run.init_from":
             sources = {}
@@ -144,6 +155,8 @@ def refuse_unreachable_weights(file: Path, overrides: Sequence[tuple[str, str]])
             sources[current_key(key).removeprefix("run.init_from.")] = value
         elif key == "model.backbone":
             backbone = value
+        elif key.startswith("model.backbone_args") and sources.get("network") == PRETRAINED:
+            del sources["network"]  # left to timm
     parts = [part for part, source in sources.items() if source == PRETRAINED]
     if parts and isinstance(backbone, str) and not (parts != ["network"] and sources.get("network")):
         refuse_unreachable(backbone, "" if parts == ["network"] else parts[0])

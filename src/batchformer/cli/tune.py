@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from batchformer.cli.arguments import Option, read_arguments
+from batchformer.cli.fit import variant_overrides
 from batchformer.cli.show import program
 from batchformer.cli.training import (
     COMMON,
@@ -27,14 +28,16 @@ nothing is kept. It prints the options for batchformer fit.
 
   --find lr|batch-size|both   what to look for (both on a GPU, else lr)
   --steps N                   steps of the range test, in which the learning rate rises from 1e-8 to 1 (100)
-  --seed N  --method NAME  --data-root DIR  --init-from SOURCE  --device NAME  --batch-size N  --skip-bad   as in fit
+  --seed N  --method NAME  --variant NAME  --data-root DIR  --init-from SOURCE  --device NAME  --batch-size N
+                              and the others of fit that say what is trained, as there
 """
+_OF_FIT = [option for option in COMMON if option.name not in ("print-config", "resume", "overwrite")]
 _CHOICES = ("lr", "batch-size", "both")
 
 
 def run(args: list[str]) -> int:
     own = [Option("find"), Option("steps"), Option("seed"), Option("method")]
-    given = read_arguments(args, [*COMMON, *own], recipe_keys=True)
+    given = read_arguments(args, [*_OF_FIT, *own], recipe_keys=True)
     name, file = recipe_of(given, "tune")
     what, steps = given.value("find"), given.integer("steps", 100, 30)
     if what is not None and what not in _CHOICES:
@@ -51,6 +54,7 @@ def run(args: list[str]) -> int:
         from batchformer.runs.tuning import largest_batch, learning_rate
 
     cli, line = RecipeCLI(), ProgressLine()
+    overrides = [*variant_overrides(cli, file, given, overrides), *overrides]
     config = cli.load(file, overrides)
     optimizer = config["model"].get("optimizer") or {}
     if not isinstance(optimizer.get("lr"), int | float):
@@ -70,8 +74,8 @@ def run(args: list[str]) -> int:
             rate = learning_rate(cli.build(), Path(place), float(optimizer["lr"]), steps)
             found += ["--lr", f"{rate:.2g}"]
             print(f"learning rate:  {rate:.2g}, where the loss falls fastest (it was {optimizer['lr']:g})")
-    kept = [option for option in ("init-from", *SHORT) if f"--{option}" not in found]
-    again = words_again(given, "method", "seed", "data-root", *kept)
+    names = ("variant", "method", "seed", "data-root", "init-from", *SHORT, "name", "out", "logger", "no-analysis")
+    again = words_again(given, *(name for name in names if f"--{name}" not in found))
     print(f"\nNext: {program()} fit {again} {shlex.join(found)}")
     return 0
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from batchformer.data.images import ImageFacts, inspect_image, pixel_digest
+from batchformer.data.info import DataInfo
 from batchformer.data.loading.data_module import ImageFile
 from batchformer.data.sets.annotations import Problem
 from batchformer.data.sets.skipped import Skipped, file_digest
@@ -197,7 +198,8 @@ def _list(paths: set[str]) -> str:
 
 def _classes(data: Any, found: dict[str, list[str]]) -> None:
     names, counts = list(data.class_names), list(data.class_counts)
-    few = sorted((count, name) for name, count in zip(names, counts, strict=True) if count < FEW and name != "N/A")
+    trained = DataInfo.of(data).get("seen") or [name != "N/A" for name in names]  # unseen pairs have none on purpose
+    few = sorted((n, name) for name, n, seen in zip(names, counts, trained, strict=True) if n < FEW and seen)
     found["few"] = [f"{name}: {count}" for count, name in few]
     labels = getattr(data, "set_labels", {}).get(data.evaluation_sets[0])
     if labels is not None:

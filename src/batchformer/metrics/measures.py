@@ -31,6 +31,7 @@ class Measure:
         detail: only result files have it, tables do not.
         reading_of: key of the measure that this one is with other weights of the same run (averaged ones, or those of
             another step); tables show the difference to it.
+        of_class: what `per_class` of a result holds beside this primary measure, where a class has no value of it.
     """
 
     key: str
@@ -44,6 +45,7 @@ class Measure:
     in_progress: bool = False
     detail: bool = False
     reading_of: str = ""
+    of_class: str = ""
 
     def __post_init__(self) -> None:
         if self.primary:
@@ -145,7 +147,7 @@ SELF_SUPERVISED = (
     Measure("knn", "k-NN", name="accuracy of nearest neighbours", in_progress=True),
 )
 _SEEN_AND_UNSEEN = (
-    Measure("auc", "AUC", primary=True, name="area under seen against unseen accuracy"),
+    Measure("auc", "AUC", primary=True, name="area under seen against unseen accuracy", of_class="accuracy"),
     Measure("hm", "HM", name="best harmonic mean of seen and unseen accuracy", in_progress=True),
     Measure("seen", "Seen", name="best accuracy on seen pairs"),
     Measure("unseen", "Unseen", name="best accuracy on unseen pairs"),
@@ -175,7 +177,7 @@ COMPOSITIONAL = (
 GENERALIZED = (  # in the order of BatchFormer's appendix, Table 1
     Measure("unseen", "Unseen", name="accuracy over unseen classes", in_progress=True),
     Measure("seen", "Seen", name="accuracy over seen classes", in_progress=True),
-    Measure("harmonic", "Harmonic mean", primary=True),
+    Measure("harmonic", "Harmonic mean", primary=True, of_class="accuracy"),
     Measure("zero_shot", "Unseen alone", name="accuracy over unseen classes where no seen one can be chosen"),
     *(
         Measure(

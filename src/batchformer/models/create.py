@@ -34,6 +34,12 @@ NOT_STOCK = {
 }
 
 
+OTHER_WEIGHTS = (
+    "give a file with --init-from FILE (or model.backbone_args.pretrained_cfg_overlay.file), or begin with random "
+    "weights, --init-from scratch"
+)
+
+
 def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
     """Create a model of this package by name, else one of timm (no pretrained weights unless requested)."""
     import timm
@@ -65,8 +71,7 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
         reason = (str(problem).strip() or type(problem).__name__).splitlines()[0].split(". ")[0].rstrip(".")
         raise UserError(
             f"the pretrained weights of {name} could not be loaded ({reason}): timm downloads them once; without a "
-            "network, give a file with --init-from FILE (or model.backbone_args.pretrained_cfg_overlay.file), or begin "
-            "with random weights, --init-from scratch (where model.backbone_args.pretrained is set, leave that out)."
+            f"network, {OTHER_WEIGHTS}."
         ) from problem
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from batchformer.metrics.measures import Measure
 from batchformer.metrics.shots import FEW_BELOW, MANY_ABOVE
 from batchformer.report.charts import Chart, variant_styles
-from batchformer.report.comparison import Comparison, measure_word, shown_name, signed, with_unit
+from batchformer.report.comparison import Comparison, class_word, measure_word, shown_name, signed, with_unit
 from batchformer.report.figures import possible_differences
 from batchformer.report.html_parts import figure, plain_table
 from batchformer.report.runs import Run
@@ -188,7 +188,7 @@ def class_table(runs: Sequence[Run], table: Comparison) -> str:
     beside = {3: 3, 4: 2, 5: 2}.get(len(header), 1)  # tables that fit beside each other on a wide screen
     size = max(10, math.ceil(len(rows) / beside))
     pieces = "".join(plain_table(header, rows[k : k + size]) for k in range(0, len(rows), size))
-    word = with_unit(measure_word(table.primary), table.primary.unit)
+    word = with_unit(class_word(table.primary), table.primary.unit)
     title = f"All {len(rows):,} classes by name, from frequent to rare: {word}"
     pieces = f'<div class="pieces p{beside}">{pieces}</div>'
     wide = " wide" if len(rows) > size or len(columns) > 1 else ""

@@ -196,6 +196,18 @@ def measure_word(measure: Measure) -> str:
     return measure.label if same else measure.key.replace("_", " ")
 
 
+def rows_word(table: Comparison) -> str:
+    """The same over rows of all measures (AP over AP50); empty where it is the name of the primary one alone (AUC)."""
+    word = measure_word(table.primary)
+    named = [word.lower() in measure.label.lower() for measure in table.measures]
+    return word if all(named) or word.lower() not in table.primary.label.lower() else ""
+
+
+def class_word(measure: Measure) -> str:
+    """The same for its values of single classes."""
+    return measure.of_class or measure_word(measure)
+
+
 def with_unit(words: str, unit: str) -> str:
     return f"{words}, {unit}" if unit else words
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from batchformer.metrics.measures import Measure
 from batchformer.report.charts import Chart, variant_styles
-from batchformer.report.comparison import Comparison, measure_word, shown_name, signed, with_unit
+from batchformer.report.comparison import Comparison, measure_word, rows_word, shown_name, signed, with_unit
 from batchformer.report.runs import Run
 from batchformer.report.scales import NO_BOUNDS, Axis, Bounds, count_axis, linear_axis, short_name, thin
 from batchformer.report.statistics import PairedDifference
@@ -37,7 +37,8 @@ def difference_chart(name: str, table: Comparison) -> str | None:
     measure = table.primary
     values, within = possible_differences([difference for *_, difference in drawn], measure)
     room = 0.1 * max(map(abs, values))  # keeps the line of no difference off the frame
-    label = with_unit(f"difference in {measure_word(measure)}", measure.points)
+    word = measure_word(measure) if table.targets or len(rows) == 1 else rows_word(table)
+    label = with_unit(f"difference in {word}" if word else "difference", measure.points)
     x = linear_axis([*values, room, -room], label, within=within)
     height = len(rows)
     chart = _chart_of_rows(name, x, list(rows), 90 + max(40, 20 * len(table.others)) * height)

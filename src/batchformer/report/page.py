@@ -54,8 +54,10 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
     several, many = len(recipes) > 1, len(recipes) > MOST_WHOLE
     names = {recipe: f"recipe-{number}" for number, recipe in enumerate(recipes, 1)}
     only_the_pair = {run.variant for run in runs} <= set(DEFAULT_PAIR)
-    if several:
+    if several and any(len(compare_runs([run.raw for run in group]).shown) > 1 for group in recipes.values()):
         usual = "BatchFormer, with and without" if only_the_pair else f"{len(recipes)} recipes compared"
+    elif several:
+        usual = f"{len(recipes)} recipes"
     else:
         usual = f"{'BatchFormer on ' * only_the_pair}{next(iter(recipes))}"
     links = "".join(f'<li><a href="#{name}">{escape(words)}</a></li>' for words, name in names.items())

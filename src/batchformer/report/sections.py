@@ -14,7 +14,7 @@ from batchformer.report.classes import (
     class_table,
     influence_section,
 )
-from batchformer.report.comparison import Comparison, compare_runs, measure_word, shown_name, with_unit
+from batchformer.report.comparison import Comparison, class_word, compare_runs, measure_word, shown_name, with_unit
 from batchformer.report.failures import failures_section
 from batchformer.report.figures import curve_chart
 from batchformer.report.first_screen import arrows, curve_figure, first_screen, legend, verdict_line
@@ -146,7 +146,7 @@ def _own_sections(name: str, runs: Sequence[Run], left_out: str) -> str:
 
 
 def _classes(name: str, runs: Sequence[Run], table: Comparison) -> str:
-    measure, word = table.primary, measure_word(table.primary)
+    measure, word = table.primary, class_word(table.primary)
     title, by_name = f"<h3>{escape(word[0].upper() + word[1:])} per class</h3>", class_table(runs, table)
     if not any(run.metrics.get(key) is not None for run in runs for key in _SPLITS):
         return title + by_name if by_name else ""

@@ -9,6 +9,7 @@ from batchformer.report.comparison import (
     format_difference,
     format_summary,
     measure_word,
+    rows_word,
     shown_name,
     signed,
     with_unit,
@@ -76,13 +77,13 @@ def _by_measure(table: Comparison) -> Table:
     units, hints = {measure.unit for measure in table.measures}, {_hint(measure) for measure in table.measures}
     first = "measure"
     if len(units) == 1 and len(hints) == 1:
-        first = with_unit(measure_word(table.primary), units.pop()) + hints.pop()
+        first = with_unit(rows_word(table) or "measure", units.pop()) + hints.pop()
     others = table.others if len(table.shown) > 1 else ()
     several = "{} − {} [95 %]" if len(others) > 1 else "difference [95 % interval]"
     header = [first, *table.shown, *(several.format(variant, table.reference) for variant in others)]
     rows = []
     for measure in table.measures:
-        head = measure.label if first != "measure" else measure.title + _hint(measure)
+        head = measure.title + _hint(measure) if first == "measure" else measure.label
         cells: list[Cell] = [table.cell(measure, variant) for variant in table.shown]
         differences = [table.difference(measure, variant) for variant in others]
         rows.append(Row(head, [*cells, *differences], table.digits(measure)))

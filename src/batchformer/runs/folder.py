@@ -13,6 +13,8 @@ from batchformer.files import read_json, remove_stale_temporaries
 
 LOCK = "run.lock"  # see runs.lock
 _STAGES = ".stages"
+_INDEX = "pictures.json"  # in each folder of pictures
+_EXPORTS = ("safetensors", "onnx", "pt2")
 _IN_A_RESULT = ("recipe", "seed", "steps", "metrics")  # keys that the commands need
 
 
@@ -102,13 +104,15 @@ class RunFolder:
             raise UserError(
                 f"{self.path} does not look like a run folder, so it is not overwritten; choose another --out."
             )
-        for part in ("checkpoints", "tensorboard", "wandb", "grad_cam", "mistakes", "failures"):
-            shutil.rmtree(self.path / part, ignore_errors=True)
+        pictures = [index.parent for index in self.path.glob(f"*/{_INDEX}")]
+        for part in (*(self.path / name for name in ("checkpoints", "tensorboard", "wandb", "exported")), *pictures):
+            shutil.rmtree(part, ignore_errors=True)
         for file in (
             self.result,
             self.metrics,
             self.config,
             self.classes,
+            *(self.path / f"model.{kind}" for kind in _EXPORTS),  # of the old weights
             *self.path.glob("*.png"),
             *self.path.glob("*.svg"),
         ):

@@ -150,7 +150,10 @@ class Task(L.LightningModule):
 
     def predict(self, images: list[Path], data: Any, out: Path | None, line: Any, **options: str) -> str:
         """Predict on a user's images and write files; returns the message to print. `line` shows progress."""
-        raise UserError(f"{type(self).__name__} cannot predict on images.")
+        raise UserError(
+            f"{type(self).__name__} cannot predict on images: take its network into a program of yours (batchformer "
+            "export)."
+        )
 
     def read_image(self, path: Path, strict: bool = False) -> Any:
         """A user's image for `predict`, as viewers show it.

@@ -104,9 +104,9 @@ def load_weights(
 def without_outer_name(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Weights of a network that holds this one under a name: `encoder.` of a masked autoencoder, `backbone.` ...
 
-    Nothing is changed where some of the keys are the network's own.
+    Nothing is changed where some of the keys are the network's own; modules are called alike in all networks.
     """
-    if any(key in own for key in weights):
+    if any(key in own and not key.startswith(_MODULE) for key in weights):
         return weights
     names = {key[: -len(inner) - 1] for key in weights for inner in own if key.endswith(f".{inner}")}
     inside = {name: sum(f"{name}.{inner}" in weights for inner in own) for name in names}

@@ -119,12 +119,15 @@ def create_extractor(backbone: str, weights: str | None) -> tuple[Any, Any]:
     import timm
     import torch
 
-    from batchformer.models import create_backbone
+    from batchformer.models.create import OTHER_WEIGHTS, create_backbone
 
     if weights is not None and not Path(weights).is_file():
         raise UserError(f"--weights: there is no file {weights}.")
     overlay = {} if weights is None else {"pretrained_cfg_overlay": {"file": weights}}
-    network = create_backbone(backbone, 0, pretrained=True, **overlay)
+    try:
+        network = create_backbone(backbone, 0, pretrained=True, **overlay)
+    except UserError as problem:  # the option of this command has another name
+        raise UserError(str(problem).replace(OTHER_WEIGHTS, "give a file of them, --weights FILE")) from problem
     config = timm.data.resolve_model_data_config(network)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return network.eval().requires_grad_(False).to(device), timm.data.create_transform(**config, is_training=False)
