@@ -121,6 +121,7 @@ class TestCommand:
         assert "baseline, seed 0: " in said
         assert "batchformer, seed 0: " in said
         assert "classes of 7 to " in said
+        assert "drawn by seed 0" in said
         two = Image.open(out)
         assert main(["grad-cam", str(runs / "baseline"), "--out", str(out), "--images", "3"]) == 0  # ours: replaced
         one = Image.open(out)
