@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -39,7 +40,10 @@ def here(photos, tmp_path, monkeypatch):
 
 class TestCheck:
     def test_errors_have_an_exit_code_a_page_and_a_way_out(self, say, here):
-        assert say("data", "folder-lt", "--data-root", "photos", "--check")[0] == 0
+        code, out, _ = say("data", "folder-lt", "--data-root", "photos", "--check")
+        assert code == 0
+        assert re.match(r"folder-lt: 320 train, \d+ val images in photos\n  widths +\d+ to \d+, .*\n  heights ", out)
+        assert "\nNo error\n" in out
         (here / "photos/train/class_0/<b>.jpg").write_bytes(b"no image")
         shutil.copy("photos/val/class_1/0000.jpg", "photos/train/class_1/leaked.jpg")
         code, out, _ = say("data", "folder-lt", "--data-root", "photos", "--check")
