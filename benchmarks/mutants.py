@@ -152,14 +152,16 @@ def find(entry: dict[str, Any], room: str) -> Mutant | None:
 
 def test_files(mutant: Mutant, room: str) -> list[str]:
     """The test files that name what was changed, most often first, those of the room before others."""
-    module = Path(mutant.file).stem
-    name = module if mutant.inside.startswith("__") else mutant.inside or module
+    file = PACKAGE / mutant.file
+    module = file.parent.name if file.stem == "__init__" else file.stem
+    plain = mutant.inside.startswith("__") or mutant.inside in ("", "run")  # what many files have
+    module_name, name = rf"\b{module.replace('_', '[-_]')}\b", rf"\b{re.escape(mutant.inside)}\b"
     found = []
     for path in sorted(TESTS.rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
-        count = 5 * len(re.findall(rf"\b{re.escape(name)}\b", text)) + len(re.findall(rf"\b{module}\b", text))
+        count = len(re.findall(module_name, text)) + (0 if plain else 5 * len(re.findall(name, text)))
         count += 1000 * (path.stem == f"test_{module}")
-        own = path.relative_to(TESTS).parts[0] == room
+        own = path.relative_to(TESTS).parts[0] in OTHER_TESTS.get(room, (room,))
         if count:
             found.append((not own, -count, str(path)))
     return [path for _, _, path in sorted(found)][:FILES]
@@ -196,8 +198,10 @@ def _failing(paths: list[str], folder: Path) -> str | None:
     if code in (0, 5):
         return None
     text = said.read_text(errors="replace")
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE) or re.search(r"(\S+::\S+)(?!.*::)", text, re.S)
-    return failed[1].removeprefix(f"{ROOT}/") if failed else f"exit code {code}"
+    if failed := re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE):
+        return failed[1].removeprefix(f"{ROOT}/")
+    running = re.search(r"(\S+::\S+)(?!.*::)", text, re.S)
+    return f"{running[1].removeprefix(f'{ROOT}/')} did not end" if running else f"exit code {code}"
 
 
 def table(record: dict[str, Any]) -> str:
