@@ -41,6 +41,7 @@ OTHER_TESTS = {  # where a room's behaviour is tested, when not only in the fold
     "recipes": ("recipes", "cli"),
     "parallel": ("parallel", "behaviour", "house"),
     "attach": ("attach", "behaviour"),
+    "cli": ("cli", "analysis"),
     "models": ("models", "tasks"),
     "analysis": ("analysis", "tasks"),
     "training": ("training", "tasks", "cli"),
@@ -151,15 +152,18 @@ def find(entry: dict[str, Any], room: str) -> Mutant | None:
 
 def test_files(mutant: Mutant, room: str) -> list[str]:
     """The test files that name what was changed, most often first, those of the room before others."""
-    module = Path(mutant.file).stem
-    name = module if mutant.inside.startswith("__") else mutant.inside or module  # many tests write an `__init__`
+    file = PACKAGE / mutant.file
+    module = file.parent.name if file.stem == "__init__" else file.stem
+    plain = mutant.inside.startswith("__") or mutant.inside in ("", "run")  # what many files have
+    module_name, name = rf"\b{module.replace('_', '[-_]')}\b", rf"\b{re.escape(mutant.inside)}\b"
     found = []
     for path in sorted(TESTS.rglob("test_*.py")):
         if "interpreted" in path.parts:  # in this process they fail; `test_in_the_interpreter.py` starts them
             continue
         text = path.read_text(encoding="utf-8")
-        count = 5 * len(re.findall(rf"\b{re.escape(name)}\b", text)) + len(re.findall(rf"\b{module}\b", text))
-        own = path.relative_to(TESTS).parts[0] == room
+        count = len(re.findall(module_name, text)) + (0 if plain else 5 * len(re.findall(name, text)))
+        count += 1000 * (path.stem == f"test_{module}")
+        own = path.relative_to(TESTS).parts[0] in OTHER_TESTS.get(room, (room,))
         if count:
             found.append((not own, -count, str(path)))
     return [path for _, _, path in sorted(found)][:FILES]
@@ -198,8 +202,8 @@ def _failing(paths: list[str], folder: Path) -> str | None:
     text = said.read_text(errors="replace")
     if failed := re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE):
         return failed[1].removeprefix(f"{ROOT}/")
-    last = re.search(r"(\S+::\S+)(?!.*::)", text, re.S)
-    return f"{last[1].removeprefix(f'{ROOT}/')}, which did not end" if last else f"exit code {code}"
+    running = re.search(r"(\S+::\S+)(?!.*::)", text, re.S)
+    return f"{running[1].removeprefix(f'{ROOT}/')} did not end" if running else f"exit code {code}"
 
 
 def table(record: dict[str, Any]) -> str:

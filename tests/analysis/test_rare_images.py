@@ -121,6 +121,7 @@ class TestCommand:
         assert "baseline, seed 0: " in said
         assert "batchformer, seed 0: " in said
         assert "classes of 7 to " in said
+        assert "drawn by seed 0" in said
         words = ["--data.imbalance", "1", "--trainer.limit_train_batches", "1", "--epochs", "1", "--no-analysis"]
         assert main(["fit", "digits-lt", *words, "--out", str(tmp_path / "balanced")]) == 0
         assert main(["grad-cam", str(runs / "baseline"), str(tmp_path / "balanced"), "--out", str(out)]) == 0

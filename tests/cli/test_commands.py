@@ -4,7 +4,8 @@ import csv
 import json
 import re
 import shutil
-import time
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,14 +16,8 @@ from safetensors.torch import load_file
 from batchformer.models import resnet20
 from batchformer.runs.folder import LOCK, RunFolder
 from batchformer.runs.lock import locked
-from batchformer.runs.recorder import RunRecorder
 
 from .conftest import TINY
-
-
-def test_the_time_of_a_run_is_counted_from_its_begin():
-    begin = time.perf_counter()
-    assert 0 <= RunRecorder().wall_s <= time.perf_counter() - begin
 
 
 def test_fit_writes_the_run_folder(tiny_run):
@@ -290,6 +285,32 @@ def test_data_describes_a_recipe(say):
     assert "imbalance 10" in out
     assert "many (> 100)" in out
     assert "many (> 100)" not in say("data", "vit-digits")[1]  # no tail
+
+
+def test_data_tells_what_is_special_about_these_data(say):
+    code, out, err = say("data", "digits-domains")
+    assert code == 0, err
+    assert re.search(r"^  trained on 0-degrees \(\d+\), .* images of these are held out$", out, re.MULTILINE)
+    assert re.search(r"^  tested on 75-degrees \(296\)$", out, re.MULTILINE)
+
+
+def test_only_warnings_of_this_package_are_shown_one_line_each():
+    program = """
+import logging, warnings
+from batchformer.cli.quiet import quiet_libraries
+with quiet_libraries():
+    warnings.warn("of a library", FutureWarning)
+    logging.getLogger("library").warning("a tip")
+    warnings.warn_explicit("first line\\nsecond line", UserWarning, "x.py", 1, module="batchformer.data")
+warnings.warn("of somebody", FutureWarning)
+logging.getLogger("library").warning("another tip")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ours, others = done.stderr.splitlines()[:1], done.stderr.splitlines()[1:]
+    assert ours == ["batchformer: warning: first line second line"]
+    assert len(others) == 2
+    assert "FutureWarning: of somebody" in others[0]
+    assert others[1] == "another tip"
 
 
 @pytest.mark.parametrize("command", ["fit", "compare", "test", "predict", "export", "report", "recipes", "data"])

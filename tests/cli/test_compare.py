@@ -68,6 +68,23 @@ def test_compare_trains_both_on_the_same_batches_and_goes_on_after_a_stop(say, s
     assert not (out / "baseline-seed1/result.json").exists()
 
 
+def test_overwriting_removes_the_old_comparison_before_it_trains(say, monkeypatch, tmp_path):
+    out = tmp_path / "compare"
+    run = out / "baseline-seed0"
+    run.mkdir(parents=True)
+    old = [out / "compare.json", out / "report.html", run / "config.yaml", run / "result.json"]
+    for file in old:
+        file.write_text("{}")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LongTailed, "training_step", interrupted)
+    command = ["compare", "digits-lt", "--seeds", "1", *TINY, "--no-analysis", "--out", out]
+    assert say(*command, "--overwrite")[0] == 130
+    assert not any(file.exists() and file.read_text() == "{}" for file in old)
+
+
 def test_ctrl_c_says_how_to_go_on(say, monkeypatch, tmp_path):
     train = LongTailed.training_step
 

@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
+import torch
 import yaml
 
 from batchformer.cli import main
@@ -13,8 +15,11 @@ from batchformer.cli.training import COMMON, recipe_overrides
 from batchformer.data.sets import write_miniature
 from batchformer.errors import UserError
 from batchformer.runs.checkpoints import LastCheckpoint
-from batchformer.runs.tuning import steepest
+from batchformer.runs.tuning import learning_rate, steepest
+from batchformer.tasks import LongTailed
 from batchformer.training.weights import read_checkpoint
+
+from ..tasks.conftest import TinyData
 
 QUICK = ["--init-from", "scratch", "--model.backbone", "resnet20", "--data.image_size", "16", "--data.workers", "0",
          "--batch-size", "16", "--device", "cpu", "--trainer.precision", "32-true", "--no-analysis",
@@ -35,7 +40,10 @@ def here(photos, tmp_path, monkeypatch):
 
 class TestCheck:
     def test_errors_have_an_exit_code_a_page_and_a_way_out(self, say, here):
-        assert say("data", "folder-lt", "--data-root", "photos", "--check")[0] == 0
+        code, out, _ = say("data", "folder-lt", "--data-root", "photos", "--check")
+        assert code == 0
+        assert re.match(r"folder-lt: 320 train, \d+ val images in photos\n  widths +\d+ to \d+, .*\n  heights ", out)
+        assert "\nNo error\n" in out
         (here / "photos/train/class_0/<b>.jpg").write_bytes(b"no image")
         shutil.copy("photos/val/class_1/0000.jpg", "photos/train/class_1/leaked.jpg")
         code, out, _ = say("data", "folder-lt", "--data-root", "photos", "--check")
@@ -173,6 +181,19 @@ class TestChoice:
         assert chosen["epochs"] == (worse[0] + 1 if worse else 4)
 
 
+class OwnGroups(LongTailed):
+    """Its learning rate is `scale` times that of the options; of two groups the first has one weight."""
+
+    def configure_optimizers(self):
+        one, *others = self.net.parameters()
+        members = [[one], others] if len(self.factors) > 1 else [[one, *others]]
+        rate = self.scale * self.optimizer_options.lr
+        groups = [
+            {"params": some, "lr_factor": f, "lr": f * rate} for some, f in zip(members, self.factors, strict=True)
+        ]
+        return torch.optim.SGD(groups)
+
+
 class TestTuner:
     def test_the_rate_where_the_loss_falls_most_per_factor_is_taken(self):
         rates = [10 ** (k / 10 - 5) for k in range(50)]
@@ -183,6 +204,17 @@ class TestTuner:
         with pytest.raises(UserError, match="the loss did not fall"):
             steepest(rates, [float(k) for k in range(50)])
         assert steepest(rates, [math.nan if k > 40 else loss for k, loss in enumerate(losses)]) == pytest.approx(1e-3)
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_the_scaling_of_the_rate_and_groups_that_stand_still_do_not_change_the_answer(self, tmp_path):
+        def found(scale, *factors):
+            task = OwnGroups("resnet20", {"widths": [4, 4]}, method="baseline")
+            task.scale, task.factors = scale, factors
+            return learning_rate((task, TinyData(), {"accelerator": "cpu"}, None), tmp_path, 0.1, 15)
+
+        assert found(4.0, 0.0, 1.0) == pytest.approx(found(1.0, 1.0) / 4)
+        with pytest.raises(UserError, match="trains at a learning rate of 0"):
+            found(1.0, 0.0)
 
     def test_it_prints_the_options_of_fit_and_keeps_nothing(self, say, here):
         words = ["tune", "folder-lt", "--data-root", "photos", *QUICK, "--steps", "30"]

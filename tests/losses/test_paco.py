@@ -88,10 +88,16 @@ def test_half_precision_around_it_changes_nothing():
         assert torch.equal(PaCoLoss(COUNTS)(*given, torch.arange(ROWS)), plain)
 
 
-@pytest.mark.parametrize("options", [{"alpha": -1.0}, {"alpha": 0.0, "beta": 0.0}, {"temperature": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"alpha": -0.5}, {"gamma": -1.0}, {"alpha": 0.0, "beta": 0.0}, {"temperature": 0.0}]
+)
 def test_weights_that_make_no_loss_are_refused(options):
     with pytest.raises(UserError, match="PaCo: alpha="):
         PaCoLoss(COUNTS, **options)
+
+
+def test_it_leaves_nothing_in_the_state_dict():
+    assert not PaCoLoss(COUNTS).state_dict()
 
 
 def test_a_class_without_images_is_named():

@@ -61,6 +61,18 @@ def test_the_page_shows_classes_pairs_matrix_and_calibration(tmp_path):
     assert "Confusion matrix" not in page
 
 
+def test_columns_have_a_number_for_each_named_class_and_names_may_be_missing(tmp_path):
+    made = copy.deepcopy(with_failures(result(classes=12), 12))
+    del made["class_names"]
+    (tmp_path / "result.json").write_text(json.dumps(made))
+    (run,) = load_runs([tmp_path])
+    assert len(run.failures["columns"]["F1"]) == 12
+    made["class_names"] = [f"class {k}" for k in range(13)]
+    (tmp_path / "result.json").write_text(json.dumps(made))
+    with pytest.raises(UserError, match="not one number for each of its classes"):
+        load_runs([tmp_path])
+
+
 @pytest.mark.parametrize(
     ("part", "value"),
     [

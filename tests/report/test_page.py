@@ -410,6 +410,24 @@ def test_what_is_held_out_by_the_seed_is_no_difference_between_variants(tmp_path
     assert "training data are not the same" in page_of(tmp_path / "other", results)
 
 
+@pytest.mark.parametrize("upright", [False, True])
+def test_arrows_of_intervals_that_leave_the_chart_point_out_of_it_along_the_line(upright):
+    chart = Chart("c", linear_axis([0.0, 1.0], "across"), linear_axis([0.0, 1.0], "up"))
+    ends = [(chart.x.low - 9, chart.y.low - 9), (chart.x.high + 9, chart.y.high + 9)]
+    chart.interval(*((0.5, y) if upright else (x, 0.5) for x, y in ends), "v0")
+    found = re.findall(r'<polygon class="arrow v0" points="([^"]+)"', chart.svg("t", "d"))
+    middle = chart.at(0.5, 0.5)
+    for corners in found:
+        tip, one, other = (
+            [float(number) for number in point.split(",")][:: -1 if upright else 1] for point in corners.split()
+        )
+        centre = middle[::-1] if upright else middle
+        assert one[0] == other[0]
+        assert tip[1] == pytest.approx((one[1] + other[1]) / 2, abs=0.1) == pytest.approx(centre[1], abs=0.1)
+        assert abs(tip[0] - centre[0]) == pytest.approx(abs(one[0] - centre[0]) + 7, abs=0.2)
+    assert len(found) == 2
+
+
 def test_an_interval_wider_than_is_possible_is_cut_in_the_chart(tmp_path):
     results = comparison(seeds=2)
     for made in results:

@@ -78,6 +78,20 @@ def test_the_facts_name_the_targets_and_every_seed_once(tmp_path):
     told = dict(facts(load_runs([write(tmp_path, pose())])))
     assert told["Targets"] == "glove, indoor, night, sun"
     assert told["Seeds"] == "scratch: 0, 1, 2; mixstyle: 0, 1, 2; mixstyle+batchformer: 0, 1, 2"
+    uneven = [made for made in comparison(seeds=3) if (made["method"], made["seed"]) != ("batchformer", 1)]
+    told = dict(facts(load_runs([write(tmp_path / "uneven", uneven)])))
+    assert told["Seeds"] == "baseline: 0, 1, 2; batchformer: 0, 2"
+
+
+def test_the_facts_name_every_device_once_and_leave_out_what_is_not_known(tmp_path):
+    results = comparison(seeds=2)
+    results[1]["device"] = "NVIDIA A100"
+    told = dict(facts(load_runs([write(tmp_path / "two", results)])))
+    assert sorted(told["Device"].split(", ")) == ["NVIDIA A100", "NVIDIA H200"]
+    for each in results:
+        del each["device"], each["wall_s"]
+    told = dict(facts(load_runs([write(tmp_path / "none", results)])))
+    assert not {"Device", "Wall time per run"} & set(told)
 
 
 def test_loss_scales_that_differ_are_told(tmp_path):

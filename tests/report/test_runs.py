@@ -102,6 +102,18 @@ def test_nothing_found_says_where_it_looked(tmp_path):
         load_runs([tmp_path / "nowhere"])
 
 
+def test_a_file_that_was_named_must_be_a_result_and_others_of_a_folder_are_passed_over(tmp_path):
+    for name in ("settings.json", "result.json"):
+        (tmp_path / name).write_text('{"seed": 1}')
+        with pytest.raises(UserError, match=f"{name} has no .*: it is not a complete result file"):
+            load_runs([tmp_path / name])
+    with pytest.raises(UserError, match=r"result\.json has no"):
+        load_runs([tmp_path])
+    (tmp_path / "result.json").unlink()
+    with pytest.raises(UserError, match=r"no result\.json found"):
+        load_runs([tmp_path])
+
+
 def test_a_run_that_is_not_finished_is_told_apart_from_a_wrong_folder(tmp_path):
     (tmp_path / "config.yaml").write_text("a: 1")
     with pytest.raises(UserError, match=r"is a run that is not finished, it has no result.json: .* --resume"):

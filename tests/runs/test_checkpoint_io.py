@@ -4,11 +4,14 @@ import os
 import resource
 import signal
 
+import lightning.pytorch as L
 import pytest
 import torch
 
 from batchformer.errors import UserError
-from batchformer.runs.checkpoints import AtomicCheckpointIO, read_checkpoint
+from batchformer.runs.checkpoints import AtomicCheckpointIO, LastCheckpoint, read_checkpoint
+
+from ..tasks.conftest import make_trainer
 
 
 def test_what_was_saved_is_read_again(tmp_path):
@@ -69,3 +72,44 @@ def test_no_room_for_a_checkpoint_keeps_the_one_before(tmp_path):
         signal.signal(signal.SIGXFSZ, handler)
     assert os.listdir(tmp_path) == ["last.ckpt"]
     assert read_checkpoint(path)["epoch"] == 1
+
+
+class OneWeight(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        return self.weight * batch.sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("often", "length", "expected"),
+    [
+        ({}, {"max_epochs": 3}, [5, 10, 15]),
+        ({"every_epochs": 2}, {"max_epochs": 3}, [10, 15]),
+        ({"every_epochs": 2, "every_steps": 2}, {"max_epochs": 3}, [2, 4, 6, 8, 10, 12, 14, 15]),
+        (
+            {"every_epochs": 9, "every_steps": 5},
+            {"max_epochs": 3},
+            [15],
+        ),  # the end of an epoch comes after its last step
+        ({"every_epochs": 9}, {"max_epochs": 3, "max_steps": 7}, [7]),
+    ],
+)
+def test_checkpoints_are_written_as_often_as_asked_and_after_the_last_step(often, length, expected, tmp_path):
+    steps = []
+
+    class Noted(LastCheckpoint):
+        def _save(self, trainer):
+            super()._save(trainer)
+            steps.append(read_checkpoint(self.path)["global_step"])
+
+    last = Noted(tmp_path / "last.ckpt", **often)
+    trainer = make_trainer(**length, callbacks=[last], enable_checkpointing=True, default_root_dir=tmp_path)
+    trainer.fit(OneWeight(), torch.utils.data.DataLoader(torch.zeros(5, 1)))
+    assert steps == expected

@@ -47,6 +47,18 @@ def test_overwrite_keeps_files_a_run_did_not_write(tmp_path):
     assert (folder.path / "notes.txt").read_text() == "mine"
 
 
+def test_a_run_that_failed_is_taken_back_whatever_it_had_written_by_then(tmp_path):
+    for written in ((), ("config.yaml",), ("config.yaml", "metrics.csv", "tensorboard/events", "notes.txt")):
+        folder = RunFolder(tmp_path / "run")
+        folder.open_new(overwrite=False)
+        for name in written:
+            (folder.path / name).parent.mkdir(exist_ok=True)
+            (folder.path / name).write_text("x")
+        folder.take_back()
+        assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == [n for n in written if "notes" in n]
+        assert folder.path.exists() == ("notes.txt" in written)
+
+
 def test_an_empty_folder_is_fine(tmp_path):
     RunFolder(tmp_path).open_new(overwrite=False)
 

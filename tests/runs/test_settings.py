@@ -16,6 +16,7 @@ from batchformer.recipes import about, find_recipe, read_recipe, recipe_names
 from batchformer.runs.folder import RunFolder
 from batchformer.runs.options import RunOptions, dotted
 from batchformer.runs.settings import defaults_of, refuse_other_settings
+from batchformer.runs.train import Prepared, open_folder
 from batchformer.tasks import TASKS
 from batchformer.training.schedules import ScheduleOptions, lr_factor
 
@@ -44,6 +45,16 @@ def started_with(config, path):
     path.mkdir(exist_ok=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     return RunFolder(path)
+
+
+def test_a_run_without_a_checkpoint_yet_begins_anew_with_the_settings_of_now(tmp_path):
+    before, now = ({"data": {"init_args": {"workers": workers, "seed": 0}}} for workers in (4, 0))
+    folder = started_with(before, tmp_path / "run")
+    folder.metrics.write_text("step\n1\n")
+    run = Prepared(folder, task=None, data=None, trainer=None, recorder=None, began={})
+    assert open_folder(run, now, resume=True, overwrite=False) is None
+    assert yaml.safe_load(folder.config.read_text()) == now
+    assert not folder.metrics.exists()
 
 
 @pytest.mark.parametrize(("task", "recipe"), one_recipe_of_each_task())

@@ -89,6 +89,28 @@ class TestRenderer:
         behind = projected[..., :2].amin(1), projected[..., :2].amax(1)
         assert ((behind[1] - behind[0]).amax(1) > 20).all()  # the hand fills a good part of the picture
 
+    def test_skin_is_lit_by_the_lamp_and_by_what_is_around(self):
+        """Lambert's law with normals that are interpolated between the vertices, at some pixels."""
+
+        class EvenSkin(HandScenes):
+            def _draws(self, index):
+                return {**super()._draws(index), "mottle": np.zeros(24)}
+
+        scenes = EvenSkin(read_rig(), joints_of_freihand(), size=64)
+        made, drawn, faces = scenes(np.array([3])), scenes._draws(3), scenes.skeleton.faces
+        depth = made["vertices"][..., 2:]
+        projected = torch.cat([made["vertices"][..., :2] / depth * made["focal"][0] + 32, depth], dim=-1)
+        face, inside = (each[0] for each in rasterise(projected, faces, 64))
+        vertices, normals = made["vertices"][0].numpy(), np.zeros(made["vertices"][0].shape)
+        for a, b, c in faces.tolist():
+            normals[[a, b, c]] += np.cross(vertices[b] - vertices[a], vertices[c] - vertices[a])
+        normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+        for row, column in (face >= 0).nonzero()[::37].tolist():
+            normal = inside[row, column].numpy() @ normals[faces[face[row, column]].numpy()]
+            lit = max(0.0, normal @ drawn["lamp"] / np.linalg.norm(normal)) * drawn["lamp_colour"]
+            seen = np.clip(drawn["skin"] * (lit + drawn["ambient"]), 0, 1)
+            np.testing.assert_allclose(made["images"][0, :, row, column], seen, atol=2e-3)
+
     def test_a_small_view_shows_the_back_with_the_fingers_up(self):
         made = HandScenes(read_rig(), joints_of_freihand(), size=64, view=30.0)(np.arange(12))["joints_2d"]
         wrist, index, middle, little = (made[:, k] for k in (0, 5, 9, 17))

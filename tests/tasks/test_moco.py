@@ -118,6 +118,7 @@ def test_the_module_is_one_for_queries_and_keys_and_frozen_by_option_only():
     kept = [p.detach().clone() for p in frozen.attachment.parameters()]
     fit(frozen)
     assert all(torch.equal(a, b) for a, b in zip(kept, frozen.attachment.parameters(), strict=True))
+    fit(task(contrast={"frozen_module": True}, method="baseline"))  # of a comparison: it has none
 
 
 def test_momentum_rises_along_a_cosine_in_v3_and_stays_in_v2():

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from batchformer.data import DigitsLT
-from batchformer.errors import UserError
+from batchformer.errors import NonFiniteLoss, UserError
 from batchformer.models import resnet20
 from batchformer.runs.checkpoints import AtomicCheckpointIO, LastCheckpoint
 from batchformer.tasks import LongTailed, LossOptions, OptimizerOptions
+from batchformer.training.meter import Meter
 from batchformer.training.weights import load_weights
 
 from ..tasks.conftest import COUNTS, TinyData, info, make_trainer
@@ -135,6 +136,18 @@ def test_a_task_that_expects_a_checkpoint_asks_for_no_other_weights(tmp_path):
     tasks[1].expect_checkpoint()
     tasks[1].construct(info(COUNTS))
     assert tasks[1].built
+
+
+def test_the_means_of_an_epoch_that_version_0_1_had_begun_go_on():
+    meter = Meter(torch.device("cpu"))
+    of_0_1 = {"loss": 6.0, "rows": 4, "right": 3, "plain_loss": 2.0, "plain_rows": 4, "batch": 2, "first_step": 10}
+    meter.load_state_dict(of_0_1)
+    assert meter.values() == {"loss": 1.5, "acc": 75.0, "loss_plain": 0.5}
+    meter.update({"loss": torch.tensor(0.5), "acc": torch.full((4,), 25.0)}, samples=4)
+    assert meter.values() == {"loss": 1.0, "acc": 50.0, "loss_plain": 0.5}
+    meter.update({"loss": torch.tensor(float("nan"))}, samples=4)
+    with pytest.raises(NonFiniteLoss, match="not finite since step 13"):
+        meter.raise_if_not_finite(epoch=1)
 
 
 def test_a_foreign_checkpoint_is_refused():

@@ -64,8 +64,10 @@ def learning_rate(parts: tuple[Any, ...], folder: Path, lr: float, steps: int) -
         optimizer = configure()
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UserError(f"{type(task).__name__} has several optimizers: their learning rates cannot be searched.")
-        first = optimizer.param_groups[0]
-        scale[0] = first["lr"] / first.get("lr_factor", 1.0) / lr
+        factor, rate = max((group.get("lr_factor", 1.0), group["lr"]) for group in optimizer.param_groups)
+        if not rate:
+            raise UserError(f"{type(task).__name__} trains at a learning rate of 0: there is none to look for.")
+        scale[0] = rate / factor / lr
         optimizer.register_step_pre_hook(_keep_factors)
         return optimizer
 

@@ -160,7 +160,6 @@ class NetworkTask(Task):
 
     def expect_checkpoint(self) -> None:
         super().expect_checkpoint()
-        self.compile_net = False
         for name in ("pretrained", "pretrained_cfg_overlay"):
             self.backbone_args.pop(name, None)
 
