@@ -202,7 +202,9 @@ class TestGraphormer:
     def test_the_first_meshes_are_small_and_every_encoder_begins_as_bert(self, topology):
         """With coordinates of half a metre most of a short training would be spent on their size."""
         net = self.net(topology)
-        assert net.eval()(torch.randn(4, 3, 64, 64))["coarse"].std() < 0.15
+        first = net.eval()(torch.randn(4, 3, 64, 64))
+        assert first["coarse"].std() < 0.15
+        torch.testing.assert_close(first["camera"], torch.tensor([[5.0, 0, 0]] * 4), atol=0.5, rtol=0)  # in the middle
         last = net.encoders[2].layers[0]
         assert last.attention.in_proj_weight.std().item() == pytest.approx(0.02, rel=0.2)
         assert not last.expand.bias.any()
