@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.spatial.transform import Rotation
 
 from batchformer.analysis.drawing import LESS, MARGIN, MORE, PAPER
 from batchformer.analysis.hand_pictures import WORST, draw_hands, error_colours, hand_meshes_of
@@ -121,6 +122,12 @@ class TestRenderer:
         assert angles.std() > 3
         with pytest.raises(UserError, match=r"data\.view=0 is an angle"):
             data(view=0)
+
+    def test_joints_bend_about_the_axes_of_their_frames(self, scenes):
+        angles = torch.tensor([[0.3, 0.0], [0.0, 0.2], [0.5, -0.4]])
+        for found, (flexion, spread) in zip(scenes._rotations({"angles": angles}), angles.tolist(), strict=True):
+            expected = Rotation.from_euler("YX", [spread, -flexion]).as_matrix()
+            np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
 
     def test_joints_bend_within_their_limits(self, scenes):
         made = [scenes._draws(k)["angles"] for k in range(50)]

@@ -8,8 +8,10 @@ import torch
 import yaml
 
 from batchformer.cli import main
+from batchformer.cli.probe import recipe_of_probe
 from batchformer.data import DigitsLT
 from batchformer.errors import UserError
+from batchformer.runs.folder import RunFolder
 from batchformer.tasks import MAE, LinearProbe, LongTailed, MoCo
 from batchformer.tasks.self_supervised.probe import labelled_part
 
@@ -116,3 +118,18 @@ def test_the_command_writes_a_recipe_and_trains_it(tmp_path, capsys):
     assert main(["probe", str(run), "--protocol", "moco-v4"]) == 2
     assert "expected one of moco-v2, moco-v3, mae, finetune" in capsys.readouterr().err
     assert main(["probe", str(tmp_path / "nothing")]) == 2
+
+
+def test_a_probe_has_the_data_of_the_run_without_its_views_and_augmentation(tmp_path):
+    data = {"class_path": "batchformer.data.DigitsLT", "init_args": {"imbalance": 3.0, "root": None}}
+    of_the_run = {**data["init_args"], "views": 2, "augment": "moco", "augment_repeats": 3}
+    config = {
+        "model": {"backbone": "resnet20", "method": "baseline", "seed": 4},
+        "data": {**data, "init_args": of_the_run},
+        "trainer": {"precision": "32-true", "max_epochs": 800},
+        "run": {"recipe": "mine"},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    made = recipe_of_probe(RunFolder(tmp_path), "mae", None)
+    assert made["data"] == {**data, "init_args": {"imbalance": 3.0}}
+    assert (made["model"]["backbone"], made["model"]["seed"], made["run"]["variant"]) == ("resnet20", 4, "baseline")
