@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import nn
 
-from batchformer.nn.token_layout import layout_of, patch_size, prefix_tokens, token_grid
+from batchformer.nn.token_layout import layout_of, patch_grids, patch_size, prefix_tokens, token_grid
 
 SMALL_VIT = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 3}
 SMALL_SWIN = {"img_size": 32, "window_size": 4, "depths": (1, 1), "embed_dim": 24, "num_heads": (2, 2)}
@@ -101,3 +101,10 @@ def test_a_model_without_its_own_count_has_the_prefix_tokens_that_are_its_parame
     assert prefix_tokens(vit) == ("class_token" not in options, declared)
     layout = layout_of(tokens, "last", images, vit)
     assert (layout.prefix, layout.grid) == (declared, (4, 4))
+
+
+def test_a_model_without_patches_tells_no_grid_and_others_drop_or_pad_the_rest() -> None:
+    model = nn.Conv2d(3, 8, 3)
+    assert list(patch_grids(model, 10, 8)) == []
+    model.patch_size = 4
+    assert list(patch_grids(model, 10, 8)) == [(2, 2), (3, 2)]
