@@ -8,7 +8,14 @@ from torch.distributed.tensor import DTensor
 
 from batchformer.errors import UserError
 from batchformer.tasks import LongTailed
-from batchformer.training.sharding import as_one_process_has_it, is_sharded, load_whole, shard
+from batchformer.training.sharding import (
+    ShardedStrategy,
+    as_one_process_has_it,
+    is_sharded,
+    load_whole,
+    refuse_unshardable,
+    shard,
+)
 
 from ..tasks.conftest import TinyData, make_trainer
 
@@ -46,9 +53,8 @@ def test_a_sharded_task_is_whole_again_from_its_checkpoint(mesh, trained):
     assert all((parameter.full_tensor() == 1).all() for parameter in task.parameters())
 
 
-def test_a_task_that_uses_its_parameters_outside_its_steps_is_refused(mesh):
-    class Outside(LongTailed):
-        shardable = False
-
-    with pytest.raises(UserError, match="Outside uses its parameters outside its steps"):
-        shard(Outside("resnet20"), mesh)
+def test_a_task_that_uses_its_parameters_outside_its_steps_is_refused():
+    task = LongTailed("resnet20", algorithm="crt")
+    task.trainer = make_trainer(max_epochs=1, strategy=ShardedStrategy())
+    with pytest.raises(UserError, match="LongTailed does not train with its parameters divided among processes"):
+        refuse_unshardable(task)
