@@ -16,6 +16,7 @@ from batchformer.errors import NonFiniteLoss, UserError
 from batchformer.metrics import CocoAP
 from batchformer.models import DETECTORS, create_detector
 from batchformer.tasks import Detection, DetectorModuleOptions, DetectorOptimizerOptions, ScheduleOptions
+from batchformer.tasks.detection.faster_rcnn import RegionDetection
 
 from .conftest import info, make_trainer
 
@@ -309,3 +310,15 @@ def test_fields_that_have_a_place_of_their_own_are_sent_there():
             Detection("detr", {name: 3})
     with pytest.raises(UserError, match="encoder_layers names no layer"):
         task_of(batchformer={"encoder_layers": []}).construct(info([1, 1]))
+
+
+def test_the_schedule_of_faster_rcnn_counts_steps_of_the_run():
+    schedule = ScheduleOptions("step", warmup_epochs=4, warmup_start=0.2, milestones=[10, 20])
+    task = RegionDetection("test_resnet", schedule=schedule)
+    task.trainer = make_trainer(max_steps=30)
+    done = task.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+    rates = {}
+    for done.completed in (0, 2, 4, 9, 10, 19, 20, 29):
+        rates[task.trainer.global_step] = task.learning_rate() / task.sgd.lr
+    expected = {0: 0.2, 2: 0.6, 4: 1, 9: 1, 10: 0.1, 19: 0.1, 20: 0.01, 29: 0.01}
+    assert rates == pytest.approx(expected)

@@ -19,7 +19,7 @@ from batchformer.tasks.detection.task import Detection
 from batchformer.training.optimizers import OptimizerOptions
 from batchformer.training.options import as_options, plain_values
 from batchformer.training.reseed import reseed
-from batchformer.training.schedules import ScheduleOptions, place_in_run, steps_per_epoch
+from batchformer.training.schedules import ScheduleOptions
 from batchformer.training.task import Batch
 from batchformer.training.weights import load_weights, read_weights, without_outer_name
 
@@ -102,9 +102,7 @@ class RegionDetection(Detection):
         self.set_learning_rate()
 
     def learning_rate(self) -> float:
-        schedule = self.schedule_options
-        done, _ = place_in_run(self.trainer, "step")
-        step = round(done * steps_per_epoch(self.trainer))
+        schedule, step = self.schedule_options, self.trainer.global_step
         rate = self.sgd.lr * schedule.gamma ** sum(step >= milestone for milestone in schedule.milestones)
         if step >= schedule.warmup_epochs:
             return rate
