@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -68,4 +69,7 @@ def keep_result(run: Path, kept: Path) -> None:
             return [without_paths(each) for each in value]
         return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
-    write_json(kept, without_paths(json.loads((run / "result.json").read_text())))
+    result = without_paths(json.loads((run / "result.json").read_text()))
+    if command := result.get("command"):
+        result["command"] = re.sub(r"(?<=[ =])/\S*/", "", command)
+    write_json(kept, result)

@@ -144,7 +144,12 @@ def _next_step(run):
 
 def test_a_kept_result_is_that_of_the_run_without_the_folders_of_a_machine(script, tmp_path):
     result = {"metrics": {"top1": 0.1}, "data": {"root": "/home/me/data/cub", "words": ["/a/words.npz", "glove.txt"]}}
+    result["command"] = "batchformer fit recipe --init-from backbone=/a/b/net.pth --data-root /c/d --model.method a/b"
     (tmp_path / "result.json").write_text(json.dumps(result))
     script("_common").keep_result(tmp_path, tmp_path / "kept" / "baseline-seed0.json")
     kept = json.loads((tmp_path / "kept" / "baseline-seed0.json").read_text())
-    assert kept == {"metrics": {"top1": 0.1}, "data": {"root": "cub", "words": ["words.npz", "glove.txt"]}}
+    assert kept == {
+        "metrics": {"top1": 0.1},
+        "data": {"root": "cub", "words": ["words.npz", "glove.txt"]},
+        "command": "batchformer fit recipe --init-from backbone=net.pth --data-root d --model.method a/b",
+    }

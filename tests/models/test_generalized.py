@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from batchformer.models import generalized
-from batchformer.models.generalized import Comparator, Critic, Generator, ZeroShotNet, linear_map
+from batchformer.models.generalized import Comparator, Critic, Generator, SumOfReLU, ZeroShotNet, linear_map
+
+from ..interpreter import interpreted
 
 
 @pytest.mark.parametrize("at_once", [1, 50, 10_000])
@@ -31,16 +35,26 @@ def test_comparator_is_its_mlp_on_every_pair(monkeypatch, at_once):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_what_is_compiled_for_a_gpu_is_what_blocks_of_rows_compute(device):
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(2048, 150, 2048), (70, 3, 33)])
+def test_on_a_gpu_pairs_are_those_of_the_definition(sizes):
     torch.manual_seed(0)
-    inputs = [torch.randn(shape, device=device, requires_grad=True) for shape in ((9, 6), (5, 6), (6,))]
-    pairs = generalized._compiled() if device == "cuda" else generalized.sum_of_relu
-    found, wanted = pairs(*inputs), generalized._SumOfReLU.apply(*inputs)
-    torch.testing.assert_close(found, wanted)
-    given = torch.randn(9, 5, device=device)
-    for one, other in zip(*(torch.autograd.grad(out, inputs, given) for out in (found, wanted)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    rows, classes, dim = sizes
+    inputs = [torch.randn(shape, device="cuda", requires_grad=True) for shape in ((rows, dim), (classes, dim), (dim,))]
+    exact = [each.detach().double().requires_grad_() for each in inputs]
+    found, given = SumOfReLU.apply(*inputs), torch.randn(rows, classes, device="cuda")
+    slopes = torch.autograd.grad(found, inputs, given)
+    wanted, sums = [], [torch.zeros_like(each) for each in exact]
+    for part, of_part in zip(exact[0].split(64), given.double().split(64), strict=True):
+        wanted.append(((part[:, None] + exact[1]).relu() * exact[2]).sum(2))
+        for total, slope in zip(sums, torch.autograd.grad(wanted[-1], exact, of_part), strict=True):
+            total += slope
+    for one, other in zip((found, *slopes), (torch.cat(wanted), *sums), strict=True):
+        assert (one - other).norm() < 1e-5 * other.norm()
+
+
+def test_kernels_of_pairs_compute_the_definition():
+    assert interpreted(Path(__file__).with_name("interpret_pairs.py")) == ["9 5 6", "70 66 200", "3 150 130"]
 
 
 def test_comparator_computes_pairs_in_full_precision_under_autocast():

@@ -336,8 +336,7 @@ class TestOnCuda:
 
     @pytest.mark.parametrize("train", ["experts", "router"])
     def test_a_compiled_network_in_a_graph(self, train, tmp_path):
-        source = a_file(tmp_path)
-        eager, compiled = (
-            self.fit(source, "32-true", train, cuda_graph=True, compile=on, channels_last=True) for on in (False, True)
-        )
+        source, options = a_file(tmp_path), {"cuda_graph": True, "channels_last": True}
+        options["batchformer"] = {"dropout": 0.0}  # compiled code draws other numbers
+        eager, compiled = (self.fit(source, "32-true", train, compile=on, **options) for on in (False, True))
         assert compiled[1]["train/loss"].item() == pytest.approx(eager[1]["train/loss"].item(), rel=1e-2)

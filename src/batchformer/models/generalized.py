@@ -1,6 +1,6 @@
 """Networks of generalized zero-shot learning: generator, critic, comparator, and the classifier of all classes."""
 
-import functools
+import importlib.util
 from typing import Any
 
 import torch
@@ -53,13 +53,13 @@ class Comparator(nn.Module):
 
     The first layer is linear in both, so it is applied to rows and to classes alone and the two are added for each
     pair: of 2048 rows and 150 classes that is a matrix product of 2048 rows in place of 307,200. What is left per pair
-    is memory traffic, 2.5 GB of sums; with `compile`, on a CUDA device, torch.compile fuses it and they are not stored.
+    is 2.5 GB of sums, which are never stored (`SumOfReLU`).
     """
 
-    def __init__(self, embedded: int, attributes: int, width: int, compile: bool = False) -> None:
+    def __init__(self, embedded: int, attributes: int, width: int) -> None:
         super().__init__()
         self.hidden, self.score = linear(embedded + attributes, width), linear(width, 1)
-        self.embedded, self.compile_pairs = embedded, compile
+        self.embedded = embedded
 
     def forward(
         self, rows: Float[Tensor, "rows embedded"], attributes: Float[Tensor, "classes attributes"]
@@ -71,44 +71,38 @@ class Comparator(nn.Module):
             of_rows, of_classes, score = of_rows.to(weight.dtype), of_classes.to(weight.dtype), self.score.weight[0]
             # leaky(s) = slope s + (1 - slope) relu(s), the first of which needs no pairs
             plain = (of_rows @ score)[:, None] + of_classes @ score
-            pairs: Any = _compiled() if self.compile_pairs and rows.is_cuda else _SumOfReLU.apply
-            positive = pairs(of_rows, of_classes, score)
+            positive = SumOfReLU.apply(of_rows, of_classes, score)
             return _SLOPE * plain + (1 - _SLOPE) * positive + self.score.bias
 
 
-def sum_of_relu(
-    u: Float[Tensor, "rows dim"], v: Float[Tensor, "classes dim"], w: Float[Tensor, " dim"]
-) -> Float[Tensor, "rows classes"]:
-    """sum_d w_d relu(u_id + v_cd) for all rows i and classes c: the definition, which torch.compile fuses."""
-    return ((u[:, None] + v).relu() * w).sum(2)
+class SumOfReLU(torch.autograd.Function):
+    """sum_d w_d relu(u_id + v_cd) for all rows i and classes c.
 
-
-@functools.cache
-def _compiled() -> Any:
-    return torch.compile(sum_of_relu, dynamic=False)
-
-
-class _SumOfReLU(torch.autograd.Function):
-    """`sum_of_relu` in blocks of rows; pairs are not kept for the backward pass, which computes them again."""
+    The backward pass computes the pairs again. With p_ic the gradient, a_id = sum_c p_ic [u_id + v_cd > 0] and b_cd the
+    same over rows, the gradients of u, v, w are a w, b w and sum_i u a + sum_c v b.
+    """
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
         ctx.save_for_backward(u, v, w)
-        return torch.cat([_positive(part, v) @ w for part in _blocks(u, v)])
+        if (kernels := _kernels(u)) is not None:
+            return kernels.relu_sums(u, v, w)
+        return torch.cat([(part[:, None] + v).relu_() @ w for part in _blocks(u, v)])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        u, v, w = ctx.saved_tensors
-        of_u, of_v, of_w = [], torch.zeros_like(v), torch.zeros_like(w)
-        blocks = _blocks(u, v)
-        for part, given in zip(blocks, gradients[0].split([len(part) for part in blocks]), strict=True):
-            sums = _positive(part, v)
-            of_w += given.reshape(-1) @ sums.flatten(0, 1)
-            passed = sums.sign_().mul_(given[..., None])
-            of_u.append(passed.sum(1))
-            of_v += passed.sum(0)
-        return torch.cat(of_u) * w, of_v * w, of_w
+        (u, v, w), (given,) = ctx.saved_tensors, gradients
+        if (kernels := _kernels(u)) is not None:
+            of_u, of_v = kernels.gated_sums(u, v, given.T), kernels.gated_sums(v, u, given)
+        else:
+            of_u, of_v, blocks = [], torch.zeros_like(v), _blocks(u, v)
+            for part, of_part in zip(blocks, given.split([len(part) for part in blocks]), strict=True):
+                passed = (part[:, None] + v > 0) * of_part[..., None]
+                of_u.append(passed.sum(1))
+                of_v += passed.sum(0)
+            of_u = torch.cat(of_u)
+        return of_u * w, of_v * w, (u * of_u).sum(0) + (v * of_v).sum(0)
 
 
 def _blocks(u: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -116,8 +110,13 @@ def _blocks(u: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     return u.split(max(1, most // v.numel()))
 
 
-def _positive(u: Tensor, v: Tensor) -> Tensor:
-    return (u[:, None] + v).relu_()
+def _kernels(rows: Tensor) -> Any:
+    """The Triton kernels, where they run."""
+    if not rows.is_cuda or rows.dtype != torch.float32 or importlib.util.find_spec("triton") is None:
+        return None
+    from batchformer.models import pair_kernels
+
+    return pair_kernels
 
 
 class ZeroShotNet(nn.Module):

@@ -155,7 +155,7 @@ class TauNormalized(RescaledClassifier):
         if given is None:
             present = self.seen > 0
             means = torch.where(present, self.sums / self.seen.clamp_min(1), 0.0).sum(1) / present.sum()
-            self.tau.copy_(self.taus[means.argmin()])
+            self.tau.copy_(self.taus.gather(0, means.argmin(0, keepdim=True))[0])  # an index would be read by the host
         else:
             self.tau.fill_(given)
         self.rescale(task, self.factors(self.tau), torch.zeros_like(self.bias))

@@ -61,7 +61,6 @@ class GeneralizedZeroShot(SeenAndUnseen):
         optimizer: of critic and generator.
         oracle: also report the epoch best on the test set, as the released code does.
         seed: decides initial weights and what is random in a step.
-        compile: on a CUDA device, torch.compile what the comparator does with each pair; elsewhere no difference.
         cuda_graph: on a CUDA device, run the steps of critic and generator as one CUDA graph each; elsewhere no
             difference.
     """
@@ -81,7 +80,6 @@ class GeneralizedZeroShot(SeenAndUnseen):
         optimizer: AdamOptions = AdamOptions(),
         oracle: bool = False,
         seed: int = 0,
-        compile: bool = False,
         cuda_graph: bool = False,
     ) -> None:
         softmax = as_options(SoftmaxOptions, softmax, "softmax")
@@ -103,7 +101,6 @@ class GeneralizedZeroShot(SeenAndUnseen):
         self.linear_options = linear = as_options(LinearMapOptions, linear, "linear")
         self.optimizer_options = optimizer = as_options(AdamOptions, optimizer, "optimizer")
         self.save_hyperparameters(plain_values(locals()))
-        self.compile_pairs = compile
         self.embedding_dim = contrast.embedding_dim if algorithm == "ce_gzsl" else 0
         self.module: bf.BatchFormer | None = None
         self._steps: dict[str, Callable[[Batch], dict[str, Tensor]]] = {}
@@ -123,7 +120,7 @@ class GeneralizedZeroShot(SeenAndUnseen):
         if self.algorithm == "ce_gzsl":
             embedded = self.embedding_dim
             self.projection = linear(embedded, self.contrast.projection_dim)
-            self.comparator = Comparator(embedded, sizes[0], self.contrast.comparator_width, self.compile_pairs)
+            self.comparator = Comparator(embedded, sizes[0], self.contrast.comparator_width)
             if self.contrast.accumulate_comparator:
                 for k, parameter in enumerate(self.comparator.parameters()):
                     self.register_buffer(f"accumulated_{k}", torch.zeros_like(parameter))
