@@ -211,6 +211,8 @@ def test_batches_of_the_critic_are_drawn_anew_and_an_epoch_is_enough_for_the_gen
     large.setup()
     counts = np.bincount(built(root).sampler(large)(0)[:100], minlength=48)
     assert counts.min() == 2  # more than there are: each twice before one comes a third time
+    for algorithm in ("f_clswgan", "linear"):  # the reference of a comparison trains on a small set, too
+        trained(root, epochs=1, data=large, algorithm=algorithm, method="baseline")
 
 
 def weights(task):
