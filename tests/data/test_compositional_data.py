@@ -238,6 +238,9 @@ def test_folders_that_cannot_be_read_as_pairs(copied, tmp_path):
     (root / "images" / "very_old_cat").mkdir()
     refused(root, "very_old_cat is not named <attribute>_<object>")
     (root / "images" / "very_old_cat").rmdir()
+    (root / "images" / "blue_cat").mkdir()
+    refused(root, "blue_cat has no image")
+    (root / "images" / "blue_cat").rmdir()
     for folder in (root / "images").iterdir():
         if folder.name not in ("new_cat", "old_dog"):
             shutil.rmtree(folder)

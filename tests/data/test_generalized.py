@@ -184,6 +184,8 @@ BAD = {
     ),
     "no labels": (spoil(labels=None), "has no array labels"),
     "labels that are no numbers": (lambda c: {"labels": c["labels"] + 0.5}, "labels .* no whole numbers"),
+    "features that are words": (lambda c: {"features": c["features"].astype(str)}, "features .* are no real numbers"),
+    "attributes that are words": (lambda c: {"att": c["att"].astype(str)}, "attributes .* are no real numbers"),
     "features of the wrong shape": (lambda c: {"features": c["features"][None]}, "expected .samples, width."),
 }
 

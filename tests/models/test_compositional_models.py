@@ -79,6 +79,18 @@ def test_graph_convolutions_are_dense_products(hidden, embed_dim):
         torch.testing.assert_close(ours, slow, atol=1e-5, rtol=1e-5)
 
 
+def test_dropout_is_before_each_graph_convolution_and_in_training_alone():
+    scorer = make(GraphScorer, hidden_dims=[7], dropout=0.5)
+    torch.manual_seed(3)
+    found, (first, second) = scorer.pair_embeddings(), scorer.layers
+    torch.manual_seed(3)
+    hidden = F.linear(slow_adjacency() @ F.dropout(scorer.nodes), first.weight, first.bias)
+    wanted = F.linear(slow_adjacency() @ F.dropout(hidden.relu()), second.weight, second.bias)
+    torch.testing.assert_close(found, F.normalize(wanted[-len(PAIRS) :], dim=1))
+    scorer.eval()
+    assert torch.equal(scorer.pair_embeddings(), scorer.pair_embeddings())
+
+
 def test_cosines_times_the_scale():
     scorer = make(CosineScorer, hidden_dim=None, scale=7.0).eval()
     found = scorer(features())

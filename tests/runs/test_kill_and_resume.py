@@ -31,6 +31,9 @@ BALMS = ("digits-lt", "--model.algorithm", "balms", "--model.balms.meta_batch", 
 GAN = ("digits-gzsl", "--trainer.limit_train_batches", "7", "--model.generator.critic_steps", "3",
        "--model.softmax.epochs", "2", "--model.contrast.accumulate_comparator", "true")  # fmt: skip
 GUIDED_GAN = (*GAN[:-2], "--model.algorithm", "f_clswgan", "--model.method", "baseline")
+# The margins of an epoch follow word vectors that are learnt, and are others when a checkpoint inside it is written
+OPEN_WORLD = ("digits-states", "--trainer.limit_train_batches", "7", "--model.backbone_args.widths", "[4,4]",
+              "--model.pairs.name", "compcos", "--model.pairs.world", "open")  # fmt: skip
 EACH_EPOCH = ["--run.checkpoint_every_epochs", "1"]
 INSIDE_EPOCHS = ["--run.checkpoint_every_steps", "3"]
 ENDS_BY_STEPS = ["--trainer.max_steps", "18"]
@@ -57,6 +60,13 @@ KILLS = {
     ),
     "GAN, in the middle of writing the checkpoint of the last epoch": (GAN, EACH_EPOCH, "write", 3, 14),
     "GAN guided by a classifier, in the middle of an epoch": (GUIDED_GAN, INSIDE_EPOCHS, "step", 10, 9),
+    "pairs in the open world, in the middle of an epoch, checkpoint inside it": (
+        OPEN_WORLD,
+        INSIDE_EPOCHS,
+        "step",
+        13,
+        12,
+    ),
 }
 
 # Signals to the process group, as a terminal and job schedulers send them: worker processes get them too.
@@ -76,6 +86,7 @@ FAST = [
     "ViT, in the middle of an epoch, checkpoint inside it",
     "BALMS, in the middle of an epoch, checkpoint inside it",
     "GAN, between steps of critic and generator, checkpoint inside the epoch",
+    "pairs in the open world, in the middle of an epoch, checkpoint inside it",
 ]
 
 

@@ -131,6 +131,16 @@ def test_the_best_threshold_of_feasibility_on_validation_is_taken_for_the_test()
     assert task.results("test")["auc"] == wanted[areas.index(max(areas))]
 
 
+@pytest.mark.parametrize("world", ["closed", "open"])
+def test_predictions_have_the_bias_of_validation_on_unseen_pairs(world):
+    task, seen = built(pairs={"name": "compcos", "world": world}).eval(), torch.tensor(INFO.seen)
+    for bias in (-50.0, 50.0):  # cosines are scaled by 20
+        task.bias.fill_(bias)
+        said = task.predict_step(batch(), 0)
+        assert said.shape == (4, 6)
+        assert (seen[said.argmax(1)] == (bias < 0)).all()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

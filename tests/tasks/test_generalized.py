@@ -105,19 +105,19 @@ def test_the_generators_loss_is_the_critics_score_and_its_weighted_parts(root, a
 
 
 @pytest.mark.parametrize("rows", ["real", "both"])
-def test_the_module_relates_generated_rows_by_option_only(root, rows):
-    """The loss of a generated row reaches the noise of the others through the module alone."""
-    task, batch = built(root, batchformer={"rows": rows, "dropout": 0.0}, contrast={"instance_weight": 0.0}), None
-    labels = torch.tensor([0, 1, 2, 3])
-    fake = torch.rand(4, 16, requires_grad=True)
-    embedded, of = task.net.embedding(fake), labels
-    if task.module_options.rows == "both":
-        embedded, of = task.module(embedded, labels)
-    loss = F.cross_entropy(task.comparator(embedded, task.attributes[task.seen])[[-1]], task.position[of[-1:]])
-    reached = torch.autograd.grad(loss, fake)[0].abs().sum(1) > 0
-    assert reached[:-1].any() == (rows == "both")
-    batch = batch_of(root)
-    assert set(seeded(task.generator_losses, batch)) == {"generator", "instance_generated", "class_generated"}
+def test_generated_rows_are_contrasted_with_real_ones_and_related_by_option_only(root, rows):
+    task, batch = built(root, batchformer={"rows": rows, "dropout": 0.0}), batch_of(root)
+    found, labels = seeded(task.generator_losses, batch), batch["labels"]
+    embedded, of_fake = task.net.embedding(seeded(task.generator, task.attributes[labels])), labels
+    if rows == "both":
+        embedded, of_fake = torch.cat([embedded, task.module.relate(embedded)]), labels.repeat(2)
+    real = task.net.embedding(task.net.scaled(batch["features"]))
+    projected = F.normalize(task.projection(torch.cat([embedded, real])), dim=1)
+    instance = supervised_contrast(projected, torch.cat([of_fake, labels]), 0.1)
+    torch.testing.assert_close(found["instance_generated"], instance)
+    position = task.seen.cumsum(0)[of_fake] - 1
+    scores = task.comparator(embedded, task.attributes[task.seen]) / 0.1
+    torch.testing.assert_close(found["class_generated"], F.cross_entropy(scores, position))
 
 
 def test_the_generators_step_changes_the_generator_alone_and_the_critics_all_others(root):
@@ -174,6 +174,30 @@ def test_the_comparators_gradient_is_that_of_the_epoch_by_option_only(root):
     assert "accumulated_0" not in built(root).state_dict()
 
 
+def test_the_comparators_gradient_begins_anew_in_every_epoch(root, monkeypatch):
+    step, before = GeneralizedZeroShot._train_critic, []
+
+    def noted(task, batch):
+        before.append(bool(task._accumulated()[0].any()))
+        return step(task, batch)
+
+    monkeypatch.setattr(GeneralizedZeroShot, "_train_critic", noted)
+    trained(root, contrast={**SMALL["contrast"], "accumulate_comparator": True})
+    assert before == [False, True, True, True, True, True] * 2
+
+
+def test_the_learning_rate_falls_after_every_so_many_epochs(root):
+    task = built(root, optimizer={"lr": 0.8, "decay": 0.5, "decay_epochs": 100})
+
+    class Trainer:
+        current_epoch = 0
+
+    task._trainer, rates = Trainer(), []
+    for Trainer.current_epoch in (0, 99, 100, 250):
+        rates.append(task.learning_rate())
+    assert rates == [0.8, 0.8, 0.4, 0.2]
+
+
 def test_batches_of_the_critic_are_drawn_anew_and_an_epoch_is_enough_for_the_generator(root):
     data = data_in(root)
     order = built(root).sampler(data)
@@ -187,6 +211,8 @@ def test_batches_of_the_critic_are_drawn_anew_and_an_epoch_is_enough_for_the_gen
     large.setup()
     counts = np.bincount(built(root).sampler(large)(0)[:100], minlength=48)
     assert counts.min() == 2  # more than there are: each twice before one comes a third time
+    for algorithm in ("f_clswgan", "linear"):  # the reference of a comparison trains on a small set, too
+        trained(root, epochs=1, data=large, algorithm=algorithm, method="baseline")
 
 
 def weights(task):
@@ -242,6 +268,17 @@ def test_results_are_means_over_classes_and_the_last_epoch_counts(root):
     assert [measure.key for measure in task.measures if measure.primary] == ["harmonic"]
 
 
+def test_unseen_alone_is_judged_without_the_seen_classes(root):
+    task = built(root).eval()
+    with torch.no_grad():
+        task.net.classifier.weight.zero_()
+        task.net.classifier.bias.copy_(torch.tensor([5.0] * 8 + [0.0, 1.0, 0.0]))
+        task.evaluate({"features": torch.rand(3, 16), "labels": torch.tensor([8, 9, 9])}, "val")
+    for metric, right in ((task.accuracy, 0), (task.among_unseen, 100)):
+        metric.sync()
+        assert metric.per_class()[8:10].tolist() == [0, right]
+
+
 def test_the_final_classifier_learns_from_real_and_generated_rows():
     torch.manual_seed(0)
     centres = torch.eye(3) * 4
@@ -255,6 +292,8 @@ def test_the_final_classifier_learns_from_real_and_generated_rows():
     first = layer.weight.clone()
     seeded(fit_softmax, layer, rows, labels, SoftmaxOptions(epochs=30, batch_size=7, lr=0.05))
     assert torch.equal(layer.weight, first)  # from new initial weights, by the seed
+    seeded(fit_softmax, layer, rows, labels, SoftmaxOptions(epochs=30, synthetic=7, lr=0.05))
+    assert torch.equal(layer.weight, first)  # batches as large as a class of generated rows
 
 
 def fitted(out, *more):

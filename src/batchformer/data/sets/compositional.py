@@ -268,6 +268,8 @@ class PairFolders(CompositionalData, FileData):
         for folder in folders:
             images = images_in(os.path.join(root, "images", folder), others)
             pair = self._pair_of(folder, root)
+            if not images:
+                raise UserError(f"{Path(root) / 'images' / folder} has no image: add some, or remove the folder.")
             entries += [Entry(path[above:], pair, "") for path in images]
         if not entries:
             raise UserError(f"no images in {Path(root) / 'images'}/<attribute>_<object>/: put some there.")

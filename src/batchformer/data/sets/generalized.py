@@ -47,6 +47,9 @@ class AttributeTable(NamedTuple):
     def check(self) -> None:
         """Raise a UserError for arrays that do not fit together or cannot be trained on."""
         where = self.source
+        for name, values in (("features", self.features), ("attributes", self.attributes)):
+            if values.dtype.kind not in "iuf":
+                raise UserError(f"the {name} in {where} are no real numbers but {values.dtype}: write them as float32.")
         if self.features.ndim != 2 or not self.features.size:
             raise UserError(f"the features in {where} have the shape {self.features.shape}: expected (samples, width).")
         count = len(self.features)

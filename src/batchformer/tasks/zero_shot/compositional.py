@@ -69,7 +69,7 @@ class CompositionalZeroShot(ClassifierTask):
     main_picture: ClassVar[Mapping[str, Any]] = {"section": CURVE}
     analyses = ("mistakes",)
     data_class: ClassVar[type] = CompositionalData
-    in_checkpoint: ClassVar[Mapping[str, str]] = {"best": "_best", "shown": "_shown"}
+    in_checkpoint: ClassVar[Mapping[str, str]] = {"best": "_best", "shown": "_shown", "feasible": "_feasible"}
     bias: Float[Tensor, ""]
     candidate_of: Tensor
 
@@ -99,6 +99,7 @@ class CompositionalZeroShot(ClassifierTask):
         self._best: dict[str, float] = {}
         self._trial = 0  # the threshold of feasibility that is best on the validation set
         self._shown: dict[str, Any] = {}  # of the last evaluation, for the page
+        self._feasible: tuple[int, Tensor] | None = None  # an epoch, and the feasibility of the pairs when it began
 
     @property
     def all_measures(self) -> list[Measure]:
@@ -213,7 +214,12 @@ class CompositionalZeroShot(ClassifierTask):
         return options.lr * (1 + math.cos(math.pi * min(now / total, 1.0))) / 2
 
     def begin_epoch(self) -> None:
-        self.net.scorer.begin_epoch(self.current_epoch)  # type: ignore[operator, union-attr]
+        scorer: Any = self.net.scorer
+        scorer.begin_epoch(self.current_epoch)
+        if isinstance(scorer, CosineScorer):
+            if self._feasible is not None and self._feasible[0] == self.current_epoch:  # resumed within it
+                scorer.feasible.copy_(self._feasible[1])
+            self._feasible = self.current_epoch, scorer.feasible
         super().begin_epoch()
 
     def forward(self, x: Tensor) -> Any:

@@ -133,12 +133,12 @@ class GeneralizedZeroShot(SeenAndUnseen):
         if self.trainer.precision == "16-mixed":
             raise UserError("trainer.precision 16-mixed is not for two optimizers in turn: use bf16-mixed or 32-true.")
 
-    def sampler(self, data: Any) -> Sampler | None:
+    def sampler(self, data: Any) -> Sampler:
         """Every batch of the critic is drawn anew, without replacement; an epoch has enough for the generator."""
-        if self.algorithm == "linear":
-            return None
         count, size, seed = data.train_images, data.batch_size, data.seed
         steps = self.generator_options.critic_steps * math.ceil(count / size)
+        if self.algorithm == "linear":  # which is solved when it is evaluated
+            steps = 1
 
         def order(epoch: int) -> np.ndarray:
             draw = generator(seed, epoch, "critic")
@@ -228,7 +228,7 @@ class GeneralizedZeroShot(SeenAndUnseen):
         self._captured = None
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        if self.algorithm != "linear":  # which is solved when it is evaluated
+        if self.algorithm != "linear":
             batch = as_batch(batch)
             if batch_idx == 0 and self.contrast.accumulate_comparator and self.algorithm == "ce_gzsl":
                 torch._foreach_zero_(self._accumulated())
