@@ -152,7 +152,7 @@ def variant_overrides(
 
 
 def _show(folder: RunFolder) -> None:
-    from batchformer.cli.recipe_cli import DEFAULT_TASK
+    from batchformer.recipes import DEFAULT_TASK
     from batchformer.tasks import TASKS, Task
 
     result = folder.read_result()

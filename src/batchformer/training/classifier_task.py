@@ -99,8 +99,7 @@ class ClassifierTask(NetworkTask):
         values = metric.compute()
         self.per_class = values.pop("per_class").tolist()
         metric.reset()
-        overall = values.pop("all")
-        return values if "top1" in values else {"accuracy": overall, **values}
+        return values
 
     def test_logits(self, images: Tensor) -> Float[Tensor, "batch classes"]:
         """Logits of the plain network, nothing added."""
