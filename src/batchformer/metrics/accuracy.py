@@ -18,7 +18,8 @@ class ShotAccuracy(Metric):
 
     As the tables of long-tailed recognition count (Liu et al., OLTR, and the released code of the papers): `accuracy`
     is the share of right test images; each of the others is the mean, over the classes of that split, of the accuracy
-    per class. A split without tested classes is nan, so is a class without test images. Counts are summed over processes.
+    per class. A split without tested classes is nan, so is a class without test images. Counts are summed over
+    processes.
     """
 
     full_state_update = False

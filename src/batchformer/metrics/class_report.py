@@ -157,9 +157,7 @@ def _confidence(logits: Float[Tensor, "images classes"], temperature: float) -> 
     return torch.cat(parts) if parts else logits.new_zeros(0)
 
 
-def worst_mistakes(
-    logits: Float[Tensor, "images classes"], labels: Int[Tensor, " images"], count: int
-) -> list[int]:
+def worst_mistakes(logits: Float[Tensor, "images classes"], labels: Int[Tensor, " images"], count: int) -> list[int]:
     """Numbers of the images that were classified wrongly with the highest confidence.
 
     At most two with the same true and predicted class: one confusion must not fill the picture.
