@@ -102,8 +102,10 @@ class RegionDetection(Detection):
         self.set_learning_rate()
 
     def learning_rate(self) -> float:
-        steps = total_epochs_of(self.trainer) * int(steps_per_epoch(self.trainer))
-        return self.sgd.lr * lr_factor(self.schedule_options, self.trainer.global_step, steps)
+        trainer, steps = self.trainer, self.trainer.max_steps
+        if steps <= 0:
+            steps = total_epochs_of(trainer) * int(steps_per_epoch(trainer))
+        return self.sgd.lr * lr_factor(self.schedule_options, trainer.global_step, steps)
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         found = self(batch)
