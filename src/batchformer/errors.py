@@ -34,6 +34,12 @@ def causes(problem: BaseException | None) -> Iterator[BaseException]:
         problem = problem.__cause__ or problem.__context__
 
 
+def reason_of(problem: BaseException) -> str:
+    """The first sentence of a library's error, to stand in one of ours; the kind of the error where it says nothing."""
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()] or [type(problem).__name__]
+    return lines[0].split(". ")[0].rstrip(".")[:200]
+
+
 def interruption(problem: BaseException | None) -> KeyboardInterrupt | None:
     """The KeyboardInterrupt that an error came out of: what fails while a command is being stopped is no news.
 

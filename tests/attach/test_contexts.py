@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import batchformer as bf
 from batchformer.attach.contexts import dry_run_state, evaluating, set_mode, temporary_attributes, untouched
 
 
@@ -96,15 +94,6 @@ def test_attributes_have_their_values_inside_only() -> None:
         assert module.p == 0.0
         raise RuntimeError
     assert module.p == 0.5
-
-
-def test_the_annotations_of_public_names_can_be_read() -> None:
-    room = sys.modules[bf.Attachment.__module__.rpartition(".")[0]]
-    for name in room.__all__:
-        found = getattr(room, name)
-        methods = [found] if not isinstance(found, type) else [each for each in vars(found).values() if callable(each)]
-        for method in methods:
-            get_type_hints(method)
 
 
 def test_a_model_in_eval_mode_is_set_to_train_and_parts_of_a_training_one_stay_as_they_are():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -107,3 +110,14 @@ def test_imports_to_the_left_and_of_types_are_allowed(source: str) -> None:
 
 def test_the_library_may_not_import_its_own_front() -> None:
     assert wrong_imports("import batchformer as bf", "nn") == ["line 1: nn imports mix"]
+
+
+@pytest.mark.parametrize("room", ["", *(f".{path.parent.name}" for path in sorted(PACKAGE.glob("*/__init__.py")))])
+def test_the_annotations_of_public_names_can_be_read(room: str) -> None:
+    place = import_module(f"batchformer{room}")
+    for name in getattr(place, "__all__", ()):
+        found = getattr(place, name)
+        for method in vars(found).values() if isinstance(found, type) else [found]:
+            # what dataclasses generate is of no file
+            if inspect.isfunction(method) and Path(method.__code__.co_filename).is_relative_to(PACKAGE):
+                get_type_hints(method)

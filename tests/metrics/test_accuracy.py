@@ -40,7 +40,7 @@ def test_all_counts_images_and_the_splits_average_classes():
         metric.update(logits_for(said[start:stop], 4), torch.tensor(truth[start:stop]))
     values = metric.compute()
     assert values["per_class"].tolist() == [75.0, 0.0, 50.0, 100.0]
-    assert values["all"].item() == 100 * 5 / 8
+    assert values["accuracy"].item() == 100 * 5 / 8
     assert values["many"].item() == 37.5  # not 60, the share of images
     assert values["medium"].item() == 50.0
     assert values["few"].item() == 100.0
@@ -61,7 +61,7 @@ def test_reset_forgets():
     metric.update(logits_for([0], 2), torch.tensor([1]))
     metric.reset()
     metric.update(logits_for([1], 2), torch.tensor([1]))
-    assert metric.compute()["all"].item() == 100.0
+    assert metric.compute()["accuracy"].item() == 100.0
 
 
 def test_needs_class_counts():
@@ -85,7 +85,7 @@ def test_two_processes_with_uneven_shares_agree_with_one(tmp_path):
     # forked: a spawned process imports torch anew, which takes longer than all other tests of this room
     mp.start_processes(_one_process, (2, os.fspath(tmp_path / "store"), out), nprocs=2, start_method="fork")
     together = torch.load(out)
-    assert together["all"].item() == 50.0
+    assert together["accuracy"].item() == 50.0
     assert together["per_class"].tolist() == [50.0, 100.0, 0.0]
     assert together["many"].item() == 50.0
 
@@ -98,9 +98,9 @@ def test_top_one_and_top_five_count_images():
         metric.update(logits[rows], labels[rows])
     values = metric.compute()
     ranks = [sorted(range(8), key=lambda c, row=row: -row[c]).index(label) for row, label in zip(logits, labels)]  # noqa: B905
-    assert values["top1"].item() == values["all"].item() == pytest.approx(100 * sum(r < 1 for r in ranks) / 40)
+    assert values["top1"].item() == pytest.approx(100 * sum(r < 1 for r in ranks) / 40)
     assert values["top5"].item() == pytest.approx(100 * sum(r < 5 for r in ranks) / 40)
-    assert set(values) == {*metric.names, "per_class"} == {"top1", "top5", "all", "per_class"}
+    assert set(values) == {*metric.names, "per_class"} == {"top1", "top5", "per_class"}
     metric.reset()
     metric.update(logits, labels)
     assert metric.compute()["top5"] == values["top5"]

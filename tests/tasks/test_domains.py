@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from batchformer.analysis.after_training import _plane, evenly_spaced_images
+from batchformer.analysis.after_training import _plane, evenly_spaced_samples
 from batchformer.cli import main
 from batchformer.data import DataInfo
 from batchformer.errors import UserError
@@ -289,7 +289,7 @@ def test_images_are_taken_evenly_over_a_set_whose_length_is_not_known():
         return [{"images": part} for part in whole.split(size)]
 
     for count in (5, 60, 61, 119, 120, 1000, 4001):
-        found = evenly_spaced_images(loader(count), 60).flatten()
+        found = evenly_spaced_samples(loader(count), 60, "images")["images"].flatten()
         assert len(found) == min(count, 60)
         steps = found.diff()
         assert steps.min() >= 1

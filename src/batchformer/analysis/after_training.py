@@ -64,7 +64,8 @@ def domain_planes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
 
     device, precision = trainer.strategy.root_device, trainer.strategy.precision_plugin
     task.net.to(device).eval()
-    parts = [evenly_spaced_images(data.evaluation_loader(name), PLANE_IMAGES) for name in ("source", "target")]
+    loaders = [data.evaluation_loader(name) for name in ("source", "target")]
+    parts = [evenly_spaced_samples(loader, PLANE_IMAGES, "images")["images"] for loader in loaders]
     rows = {name: len(images) for name, images in zip(("source", str(data.target)), parts, strict=True)}
     images, entered = precision.convert_input(torch.cat(parts).to(device)), []
     layer = task.net.get_submodule(task.feature_layer)
@@ -79,13 +80,11 @@ def domain_planes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     return {"sections": [_plane(title, features.float().cpu(), rows) for title, features in found.items()]}
 
 
-def evenly_spaced_images(loader: Iterable[Any], count: int) -> "Tensor":
-    """`count` images of a set, or all if it has fewer, evenly over its order; files are often sorted by class."""
-    return evenly_spaced_samples(loader, count, "images")["images"]
-
-
 def evenly_spaced_samples(loader: Iterable[Any], count: int, *names: str) -> "dict[str, Tensor]":
-    """The same of several entries of the batches, on the CPU."""
+    """Entries of `count` samples of a set, or of all if it has fewer, on the CPU.
+
+    Evenly spaced over the order of the set, since files are often sorted by class.
+    """
     import torch
 
     kept: dict[str, Tensor] = {}

@@ -147,13 +147,12 @@ def draw_grad_cam(
     return contact_sheet(rows)
 
 
-def draw_plane(
-    features: FeaturePair, labels: Sequence[int] | None = None, size: tuple[int, int] = (1000, 1040)
-) -> Image.Image:
+def draw_plane(features: FeaturePair, labels: Sequence[int] | None = None) -> Image.Image:
     """Each sample as a point without the module (ring) and with it (disc), a line between; colours are the classes.
 
     Both directions have one scale: a line twice as long is a move twice as far.
     """
+    size = 1000, 1040
     without, related = features.plane()
     if labels is not None:
         labels = labels.tolist() if hasattr(labels, "tolist") else list(labels)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from batchformer.cli.arguments import Option, read_arguments
+from batchformer.cli.training import root_override
 from batchformer.errors import UserError, did_you_mean
 
 FORMATS = {"safetensors": "model.safetensors", "onnx": "model.onnx", "pt2": "model.pt2", "folder": "exported"}
@@ -43,9 +44,7 @@ def run(args: list[str]) -> int:
 
     from batchformer.cli.finished_run import load_run
 
-    root = given.value("data-root")
-    overrides = [("data.init_args.root", root)] if root else []
-    found = load_run(given.positional[0], overrides, trust=given.flag("trust"))
+    found = load_run(given.positional[0], root_override(given), trust=given.flag("trust"))
     out = Path(given.value("out") or found.folder.path / FORMATS[kind])
     if note := found.note():
         print(note)

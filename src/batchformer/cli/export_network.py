@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.data.loading.epoch_loader import as_batch
-from batchformer.errors import UserError
+from batchformer.errors import UserError, reason_of
 from batchformer.files import refuse_unwritable, write_atomically
 from batchformer.runs.result import variant_of
 
@@ -258,8 +258,7 @@ def _with_free_batch(inputs: tuple[Any, ...], trace: Callable[[Any], Any]) -> tu
     try:
         return trace(None), False
     except Exception as problem:
-        lines = [line for line in str(problem).splitlines() if line.strip()] or [type(problem).__name__]
-        raise UserError(f"the network cannot be traced for this format ({lines[0].strip()[:200]}).") from problem
+        raise UserError(f"the network cannot be traced for this format ({reason_of(problem)}).") from problem
 
 
 def _compare(

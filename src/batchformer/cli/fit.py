@@ -13,11 +13,9 @@ from batchformer.cli.training import (
     SHORT,
     RunMaker,
     a_word_while_loading,
-    method_override,
     recipe_of,
-    recipe_overrides,
     refuse_unreachable_weights,
-    seed_overrides,
+    single_run_overrides,
     variants_on_the_line,
     words_again,
 )
@@ -73,13 +71,7 @@ def trained(args: list[str]) -> RunFolder | None:
         args, [*COMMON, Option("seed"), Option(SEED_OF_LIGHTNING), Option("method")], recipe_keys=True
     )
     name, file = recipe_of(given, "fit")
-    overrides = [*recipe_overrides(given), ("run.recipe", name)]
-    for option in (SEED_OF_LIGHTNING, "seed"):
-        if given.flag(option):
-            overrides += seed_overrides(given.integer(option, 0))
-    if (method := given.value("method")) is not None:
-        overrides += method_override(method)
-
+    overrides = [*single_run_overrides(given), ("run.recipe", name)]
     if not given.flag("resume"):
         refuse_unreachable_weights(file, overrides)
     with a_word_while_loading():
@@ -152,7 +144,7 @@ def variant_overrides(
 
 
 def _show(folder: RunFolder) -> None:
-    from batchformer.cli.recipe_cli import DEFAULT_TASK
+    from batchformer.recipes import DEFAULT_TASK
     from batchformer.tasks import TASKS, Task
 
     result = folder.read_result()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.cli.arguments import Option, read_arguments
+from batchformer.cli.training import root_override
 from batchformer.errors import UserError
 from batchformer.files import refuse_to_replace, refuse_unwritable
 
@@ -41,12 +42,10 @@ def run(args: list[str]) -> int:
     from batchformer.data.drawing import save_marked
     from batchformer.runs.result import variant_of
 
-    root = given.value("data-root")
-    overrides = [("data.init_args.root", root)] if root else []
     explained: dict[str, Any] = {}
     first: Any = None
     for path in given.positional:
-        found = load_run(path, overrides, given.flag("trust"))
+        found = load_run(path, root_override(given), given.flag("trust"))
         task, data = found.task.to(best_device()), found.data
         data.setup()
         classes = [str(name) for name in task.data_info.get("classes", ())]

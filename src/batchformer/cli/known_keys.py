@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import batchformer
 from batchformer.cli.parser_errors import unknown_key
 from batchformer.data.sets import SETS
-from batchformer.recipes import read_recipe
+from batchformer.recipes import DEFAULT_TASK, read_recipe
 from batchformer.runs.options import current_key
 
 _PACKAGE = Path(batchformer.__file__).parent
-_DEFAULT_TASK = "long_tailed"
 _SECTIONS = ("trainer", "model", "data", "run")
 #: in annotations: values that may have keys below them
 _WITH_KEYS = ("dict", "Mapping", "Any", "Logger", "Callback", "Profiler", "Strategy", "Accelerator", "PLUGIN", "Plugin")
@@ -58,7 +57,7 @@ def _walk(recipe: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     """(key, whether it has no keys below it), of every section that can be read."""
     yield from _fields(_find("Trainer", _lightning_trainer()), "trainer")
     yield from _fields(_find("RunOptions", _PACKAGE / "runs/options.py"), "run")
-    task = recipe.get("task", _DEFAULT_TASK)
+    task = recipe.get("task", DEFAULT_TASK)
     names = _tasks()
     if task in names:
         yield from _fields(_find(names[task], _PACKAGE / "tasks/__init__.py"), "model")

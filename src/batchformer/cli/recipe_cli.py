@@ -16,7 +16,7 @@ from batchformer.cli.parser_errors import in_one_line
 from batchformer.cli.training import Overrides
 from batchformer.data.sets import import_all
 from batchformer.errors import UserError, did_you_mean
-from batchformer.recipes import read_recipe
+from batchformer.recipes import DEFAULT_TASK, read_recipe
 from batchformer.runs.options import RunOptions, current_key, dotted, with_current_keys
 from batchformer.tasks import TASKS, Task
 
@@ -26,7 +26,6 @@ TRAINER_DEFAULTS = {
     "num_sanity_val_steps": 0,
     "log_every_n_steps": 50,
 }
-DEFAULT_TASK = "long_tailed"  # of recipes that name none
 PAIR = {"baseline": {"model.method": "baseline"}, "batchformer": {"model.method": "batchformer"}}
 _KNOWN_CODE = ("batchformer.", "lightning.", "pytorch_lightning.", "torch.")
 

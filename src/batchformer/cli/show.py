@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from batchformer.metrics.measures import measures_of, with_current_names
+from batchformer.metrics.measures import Measure, measures_of, with_current_names
 from batchformer.metrics.shots import count_shots
 
 
@@ -32,8 +32,7 @@ def weights_of(result: dict[str, Any]) -> str:
 def metrics_table(result: dict[str, Any]) -> str:
     """The measures of a run, each with its unit; for splits of the classes how many classes are in them."""
     result = with_current_names(result)
-    metrics, counts = result["metrics"], result.get("class_counts", [])
-    shown = [measure for measure in measures_of(result) if measure.key in metrics and not measure.detail]
+    shown, counts = _shown(result), result.get("class_counts", [])
     if not shown:
         return "\n".join([f"{name_of(result)}: not evaluated", *_speed(result)])
     data = result.get("data", {})
@@ -42,12 +41,11 @@ def metrics_table(result: dict[str, Any]) -> str:
         images += " that it was trained on"
     when = weights_of(result)
     lines = [f"{name_of(result)}: {when}{',' if ',' in when and images else ''}{images}"]
-    labels = {m.key: f"{m.label} ({m.note})" if m.note else m.label for m in shown}
-    width, units = max(20, *map(len, labels.values())), max(len(measure.unit) for measure in shown)
+    width, units = max(20, *(len(label) for _, label, _ in shown)), max(len(measure.unit) for measure, *_ in shown)
     shots = count_shots(counts) if len(set(counts)) > 1 else {}
-    for measure in shown:
-        value, classes = metrics[measure.key], shots.get(measure.key)
-        line = f"  {labels[measure.key]:<{width}} {_number(value):>6} {measure.unit:<{units}}"
+    for measure, label, number in shown:
+        classes = shots.get(measure.key)
+        line = f"  {label:<{width}} {number:>6} {measure.unit:<{units}}"
         if classes is not None:
             line += f"   {classes} {'class' if classes == 1 else 'classes'}"
         lines.append(line.rstrip())
@@ -56,14 +54,13 @@ def metrics_table(result: dict[str, Any]) -> str:
 
 def metrics_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """The measures of a run in words, and their values with units."""
-    result = with_current_names(result)
-    shown = [measure for measure in measures_of(result) if measure.key in result["metrics"] and not measure.detail]
-    rows = []
-    for measure in shown:
-        value = result["metrics"][measure.key]
-        number = f"{_number(value)} {measure.unit}".strip()
-        rows.append((f"{measure.label} ({measure.note})" if measure.note else measure.label, number))
-    return rows
+    return [(label, f"{number} {m.unit}".strip()) for m, label, number in _shown(with_current_names(result))]
+
+
+def _shown(result: dict[str, Any]) -> list[tuple[Measure, str, str]]:
+    """The measures of tables that a run has, each with its label and its number in words."""
+    found = [(m, result["metrics"][m.key]) for m in measures_of(result) if m.key in result["metrics"] and not m.detail]
+    return [(m, f"{m.label} ({m.note})" if m.note else m.label, _number(value)) for m, value in found]
 
 
 def _number(value: float | None) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.cli.arguments import Option, read_arguments
+from batchformer.cli.training import root_override
 from batchformer.errors import UserError
 from batchformer.files import refuse_to_replace, refuse_unwritable, write_text
 from batchformer.metrics.measures import with_current_names
@@ -37,8 +38,7 @@ def run(args: list[str]) -> int:
     from batchformer.runs.result import variant_of
     from batchformer.runs.trainer import interrupts_as_they_are, make_trainer
 
-    root = given.value("data-root")
-    found = load_run(given.positional[0], [("data.init_args.root", root)] if root else [], given.flag("trust"))
+    found = load_run(given.positional[0], root_override(given), given.flag("trust"))
     recorder = RunRecorder()
     keywords = {**found.trainer_keywords, "logger": False}
     if keywords.get("limit_val_batches") == 0:  # of a run that was trained without evaluation; here it is wanted

@@ -62,9 +62,7 @@ def name_of_recipe(given: Arguments, found: str, file: Path) -> str:
 
 def recipe_overrides(given: Arguments) -> Overrides:
     """Overrides of the command line, short options first so that a full key wins over them."""
-    overrides = []
-    if (root := given.value("data-root")) is not None:
-        overrides.append(("data.init_args.root", root))
+    overrides = root_override(given)
     for source in given.values.get("init-from", []):
         part, equals, place = source.partition("=")
         if not equals and source == SCRATCH:
@@ -162,15 +160,26 @@ def refuse_unreachable_weights(file: Path, overrides: Sequence[tuple[str, str]])
         refuse_unreachable(backbone, "" if parts == ["network"] else parts[0])
 
 
+def root_override(given: Arguments) -> Overrides:
+    root = given.value("data-root")
+    return [] if root is None else [("data.init_args.root", root)]
+
+
+def single_run_overrides(given: Arguments) -> Overrides:
+    """Those of the command line with the seed and the method of one run."""
+    overrides = recipe_overrides(given)
+    for option in (SEED_OF_LIGHTNING, "seed"):
+        if given.flag(option):
+            overrides += seed_overrides(given.integer(option, 0))
+    method = given.value("method")
+    if method not in (None, "baseline", "batchformer"):
+        raise UserError(f"--method {method}: expected baseline or batchformer.")
+    return overrides if method is None else [*overrides, ("model.method", str(method))]
+
+
 def seed_overrides(seed: int) -> Overrides:
     """One seed for the weights, the order of the data, augmentation and dropout."""
     return [("model.seed", str(seed)), ("data.init_args.seed", str(seed))]
-
-
-def method_override(method: str) -> Overrides:
-    if method not in ("baseline", "batchformer"):
-        raise UserError(f"--method {method}: expected baseline or batchformer.")
-    return [("model.method", method)]
 
 
 def variants_on_the_line(words: Sequence[str]) -> dict[str, Overrides]:

@@ -11,11 +11,9 @@ from batchformer.cli.training import (
     COMMON,
     SHORT,
     a_word_while_loading,
-    method_override,
     recipe_of,
-    recipe_overrides,
     refuse_unreachable_weights,
-    seed_overrides,
+    single_run_overrides,
     words_again,
 )
 from batchformer.errors import UserError
@@ -42,9 +40,7 @@ def run(args: list[str]) -> int:
     what, steps = given.value("find"), given.integer("steps", 100, 30)
     if what is not None and what not in _CHOICES:
         raise UserError(f"--find {what}: expected {', '.join(_CHOICES)}.")
-    overrides = recipe_overrides(given)
-    overrides += seed_overrides(given.integer("seed", 0)) if given.flag("seed") else []
-    overrides += method_override(str(given.value("method"))) if given.flag("method") else []
+    overrides = single_run_overrides(given)
     refuse_unreachable_weights(file, overrides)
     with a_word_while_loading():
         import torch

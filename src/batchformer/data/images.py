@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, features
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, reason_of
 
 _AT_ONCE = 256
 _ORIENTATION = 0x0112  # the tag in EXIF
@@ -190,13 +190,8 @@ def _read(path: str | Path, get: Callable[[Image.Image], Image.Image]) -> Image.
         raise UserError(f"image {path} does not exist: put it back, or check data.root and its list.") from error
     except Exception as error:  # of damaged files Pillow's readers raise whatever they come across
         raise UserError(
-            f"image {path} cannot be read ({first_line(error)}): repair it or take it out of the data set."
+            f"image {path} cannot be read ({reason_of(error)}): repair it or take it out of the data set."
         ) from error
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, shortened to fit into another message."""
-    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__
 
 
 def decode_images(

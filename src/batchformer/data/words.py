@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 from jaxtyping import Float
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, reason_of
 
 Vectors = dict[str, np.ndarray]
 _PARTS = re.compile(r"[\s_\-./]+")
@@ -78,8 +78,7 @@ def read_vectors(file: Path, wanted: Iterable[str]) -> Vectors:
     except (OSError, ValueError, KeyError, struct.error, EOFError) as problem:
         if isinstance(problem, UserError):
             raise
-        reason = (str(problem) or type(problem).__name__).splitlines()[0].rstrip(".")
-        raise UserError(f"{file} cannot be read as word vectors ({reason}): {_WAY_OUT}.") from problem
+        raise UserError(f"{file} cannot be read as word vectors ({reason_of(problem)}): {_WAY_OUT}.") from problem
     if bad := [word for word, vector in found.items() if not np.isfinite(vector).all()]:
         raise UserError(f"{file}: the vector of {bad[0]!r} has values that are no numbers: repair the file.")
     return found

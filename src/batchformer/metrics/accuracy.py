@@ -14,11 +14,12 @@ TOP = 5
 
 
 class ShotAccuracy(Metric):
-    """Top-1 accuracy in percent: `all`, `many`, `medium`, `few`, and of each class.
+    """Top-1 accuracy in percent: `accuracy`, `many`, `medium`, `few`, and of each class.
 
-    As the tables of long-tailed recognition count (Liu et al., OLTR, and the released code of the papers): `all` is the
-    share of right test images; each of the others is the mean, over the classes of that split, of the accuracy per
-    class. A split without tested classes is nan, so is a class without test images. Counts are summed over processes.
+    As the tables of long-tailed recognition count (Liu et al., OLTR, and the released code of the papers): `accuracy`
+    is the share of right test images; each of the others is the mean, over the classes of that split, of the accuracy
+    per class. A split without tested classes is nan, so is a class without test images. Counts are summed over
+    processes.
     """
 
     full_state_update = False
@@ -41,7 +42,7 @@ class ShotAccuracy(Metric):
 
     def compute(self) -> dict[str, Float[Tensor, ""]]:
         per_class = self.per_class()
-        values = {"all": 100 * self.correct.sum().double() / self.total.sum()}
+        values = {"accuracy": 100 * self.correct.sum().double() / self.total.sum()}
         for shot in SHOTS:
             rows = [row for row, of in enumerate(self.shots) if of == shot]
             values[shot] = per_class[rows].nanmean() if rows else per_class.new_tensor(float("nan"))
@@ -53,7 +54,7 @@ class ShotAccuracy(Metric):
 
 
 class TopAccuracy(ShotAccuracy):
-    """In percent: `top1`, `top5`, `all` (the same as `top1`: the name every result has), and of each class.
+    """In percent: `top1`, `top5`, and of each class.
 
     Where the training set has classes of more than one of the splits many, medium and few, these too (`ShotAccuracy`).
     With five classes or fewer `top5` is 100.
@@ -69,7 +70,7 @@ class TopAccuracy(ShotAccuracy):
     def names(self) -> tuple[str, ...]:
         """What `compute` gives, `per_class` aside."""
         shots = SHOTS if len(set(self.shots)) > 1 else ()
-        return ("top1", "top5", "all", *shots)
+        return ("top1", "top5", *shots)
 
     def update(self, logits: Float[Tensor, "batch classes"], targets: Int[Tensor, " batch"]) -> None:
         super().update(logits, targets)
@@ -78,7 +79,7 @@ class TopAccuracy(ShotAccuracy):
 
     def compute(self) -> dict[str, Float[Tensor, ""]]:
         values = super().compute()
-        values["top1"] = values["all"]
+        values["top1"] = values.pop("accuracy")
         values["top5"] = 100 * self.in_top.double() / self.total.sum()
         return {name: values[name] for name in (*self.names, "per_class")}
 

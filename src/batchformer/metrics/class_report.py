@@ -157,12 +157,10 @@ def _confidence(logits: Float[Tensor, "images classes"], temperature: float) -> 
     return torch.cat(parts) if parts else logits.new_zeros(0)
 
 
-def worst_mistakes(
-    logits: Float[Tensor, "images classes"], labels: Int[Tensor, " images"], count: int, of_a_pair: int = 2
-) -> list[int]:
+def worst_mistakes(logits: Float[Tensor, "images classes"], labels: Int[Tensor, " images"], count: int) -> list[int]:
     """Numbers of the images that were classified wrongly with the highest confidence.
 
-    At most `of_a_pair` with the same true and predicted class: one confusion must not fill the picture.
+    At most two with the same true and predicted class: one confusion must not fill the picture.
     """
     confidence, said = _confidence(logits, 1.0), logits.argmax(1)
     wrong = torch.nonzero(said != labels)[:, 0]
@@ -171,13 +169,13 @@ def worst_mistakes(
     for image in wrong[torch.argsort(-confidence[wrong], stable=True)].tolist():
         pair = int(labels[image]), int(said[image])
         seen[pair] = seen.get(pair, 0) + 1
-        if seen[pair] <= of_a_pair:
+        if seen[pair] <= 2:
             chosen.append(image)
         if len(chosen) == count:
             break
     return chosen
 
 
-def rounded(values: Sequence[float], digits: int = 2) -> list[float | None]:
+def rounded(values: Sequence[float]) -> list[float | None]:
     """For a result file: None where there is no number."""
-    return [round(value, digits) if math.isfinite(value) else None for value in values]
+    return [round(value, 2) if math.isfinite(value) else None for value in values]

@@ -29,13 +29,13 @@ def align(points: Points, truth: Points, reflect: bool = False) -> Points:
     return scale[:, None, None] * (own @ turn) + target
 
 
-def mean_pose(meshes: Points, rounds: int = 4) -> Points:
+def mean_pose(meshes: Points) -> Points:
     """The mean of meshes that are aligned to each other (generalised Procrustes), as a batch of one.
 
     Its error is a control: what is reached without looking at the pictures, by the best single answer.
     """
     mean = meshes[:1]
-    for _ in range(rounds):
+    for _ in range(4):  # it has converged
         mean = align(meshes, mean.expand_as(meshes)).mean(0, keepdim=True)
     return mean
 

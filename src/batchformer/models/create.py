@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from batchformer.errors import UserError, did_you_mean
+from batchformer.errors import UserError, did_you_mean, reason_of
 from batchformer.hub import fetching
 from batchformer.mix import Renormalize
 from batchformer.models.resnets import (
@@ -68,15 +68,16 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
     except (OSError, RuntimeError, ValueError) as problem:
         if not arguments.get("pretrained"):
             raise
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0].split(". ")[0].rstrip(".")
         raise UserError(
-            f"the pretrained weights of {name} could not be loaded ({reason}): timm downloads them once; without a "
-            f"network, {OTHER_WEIGHTS}."
+            f"the pretrained weights of {name} could not be loaded ({reason_of(problem)}): timm downloads them once; "
+            f"without a network, {OTHER_WEIGHTS}."
         ) from problem
 
 
 def creation_code(name: str, num_classes: int, arguments: Mapping[str, Any]) -> tuple[str, str]:
     """(expression, imports) that make the same network outside of this package's training."""
+    if name in NOT_STOCK:
+        raise UserError(f"{name} is not exported: {NOT_STOCK[name]}.")
     given = "".join(f", {key}={value!r}" for key, value in arguments.items())
     if name in OWN:
         return f"{name}(num_classes={num_classes}{given})", f"from batchformer.models import {name}"
@@ -92,9 +93,8 @@ def read_tensors(file: Path, way_out: str = "give a .pth, .pt or .safetensors fi
             return load_file(file)
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as problem:  # the type depends on what is wrong with the file
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
         raise UserError(  # the first sentence only: torch then recommends an unsafe load
-            f"{file} is no file of weights that torch can read ({reason.split('. ')[0]}): {way_out}."
+            f"{file} is no file of weights that torch can read ({reason_of(problem)}): {way_out}."
         ) from problem
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):

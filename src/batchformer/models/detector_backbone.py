@@ -11,7 +11,7 @@ from jaxtyping import Float
 from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
 from torch import Tensor, nn
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, reason_of
 from batchformer.hub import PRETRAINED, fetching
 from batchformer.models.create import read_tensors
 
@@ -32,7 +32,7 @@ def load_backbone_weights(backbone: nn.Module, name: str, source: str) -> None:
         except Exception as problem:  # no network, no such weights, a full disk, ...
             raise UserError(
                 f"timm could not get pretrained weights of {name}: give a local file (--init-from backbone=FILE), or "
-                f"none for random weights ({(str(problem).strip() or type(problem).__name__).splitlines()[0]})."
+                f"none for random weights ({reason_of(problem)})."
             ) from problem
     else:
         file = Path(source)

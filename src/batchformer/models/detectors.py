@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, reason_of
 
 FrozenStages = int | Literal["all"]
 PUBLISHED_FROZEN = 2  # stages: a ResNet's stem and its first layer
@@ -102,7 +102,7 @@ def create_detector(
         model = model_class(full_config)
     except RuntimeError as problem:  # timm's answer to an unknown name
         raise UserError(
-            f"backbone {backbone!r}: {str(problem).splitlines()[0]}; timm.list_models() lists those there are."
+            f"backbone {backbone!r}: {reason_of(problem)}; timm.list_models() lists those there are."
         ) from problem
     except (ValueError, StrictDataclassError) as problem:  # sizes that do not fit together, a word for a number, ...
         raise UserError(f"{name} with these settings: {' '.join(str(problem).split())}") from problem

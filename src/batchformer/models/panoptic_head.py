@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, reason_of
 from batchformer.nn import BatchFormer
 
 _MAPS = 4  # feature maps of the backbone that the head reads, the smallest through the encoder
@@ -113,7 +113,7 @@ def read_pretrained(source: Path, kind: Any = None) -> dict[str, Tensor]:
         detector = kind.from_pretrained(source, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as problem:
         raise UserError(
-            f"--init-from: transformers cannot read a {kind.__name__} from {source}: {str(problem).splitlines()[0]}"
+            f"--init-from: transformers cannot read a {kind.__name__} from {source}: {reason_of(problem)}."
         ) from problem
     written = (pair for file in sorted(source.glob("model*.safetensors")) for pair in load_file(file).items())
     return {**detector.state_dict(), **{key: value for key, value in written if key.startswith(_MODULE)}}

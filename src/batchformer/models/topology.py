@@ -103,12 +103,12 @@ def _way_back(vertices: np.ndarray, distances: np.ndarray, chosen: np.ndarray) -
     return matrix
 
 
-def hand_topology(rig: Rig, coarse: int = 195, joints: list[str] | None = None) -> MeshTopology:
+def hand_topology(rig: Rig, coarse: int = 195) -> MeshTopology:
     """The topology of a rigged hand, with FreiHAND's 21 joints.
 
     A rig has no joint regressor: it is fitted to random poses, in which the joints are known.
     """
-    names = joints_of_freihand() if joints is None else joints
+    names = joints_of_freihand()
     places = [rig.joint(name) for name in names]
     generator = torch.Generator().manual_seed(0)
     turns = torch.randn(_POSES, len(rig.names), 3, generator=generator, dtype=torch.float64) * 0.3

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from batchformer.errors import UserError
+from batchformer.errors import UserError, reason_of
 
 # The remaining processes notice a lost one within moments of each other; each waits this many seconds for the others.
 _WAIT_SECONDS = 3.0
@@ -33,10 +33,9 @@ def report_lost_peers(group: ProcessGroup, what: str) -> Iterator[None]:
         rank = dist.get_rank()
         silent = _silent_ranks(rank, dist.get_process_group_ranks(group))
         who = f"no word from rank {', '.join(map(str, silent))}" if silent else "every rank is there, but one failed"
-        said = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
         raise PeerLost(
             f"rank {rank} lost its peers while exchanging {what}: {who}; look at the log of that process (it stopped, "
-            f"ran fewer steps, or took longer than the timeout of the process group). [{said}]"
+            f"ran fewer steps, or took longer than the timeout of the process group). [{reason_of(error)}]"
         ) from error
 
 

@@ -26,6 +26,7 @@ from typing import Any
 from batchformer.errors import UserError, did_you_mean
 
 EXTENDS = "extends"
+DEFAULT_TASK = "long_tailed"  # of recipes that name none
 DESCRIPTIVE = ("about", "variants", "stages")  # not fields of the task, the data, the trainer or the run
 SECTIONS = (EXTENDS, *DESCRIPTIVE, "task", "seed_everything", "trainer", "model", "data", "run")
 GROUPS = (  # in the order they are listed; a group that is not named here comes after them

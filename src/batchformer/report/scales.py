@@ -34,7 +34,7 @@ class Axis:
 
 
 def linear_axis(
-    values: Sequence[float], label: str = "", *, include_zero: bool = False, count: int = 5, within: Bounds = NO_BOUNDS
+    values: Sequence[float], label: str = "", *, include_zero: bool = False, within: Bounds = NO_BOUNDS
 ) -> Axis:
     """Round ends around the values; of values that lie `within` bounds, no end is beyond them."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
@@ -44,7 +44,7 @@ def linear_axis(
     if low == high:
         pad = abs(low) * 0.1 or 1.0
         low, high = low - pad, high + pad
-    step = round_step((high - low) / count)
+    step = round_step((high - low) / 5)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     lowest = max(first * step, -math.inf if within[0] is None else min(ends[0], within[0]))
@@ -54,12 +54,12 @@ def linear_axis(
     return Axis(lowest, highest, inside, label)
 
 
-def count_axis(values: Sequence[float], label: str = "", count: int = 6) -> Axis:
+def count_axis(values: Sequence[float], label: str = "") -> Axis:
     """From the smallest to the largest value exactly, with whole-number ticks inside: epochs, ranks of classes."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if low == high:
         high = low + 1
-    step = max(1.0, round_step((high - low) / count))
+    step = max(1.0, round_step((high - low) / 6))
     ticks = [
         (k * step, f"{k * step:.0f}") for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
     ]
@@ -88,9 +88,9 @@ def decade_axis(values: Sequence[float], label: str = "") -> Axis:
     return Axis(10.0**first, 10.0**last, ticks, label, log=True)
 
 
-def named_axis(names: Sequence[str], label: str = "", most: int = 13) -> Axis:
+def named_axis(names: Sequence[str], label: str = "") -> Axis:
     """A place for each name, the first at 0.5, the next at 1.5; so many are written that they fit."""
-    shown = thin(range(len(names)), most if max(map(len, names), default=0) < 4 else 6)
+    shown = thin(range(len(names)), 13 if max(map(len, names), default=0) < 4 else 6)
     return Axis(0, max(len(names), 1), [(k + 0.5, names[k]) for k in shown], label)
 
 

@@ -18,7 +18,7 @@ from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.errors import UserError, read_whole_number
 from batchformer.files import csv_text, refuse_to_replace, refuse_unwritable, write_text
 from batchformer.metrics import ShotAccuracy
-from batchformer.models.create import NOT_STOCK, creation_code
+from batchformer.models.create import creation_code
 from batchformer.training.network_task import NetworkTask
 from batchformer.training.task import Batch
 
@@ -99,8 +99,7 @@ class ClassifierTask(NetworkTask):
         values = metric.compute()
         self.per_class = values.pop("per_class").tolist()
         metric.reset()
-        overall = values.pop("all")
-        return values if "top1" in values else {"accuracy": overall, **values}
+        return values
 
     def test_logits(self, images: Tensor) -> Float[Tensor, "batch classes"]:
         """Logits of the plain network, nothing added."""
@@ -127,15 +126,14 @@ class ClassifierTask(NetworkTask):
                     parameter.div_(temperature)
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:
-        if self.backbone in NOT_STOCK:
-            raise UserError(f"{self.backbone} is not exported: {NOT_STOCK[self.backbone]}.")
         classes = len(self.class_counts)
+        stock = creation_code(self.backbone, classes, self.backbone_args)
         metadata = {"backbone": self.backbone, "backbone_args": json.dumps(self.backbone_args)}
         if self.normed_classifier:
             arguments = "".join(f", {name}={value!r}" for name, value in self.backbone_args.items())
             call = f"use_normed_classifier(create_backbone({self.backbone!r}, {classes}{arguments}))"
             return metadata, call, "from batchformer.models import create_backbone, use_normed_classifier"
-        return metadata, *creation_code(self.backbone, classes, self.backbone_args)
+        return metadata, *stock
 
     def predict(self, images: list[Path], data: Any, out: Path | None, line: Any, **options: str) -> str:
         """A CSV file with one line per image: path, class_1, score_1, class_2, ..., error (why it was not read).

@@ -13,12 +13,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from batchformer.data.augment.options import ArrayAugmentation
-from batchformer.data.images import first_line
 from batchformer.data.loading.order import generator
 from batchformer.data.sets.arrays import ArrayData, Split
 from batchformer.data.sets.classification import tail_counts, tail_subset
 from batchformer.data.sets.miniature import TEST_PER_CLASS, picture
-from batchformer.errors import UserError
+from batchformer.errors import UserError, reason_of
 
 # the globals that the official pickles need: a damaged or foreign file must not run code
 _ALLOWED = {
@@ -222,7 +221,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
             raise pickle.UnpicklingError("it does not hold a dictionary")
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise UserError(
-            f"{path} is damaged or not an official CIFAR file ({first_line(error)}): unpack or download it again."
+            f"{path} is damaged or not an official CIFAR file ({reason_of(error)}): unpack or download it again."
         ) from error
     return value
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from batchformer.data.images import first_line
 from batchformer.data.sets.annotations import Problem, coco_problems
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
 from batchformer.data.sets.files import existing_root, refuse_outside
 from batchformer.data.sets.miniature import THINGS, TRAIN_SCENES, VAL_SCENES, save_scene
-from batchformer.errors import UserError
+from batchformer.errors import UserError, reason_of
 
 LAYOUT = "DIR/{train,val}2017/*.jpg, annotations/instances_{train,val}2017.json"
 _LISTS = ("images", "annotations", "categories")
@@ -75,7 +74,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as JSON ({first_line(error)}): unpack or write it again.") from error
+        raise UserError(f"{path} cannot be read as JSON ({reason_of(error)}): unpack or write it again.") from error
     for part in _LISTS:
         entries = content.get(part) if isinstance(content, dict) else None
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

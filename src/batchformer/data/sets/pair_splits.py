@@ -11,7 +11,7 @@ import torch
 
 from batchformer.data.loading.order import generator
 from batchformer.data.sets.files import read_lines, refuse_outside
-from batchformer.errors import UserError, did_you_mean
+from batchformer.errors import UserError, did_you_mean, reason_of
 from batchformer.files import read_json
 
 SETS = ("train", "val", "test")
@@ -116,10 +116,9 @@ def _read_t7(file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as problem:  # the type depends on what is wrong with the file
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0].split(". ")[0]
         raise UserError(
-            f"{file} holds more than plain values, or is damaged ({reason[:200]}), and no code in it is run: write its "
-            f"entries as metadata.json, or remove it to take the sets from the folders."
+            f"{file} holds more than plain values, or is damaged ({reason_of(problem)}), and no code in it is run: "
+            f"write its entries as metadata.json, or remove it to take the sets from the folders."
         ) from problem
 
 

@@ -19,7 +19,7 @@ from batchformer.tasks.detection.task import Detection
 from batchformer.training.optimizers import OptimizerOptions
 from batchformer.training.options import as_options, plain_values
 from batchformer.training.reseed import reseed
-from batchformer.training.schedules import ScheduleOptions
+from batchformer.training.schedules import ScheduleOptions, lr_factor, steps_per_epoch, total_epochs_of
 from batchformer.training.task import Batch
 from batchformer.training.weights import load_weights, read_weights, without_outer_name
 
@@ -102,11 +102,10 @@ class RegionDetection(Detection):
         self.set_learning_rate()
 
     def learning_rate(self) -> float:
-        schedule, step = self.schedule_options, self.trainer.global_step
-        rate = self.sgd.lr * schedule.gamma ** sum(step >= milestone for milestone in schedule.milestones)
-        if step >= schedule.warmup_epochs:
-            return rate
-        return rate * (schedule.warmup_start + (1 - schedule.warmup_start) * step / schedule.warmup_epochs)
+        trainer, steps = self.trainer, self.trainer.max_steps
+        if steps <= 0:
+            steps = total_epochs_of(trainer) * int(steps_per_epoch(trainer))
+        return self.sgd.lr * lr_factor(self.schedule_options, trainer.global_step, steps)
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         found = self(batch)

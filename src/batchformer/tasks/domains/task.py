@@ -209,7 +209,7 @@ class DomainTask(ClassifierTask):
             return super().sections()
         steps, source, target = (list(column) for column in zip(*self._seen, strict=True))
         series = {"x": steps, "lines": {"target": target, "source validation": source}, "xlabel": "step",
-                  "ylabel": "accuracy, %"}  # fmt: skip
+                  "ylabel": self.measures[0].title.lower()}  # fmt: skip
         best, selected = self._best["step"], self._best["accuracy_selected"]
         text = f"Best on source validation at step {best}: {selected:.1f} % on the target."
         return [{"title": "Source and target along the training", "text": text, "series": series}, *super().sections()]

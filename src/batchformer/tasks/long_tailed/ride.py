@@ -248,7 +248,7 @@ class Ride(Algorithm):
             used.reset()
         chosen, self._curve = found[0], found[1:]
         return {
-            "accuracy_all_experts": torch.tensor(self._curve[0]["all"]),  # a threshold of 0 lets none leave
+            "accuracy_all_experts": torch.tensor(self._curve[0]["accuracy"]),  # a threshold of 0 lets none leave
             "experts_used": torch.tensor(chosen["experts"]),
             "gflops": torch.tensor(self._cost(chosen["experts"])),
         }
@@ -262,14 +262,14 @@ class Ride(Algorithm):
             return []
         series = {
             "x": [point["experts"] for point in self._curve],
-            "lines": {"All": [point["all"] for point in self._curve]},
+            "lines": {"All": [point["accuracy"] for point in self._curve]},
             "xlabel": "experts used per image, mean",
             "ylabel": "accuracy, %",
         }
         header = ["threshold", "experts", "GFLOPs", "All", "Many", "Medium", "Few"]
         rows = [
             [f"{point['threshold']:g}", f"{point['experts']:.2f}", f"{self._cost(point['experts']):.3g}",
-             *(f"{point[key]:.2f}" for key in ("all", "many", "medium", "few"))]
+             *(f"{point[key]:.2f}" for key in ("accuracy", "many", "medium", "few"))]
             for point in self._curve
         ]  # fmt: skip
         text = (

@@ -20,7 +20,7 @@ from batchformer.metrics.features import knn_scores, linear_scores
 from batchformer.metrics.gather import gathered
 from batchformer.metrics.measures import SELF_SUPERVISED, Measure
 from batchformer.models import create_backbone
-from batchformer.models.create import NOT_STOCK, creation_code
+from batchformer.models.create import creation_code
 from batchformer.training.network_task import NetworkTask
 from batchformer.training.options import as_options
 from batchformer.training.task import Batch
@@ -206,7 +206,7 @@ class Pretraining(NetworkTask):
             "x": epochs,
             "lines": {measure.label: [self._curve[epoch][measure.key] for epoch in epochs]},
             "xlabel": "epoch of the pre-training",
-            "ylabel": f"{measure.label}, %",
+            "ylabel": measure.title,
             "together": True,
         }
         name = measure.words
@@ -223,7 +223,5 @@ class Pretraining(NetworkTask):
         return self.encoder(self.net)
 
     def export_notes(self) -> tuple[dict[str, str], str, str]:
-        if self.backbone in NOT_STOCK:
-            raise UserError(f"{self.backbone} is not exported: {NOT_STOCK[self.backbone]}.")
         metadata = {"backbone": self.backbone, "backbone_args": json.dumps(self.backbone_args)}
         return metadata, *creation_code(self.backbone, 0, self.backbone_args)
