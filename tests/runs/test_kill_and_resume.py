@@ -86,7 +86,6 @@ FAST = [
     "ViT, in the middle of an epoch, checkpoint inside it",
     "BALMS, in the middle of an epoch, checkpoint inside it",
     "GAN, between steps of critic and generator, checkpoint inside the epoch",
-    "pairs in the open world, in the middle of an epoch, checkpoint inside it",
 ]
 
 
