@@ -74,6 +74,8 @@ results: install
 	$(BIN)/python -m benchmarks.stability_page .
 	$(BIN)/python -m benchmarks.recipes_page docs/recipes.md
 	$(BIN)/python -m benchmarks.domains_section results docs/domains.md
+	$(BIN)/python -m benchmarks.zero_shot_section results docs/zero-shot.md
+	$(BIN)/python -m benchmarks.layer --page docs/kernels.md
 	$(BIN)/python -m benchmarks.models_table README.md docs/attach.md
 
 # The site, in build/docs; warnings are errors. The examples are run first, those that have not changed since only once.

@@ -92,11 +92,6 @@ STUDIES = {
         dict.fromkeys(_RIVALS, "cutmix"),
         "Held to CutMix. The extractor of Attentive CutMix was trained on ImageNet.",
     ),
-    "cub-gzsl-sentences-small": OwnStudy(
-        "cub-gzsl-sentences",
-        "CUB, 1280-d features of MobileNetV2, sentences: CE-GZSL with networks of 1024 for 7 epochs, what one core "
-        "trains, and ESZSL's linear map (`linear`), which is whole; the paper's row has 450 epochs and wider networks",
-    ),
     "cifar100-lt-50-tuning": OwnStudy(
         "cifar100-lt-100", "CIFAR-100-LT, imbalance 50, ResNet-32, Balanced Softmax: where settings were chosen"
     ),

@@ -60,7 +60,7 @@ def zero_shot_sections(recipes: Mapping[str, Sequence[Run]]) -> str:
     """The part of docs/results.md about these studies."""
     told = (
         "In percent, on the test set after the last epoch, which was chosen by nothing; `best on val` is the epoch "
-        "with the best AUC on the validation set. Trained by `python -m benchmarks.zero_shot_study`."
+        "with the best AUC on the validation set, `oracle` the best one on the test set. Trained by `python -m benchmarks.zero_shot_study`."
     )
     parts = ["## Unseen classes", "", told, ""]
     for recipe, runs in recipes.items():

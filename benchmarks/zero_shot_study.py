@@ -4,10 +4,12 @@
         [--seeds 0 1 2] [--only cge cge+batchformer] [--missing] [--minutes 8] [-- more overrides]
     python -m benchmarks.zero_shot_study plantvillage-czsl-trained --data-root DIR --weights backbone=resnet50.pth
     python -m benchmarks.zero_shot_study digits-states
+    python -m benchmarks.zero_shot_study cub-gzsl --data-root DIR
+    python -m benchmarks.zero_shot_study cub-gzsl-sentences --data-root DIR
 
-The study is a recipe and its variants, beside them random vectors in place of words (`*-random`: the control) and label
-embedding. With fixed features (plantvillage-czsl) all runs of a process share them: 3 minutes of one core once, then
-seconds a run without the module and 2 minutes with it. Result files, `--missing` and `--minutes`: as in
+A study is a recipe and its variants; of pairs beside them random vectors in place of words (`*-random`: the control)
+and label embedding. With fixed features (plantvillage-czsl) all runs of a process share them: 3 minutes of one core
+once, then seconds a run without the module and 2 minutes with it. Result files, `--missing` and `--minutes`: as in
 `benchmarks.domains_study`.
 """
 
@@ -25,6 +27,8 @@ STUDIES = {
     "plantvillage-czsl": DomainStudy("plantvillage-czsl", extra=_EXTRA),
     "plantvillage-czsl-trained": DomainStudy("plantvillage-czsl-trained", extra=_EXTRA),
     "digits-states": DomainStudy("digits-states"),
+    "cub-gzsl": DomainStudy("cub-gzsl"),
+    "cub-gzsl-sentences": DomainStudy("cub-gzsl-sentences"),
 }
 
 if __name__ == "__main__":

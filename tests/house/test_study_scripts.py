@@ -28,8 +28,6 @@ EVERY_STUDY = pytest.mark.parametrize(
             ("long_tail_study", "RIDE"),
             ("long_tail_study", "ON_BALANCED"),
             ("long_tail_study", "ON_SOFTMAX"),
-            ("generalized_zero_shot_study", "ATTRIBUTES"),
-            ("generalized_zero_shot_study", "SENTENCES"),
         ],
         [("v2_study", "TABLE_7"), ("cifar_tuning", "STUDY")],
     ),
