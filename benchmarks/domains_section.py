@@ -20,8 +20,8 @@ from batchformer.report.provenance import caveats, facts
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.statistics import PairedDifference, paired_difference
 from benchmarks._markdown import between_markers, markdown
-from benchmarks.domains_study import STUDIES
 from benchmarks.paper import CITED_OF_DOMAINS, DOMAIN_ROWS, MAIN
+from benchmarks.study import STUDIES
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 MODULE = "+batchformer"
@@ -121,7 +121,7 @@ def domains_sections(recipes: Mapping[str, Sequence[Run]]) -> str:
     told = (
         "Accuracy on the target after the last step, which was chosen by nothing; a column for each target, their mean "
         "last. A seed's mean over the targets is one value of the intervals. `swad`: the averaged weights of the runs "
-        "of `erm`. Trained by `python -m benchmarks.domains_study`."
+        "of `erm`. Trained by `python -m benchmarks.study`."
     )
     parts = ["## Unseen domains", "", told, ""]
     for recipe, runs in recipes.items():

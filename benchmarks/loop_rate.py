@@ -30,6 +30,13 @@ RECIPES: dict[str, list[str]] = {
         "deit-ti-cifar100-100", "--method", "baseline", "--model.schedule.warmup_epochs", "1",
     ],
     "deit-ti-cifar100-100": ["deit-ti-cifar100-100", "--model.schedule.warmup_epochs", "1"],
+    **{f"pacs-128, {each}": ["pacs-128", "--variant", each] for each in ("erm", *(
+        f"{name}+batchformer" for name in ("erm", "coral", "irm", "vrex", "mixstyle")))},
+    **{f"plantvillage-czsl-trained, {each}": ["plantvillage-czsl-trained", "--variant", each]
+       for each in ("visual-product", "compcos+batchformer", "cge", "cge+batchformer")},
+    **{f"{recipe}, {method}": [recipe, "--method", method, "--model.schedule.warmup_epochs", "1"]
+       for recipe in ("moco-v2-cifar100", "moco-v3-cifar100", "mae-cifar100", "hands-rendered")
+       for method in ("baseline", "batchformer")},
 }  # fmt: skip
 
 

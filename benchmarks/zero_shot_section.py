@@ -17,11 +17,11 @@ from batchformer.report.runs import Run, by_recipe, load_runs
 from benchmarks._markdown import between_markers, markdown
 from benchmarks.domains_section import BEGIN, END, MODULE, Side, difference, read_as
 from benchmarks.paper import CITED_PAIRS
-from benchmarks.zero_shot_study import STUDIES
+from benchmarks.study import STUDIES
 
 
 def is_zero_shot_study(recipe: str) -> bool:
-    return recipe in STUDIES
+    return recipe in STUDIES and about(recipe).group.startswith("Unseen classes")
 
 
 def sides(table: Comparison) -> list[Side]:
@@ -60,7 +60,8 @@ def zero_shot_sections(recipes: Mapping[str, Sequence[Run]]) -> str:
     """The part of docs/results.md about these studies."""
     told = (
         "In percent, on the test set after the last epoch, which was chosen by nothing; `best on val` is the epoch "
-        "with the best AUC on the validation set, `oracle` the best one on the test set. Trained by `python -m benchmarks.zero_shot_study`."
+        "with the best AUC on the validation set, `oracle` the best one on the test set. Trained by "
+        "`python -m benchmarks.study`."
     )
     parts = ["## Unseen classes", "", told, ""]
     for recipe, runs in recipes.items():

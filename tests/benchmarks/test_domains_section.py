@@ -1,22 +1,14 @@
-"""Studies of unseen domains: what is trained, and their tables in the docs."""
+"""Tables of the studies of unseen domains in the docs."""
 
-import json
 import random
-import re
 
-import pytest
 from made_up import comparison, write
 
-from batchformer.cli.recipe_cli import RecipeCLI
-from batchformer.cli.training import variants_on_the_line
-from batchformer.recipes import find_recipe
 from batchformer.report.comparison import format_difference
 from batchformer.report.statistics import paired_difference
-from benchmarks import domains_study
 from benchmarks.domains_section import BEGIN, END, main
-from benchmarks.domains_study import STUDIES, DomainStudy, Run
 from benchmarks.results_page import results_page
-from tests.selection import others_slow
+from benchmarks.study import STUDIES
 
 LEVELS = {
     "erm": 70.0, "erm+batchformer": 71.0, "irm": 66.0, "irm+batchformer": 65.0, "irm+batchformer-mixed": 60.0,
@@ -109,68 +101,3 @@ def test_the_page_about_domains_gets_the_gains(tmp_path, capsys):
     assert main([str(write(tmp_path / "none", comparison(seeds=1))), str(page)]) == 2
     assert "no study of domains" in capsys.readouterr().err
     assert page.read_text() == text
-
-
-# ---- the script
-
-
-@pytest.mark.parametrize("name", others_slow(STUDIES, ["pacs-128"]))
-def test_every_variant_is_a_training_of_its_own(name):
-    study, cli, found = STUDIES[name], RecipeCLI(), {}
-    file = find_recipe(study.recipe)[1]
-    for variant, words in study.variants.items():
-        cli.load(file)
-        ((given, keys),) = variants_on_the_line([words]).items()
-        assert given == variant
-        keys = [*cli.variants.get(variant, []), *keys]
-        loaded = cli.load(file, [*keys, ("data.init_args.target", study.targets[0])])
-        found[variant] = json.dumps({part: loaded[part] for part in ("model", "data", "trainer")}, default=str)
-    assert len(set(found.values())) == len(found)
-    for variant, content in found.items():
-        assert json.loads(content)["model"]["method"] == ("batchformer" if "+batchformer" in variant else "baseline")
-
-
-def test_what_the_issue_wants_of_pacs_is_planned():
-    study = STUDIES["pacs-128"]
-    runs = study.runs(None, list(study.variants), study.targets)
-    assert len(runs) == len(set(runs)) == 4 * (12 * 3 + 2 * 2)
-    assert {run.seed for run in runs if run.variant == "erm"} == {0, 1, 2, 3, 4}
-    assert [run.seed for run in runs[: 4 * 12]] == [0] * 48  # a study that is cut short is balanced
-
-
-def test_what_the_results_hold_is_not_trained_again_and_no_run_is_begun_too_late(tmp_path, monkeypatch, capsys):
-    started = []
-
-    def fit(words):
-        out = words[words.index("--out") + 1]
-        started.append((words[words.index("--variant") + 1], words[words.index("--data.target") + 1]))
-        domains_study.Path(out).mkdir(parents=True)
-        (domains_study.Path(out) / "result.json").write_text("{}")
-        return 0
-
-    monkeypatch.setattr("batchformer.cli.main", fit)
-    results = tmp_path / "results"
-    kept = results / "mnist-usps" / "dann-usps-seed1.json"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("{}")
-
-    def study(*words):
-        given = ["domains_study", "mnist-usps", "--runs", str(tmp_path / "runs"), "--results", str(results)]
-        monkeypatch.setattr("sys.argv", [*given, "--only", "dann", "mdd", "--seeds", "1", *words])
-        return domains_study.main()
-
-    assert study("--missing", "--minutes", "-1") == 0
-    assert started == []
-    assert study("--missing", "--targets", "usps") == 0
-    assert started == [("mdd", "usps")]
-    assert study() == 0
-    assert started == [("mdd", "usps"), ("dann", "usps"), ("dann", "mnist"), ("mdd", "mnist")]
-    assert len(list(kept.parent.iterdir())) == 4
-    with pytest.raises(SystemExit):
-        study("--targets", "svhn")
-    assert re.search("--targets svhn: choose from usps, mnist", capsys.readouterr().err)
-
-
-def test_runs_are_named_by_variant_target_and_seed():
-    assert Run("erm+batchformer", "sketch", 2).name == "erm+batchformer-sketch-seed2"
-    assert DomainStudy("digits-domains", ("a",)).runs([5], ["erm"], ["a"]) == [Run("erm", "a", 5)]

@@ -10,7 +10,7 @@ import pytest
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.recipe_cli import RecipeCLI
-from batchformer.cli.training import COMMON, method_override, recipe_overrides
+from batchformer.cli.training import COMMON, single_run_overrides
 from batchformer.recipes import find_recipe
 from benchmarks.paper import STUDIES
 
@@ -47,9 +47,7 @@ def recipes():
 
 def settings(study, variant, recipes):
     given = read_arguments([*study.common, *study.variants[variant]], [*COMMON, Option("method")], recipe_keys=True)
-    method = given.value("method")
-    overrides = recipe_overrides(given) + (method_override(method) if method else [])
-    loaded = recipes.load(find_recipe(study.recipe)[1], overrides)
+    loaded = recipes.load(find_recipe(study.recipe)[1], single_run_overrides(given))
     return {part: loaded[part] for part in ("model", "data", "trainer")}
 
 

@@ -1,13 +1,14 @@
-"""Unseen domains: every method with and without BatchFormer, every target, several seeds.
+"""Studies of recipes: every variant, every target, several seeds, and what the representation of a run is worth.
 
-    python -m benchmarks.domains_study pacs-128 --data-root DIR --weights resnet50.pth [--jobs 4 --in-turn]
-        [--missing] [--minutes 8] [--seeds 0 1 2] [--only erm irm+batchformer] [--targets sketch] [-- more overrides]
-    python -m benchmarks.domains_study pacs-128-adapt --data-root DIR --weights resnet50.pth
-    python -m benchmarks.domains_study mnist-usps --data-root DIR
-    python -m benchmarks.domains_study digits-domains
+    python -m benchmarks.study pacs-128 --data-root DIR --weights resnet50.pth [--jobs 4 --in-turn] [--missing]
+        [--minutes 8] [--seeds 0 1 2] [--only erm irm+batchformer] [--targets sketch] [-- more overrides]
+    python -m benchmarks.study plantvillage-czsl-trained --data-root DIR --weights backbone=resnet50.pth
+    python -m benchmarks.study moco-v3-cifar100 --data-root DIR
 
-The study is a recipe and its variants; of `pacs-128` also what the released code does: the module frozen at its random
-start (`erm+batchformer-frozen`), and the domains of IRM mixed (`irm+batchformer-mixed`). SWAD is measured in every run.
+A study is a recipe and its variants, and of some also `extra` ones: of `pacs-128` what the released code does, the
+module frozen at its random start (`erm+batchformer-frozen`) and the domains of IRM mixed (`irm+batchformer-mixed`); of
+pairs random vectors in place of words (`*-random`: the control) and label embedding; of MoCo-v3 the frozen module and
+the plain pairing alone. SWAD is measured in every run of `pacs-128`. Runs of pre-training are probed after it.
 
 `--jobs` processes train one run after the other; with `--in-turn` they train one at a time on the card, and read data
 and capture steps meanwhile. A result file is copied to `results/<study>/` as soon as its run has ended: with
@@ -34,10 +35,11 @@ from benchmarks._study import environment
 
 
 @dataclass(frozen=True)
-class DomainStudy:
-    """The variants of a recipe, and `extra` ones: the keys that make them, beside the recipe's variant they begin with.
+class RecipeStudy:
+    """The variants of a recipe, or both methods, and `extra` ones: the keys that make them.
 
-    `more_seeds` are trained of `most` alone. Data without targets have the target "" alone.
+    `more_seeds` are trained of `most` alone, seed 0 alone of `once`. Data without targets have the target "" alone.
+    `probes`: the protocols of `batchformer probe` for each run.
     """
 
     recipe: str
@@ -46,17 +48,23 @@ class DomainStudy:
     seeds: Sequence[int] = (0, 1, 2)
     more_seeds: Sequence[int] = ()
     most: Sequence[str] = ()
+    once: Sequence[str] = ()
+    probes: Sequence[str] = ()
 
     @property
     def variants(self) -> dict[str, str]:
         """Name -> what `fit --variant` is given."""
-        own = read_recipe(find_recipe(self.recipe)[1])["variants"]
-        return {name: name for name in own} | {name: f"{name}:{keys}" for name, keys in self.extra.items()}
+        own = read_recipe(find_recipe(self.recipe)[1]).get("variants")
+        named = {name: name for name in own} if own else {name: f"{name}:model.method={name}" for name in METHODS}
+        return named | {name: f"{name}:{keys}" for name, keys in self.extra.items()}
 
     def runs(self, seeds: Sequence[int] | None, only: Sequence[str], targets: Sequence[str]) -> list[Run]:
         """Seed by seed, so that a study cut short is balanced."""
+        first, *others = self.seeds if seeds is None else seeds
+        several = [name for name in only if name not in self.once]
         everything = [
-            *product(self.seeds if seeds is None else seeds, targets, only),
+            *product([first], targets, only),
+            *product(others, targets, several),
             *product(self.more_seeds if seeds is None else (), targets, [name for name in only if name in self.most]),
         ]
         return [Run(variant, target, seed) for seed, target, variant in everything]
@@ -73,26 +81,55 @@ class Run:
         return "-".join(part for part in (self.variant, self.target, f"seed{self.seed}") if part)
 
 
+METHODS = ("baseline", "batchformer")
 _PACS = ("art_painting", "cartoon", "photo", "sketch")
+_RANDOM = "model.method=baseline,data.words=[random],model.pairs.name"
+_OF_PAIRS = {
+    "label-embedding": "model.method=baseline,model.pairs.name=label_embedding",
+    "compcos-random": f"{_RANDOM}=compcos",
+    "cge-random": f"{_RANDOM}=cge",
+}
+_MODULE = "model.method=batchformer,model.contrast"
 STUDIES = {
-    "pacs-128": DomainStudy(
-        "pacs-128",
-        _PACS,
-        {
-            "erm+batchformer-frozen": "model.method=batchformer,model.optimizer.module_lr_factor=0.0",
-            "irm+batchformer-mixed": "model.method=batchformer,model.algorithm.name=irm,"
-            "model.algorithm.mixed_domains=true",
-        },
-        more_seeds=(3, 4),
-        most=("erm", "erm+batchformer"),
-    ),
-    "pacs-128-adapt": DomainStudy("pacs-128-adapt", ("sketch",)),
-    "mnist-usps": DomainStudy("mnist-usps", ("usps", "mnist")),
-    "digits-domains": DomainStudy("digits-domains", tuple(f"{angle}-degrees" for angle in range(0, 90, 15))),
+    study.recipe: study
+    for study in (
+        RecipeStudy(
+            "pacs-128",
+            _PACS,
+            {
+                "erm+batchformer-frozen": "model.method=batchformer,model.optimizer.module_lr_factor=0.0",
+                "irm+batchformer-mixed": "model.method=batchformer,model.algorithm.name=irm,"
+                "model.algorithm.mixed_domains=true",
+            },
+            more_seeds=(3, 4),
+            most=("erm", "erm+batchformer"),
+        ),
+        RecipeStudy("pacs-128-adapt", ("sketch",)),
+        RecipeStudy("mnist-usps", ("usps", "mnist")),
+        RecipeStudy("digits-domains", tuple(f"{angle}-degrees" for angle in range(0, 90, 15))),
+        RecipeStudy("plantvillage-czsl", extra=_OF_PAIRS),
+        RecipeStudy("plantvillage-czsl-trained", extra=_OF_PAIRS),
+        RecipeStudy("digits-states"),
+        RecipeStudy("cub-gzsl"),
+        RecipeStudy("cub-gzsl-sentences"),
+        RecipeStudy(
+            "moco-v3-cifar100",
+            extra={
+                "batchformer-frozen": f"{_MODULE}.frozen_module=true",
+                "batchformer-plain": f"{_MODULE}.pairs=plain",
+            },
+            once=("batchformer-frozen", "batchformer-plain"),
+            probes=("moco-v3",),
+        ),
+        RecipeStudy("moco-v2-cifar100", seeds=(0,), probes=("moco-v3",)),
+        RecipeStudy("mae-cifar100", probes=("mae", "finetune")),
+        RecipeStudy("moco-v2-imagenette", seeds=(0,)),
+        RecipeStudy("hands-rendered"),
+    )
 }
 
 
-def fit(study: DomainStudy, run: Run, args: argparse.Namespace) -> int:
+def fit(study: RecipeStudy, run: Run, args: argparse.Namespace) -> int:
     """Train a run in this process, or finish it, and keep its result."""
     from batchformer.cli import main as batchformer
 
@@ -108,15 +145,22 @@ def fit(study: DomainStudy, run: Run, args: argparse.Namespace) -> int:
             words += ["--trainer.callbacks", json.dumps([turn])]
         if code := batchformer([*words, *args.extra]):
             return code
-    keep_result(out, kept)
+    for protocol in study.probes:
+        probed = args.runs / f"{run.name}-{protocol}"
+        if not (probed / "result.json").is_file():
+            words = ["probe", str(out), "--protocol", protocol, "--out", str(probed), "--no-analysis"]
+            if code := batchformer([*words, *(["--resume"] if probed.exists() else [])]):
+                return code
+        keep_result(probed, args.results / f"{study.recipe}-{protocol}" / kept.name)
+    keep_result(out, kept)  # last: with it the run is whole
     return 0
 
 
-def kept_at(study: DomainStudy, run: Run, args: argparse.Namespace) -> Path:
+def kept_at(study: RecipeStudy, run: Run, args: argparse.Namespace) -> Path:
     return args.results / study.recipe / f"{run.name}.json"
 
 
-def work(study: DomainStudy, runs: Sequence[Run], args: argparse.Namespace) -> int:
+def work(study: RecipeStudy, runs: Sequence[Run], args: argparse.Namespace) -> int:
     """Train these runs one after the other; the number that failed."""
     import torch
 
@@ -135,9 +179,9 @@ def work(study: DomainStudy, runs: Sequence[Run], args: argparse.Namespace) -> i
     return failed
 
 
-def parser(studies: Mapping[str, DomainStudy], about: str | None) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("study", choices=list(studies))
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("study", choices=list(STUDIES))
     made.add_argument("--data-root")
     made.add_argument("--weights", help="a file of weights that the backbone begins with")
     made.add_argument("--runs", type=Path, help="default: runs/<study>-study")
@@ -155,16 +199,13 @@ def parser(studies: Mapping[str, DomainStudy], about: str | None) -> argparse.Ar
     return made
 
 
-def main(
-    studies: Mapping[str, DomainStudy] = STUDIES, module: str = "benchmarks.domains_study", about: str | None = __doc__
-) -> int:
-    """Train a study; `module` is the script that processes of `--jobs` run, `about` its help text."""
-    made = parser(studies, about)
+def main() -> int:
+    made = parser()
     words, extra = sys.argv[1:], []
     if "--" in words:  # argparse takes no second list of words here
         words, extra = words[: words.index("--")], words[words.index("--") + 1 :]
     args = made.parse_args(words, argparse.Namespace(extra=extra))
-    study = studies[args.study]
+    study = STUDIES[args.study]
     args.runs = args.runs or Path("runs") / f"{args.study}-study"
     for name, known in (("only", list(study.variants)), ("targets", list(study.targets))):
         given = getattr(args, name) or known
@@ -177,7 +218,7 @@ def main(
         if args.missing:  # of its own share: another process may have ended a run before this one looks
             runs = [run for run in runs if not kept_at(study, run, args).is_file()]
         return min(1, work(study, runs, args))
-    itself, workers = [sys.executable, "-m", module, "--began", str(args.began)], []
+    itself, workers = [sys.executable, "-m", "benchmarks.study", "--began", str(args.began)], []
     for number in range(args.jobs):
         with open(args.runs / f"worker{number}.log", "w") as log:  # what the runs print; a line a run goes to stderr
             command = [*itself, "--worker", str(number), *sys.argv[1:]]
