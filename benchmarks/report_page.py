@@ -50,8 +50,9 @@ def as_studies(runs: Sequence[Run]) -> list[Run]:
 
 
 def _of_another(recipe: str, recipes: Mapping[str, Sequence[Run]]) -> str | None:
-    """The recipe whose baseline this one is held to, by its name: one that has none itself."""
-    if any(run.variant == "baseline" for run in recipes[recipe]):
+    """The recipe whose baseline this one is held to, by its name: one that has no reference of its own."""
+    mine = recipes[recipe]
+    if {"baseline", mine[0].raw.get("reference")} & {run.variant for run in mine}:
         return None
     bases = [base for base in recipes if recipe.startswith(f"{base}-")]
     return min(bases, key=len, default=None)

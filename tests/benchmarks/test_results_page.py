@@ -49,13 +49,17 @@ def test_committed_report_is_what_the_committed_results_give():
 
 
 def test_variants_in_folders_of_their_own_are_held_to_the_baseline_of_their_study(tmp_path):
-    names = ["coco128-detr-all", "coco128-detr-refine"]
+    names = ["coco128-detr-all", "coco128-detr-refine", "coco128-detr-methods"]
     made = comparison(seeds=2, recipe="coco128-detr") + [result(recipe=names[0], seed=s) for s in range(2)]
     made += comparison(seeds=2, recipe=names[1])  # has a baseline of its own
+    made += [  # and this one a reference of its own
+        {**result(recipe=names[2], method=method), "variant": method, "reference": "plain"}
+        for method in ("plain", "other")
+    ]
     shown = as_studies(load_runs([put(tmp_path, made)]))
     assert {(run.recipe, run.variant) for run in shown} == {
         ("coco128-detr", "baseline"), ("coco128-detr", "batchformer"), ("coco128-detr", "all"),
-        (names[1], "baseline"), (names[1], "batchformer"),
+        (names[1], "baseline"), (names[1], "batchformer"), (names[2], "plain"), (names[2], "other"),
     }  # fmt: skip
     table = compare_runs([run.raw for run in shown if run.recipe == "coco128-detr"])
     assert table.reference == "baseline"
