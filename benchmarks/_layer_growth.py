@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from batchformer.kernels.backend import MEMORIES
 from batchformer.nn.encoder import BatchEncoderLayer
-from batchformer.report.charts import XY, Chart
-from batchformer.report.scales import decade_axis
+from batchformer.report.charts import XY, Chart, decade_axis
 from benchmarks._chart_files import lines_svg
 from benchmarks._layer_timing import DTYPES, guarded, kernels_on, median_ms, one_call, peak_gib
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.errors import UserError
-from batchformer.report.charts import Chart
+from batchformer.report.charts import Chart, count_axis, linear_axis
 from batchformer.report.health import number, series
 from batchformer.report.runs import Run, by_recipe, load_runs
-from batchformer.report.scales import count_axis, linear_axis
 from batchformer.report.statistics import summarise
 from benchmarks._chart_files import lines_svg
 from benchmarks._markdown import markdown

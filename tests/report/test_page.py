@@ -13,9 +13,8 @@ import batchformer.report
 from batchformer.errors import UserError
 from batchformer.metrics.measures import with_current_names
 from batchformer.report import compare_runs, format_table, load_runs, verdict, write_report
-from batchformer.report.charts import STYLES, Chart
+from batchformer.report.charts import STYLES, Chart, linear_axis
 from batchformer.report.classes import influence_correlation
-from batchformer.report.scales import linear_axis
 
 SOURCES = Path(batchformer.report.__file__).parent
 VARIANTS = [f"v{k}" for k in range(STYLES)]

@@ -9,12 +9,20 @@ from statistics import fmean
 
 from batchformer.metrics.measures import Measure
 from batchformer.metrics.shots import FEW_BELOW, MANY_ABOVE
-from batchformer.report.charts import Chart, variant_styles
+from batchformer.report.charts import (
+    Axis,
+    Chart,
+    count_axis,
+    frequency_axis,
+    linear_axis,
+    smooth,
+    variant_styles,
+    with_names,
+)
 from batchformer.report.comparison import Comparison, class_word, measure_word, shown_name, signed, with_unit
 from batchformer.report.figures import possible_differences
 from batchformer.report.html_parts import figure, plain_table
 from batchformer.report.runs import Run
-from batchformer.report.scales import Axis, count_axis, frequency_axis, linear_axis, smooth, with_names
 from batchformer.report.statistics import (
     PairedDifference,
     RankCorrelation,

@@ -1,6 +1,6 @@
 """Which classes fail: the entry `failures` of result files as text for a terminal, as CSV, and on the page.
 
-What the entry holds: see `analysis.class_failures`. Tables list the worst classes first.
+What the entry holds: see `analysis.failures`. Tables list the worst classes first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,11 @@ from typing import Any
 
 from batchformer.files import csv_text
 from batchformer.metrics.measures import Measure, measures_of, with_current_names
-from batchformer.report.charts import Chart
+from batchformer.report.charts import Axis, Chart, short_name
 from batchformer.report.comparison import Comparison, format_summary, shown_name
 from batchformer.report.html_parts import figure, pictures_of, plain_table
 from batchformer.report.own_sections import value_grid
 from batchformer.report.runs import Run
-from batchformer.report.scales import Axis, short_name
 from batchformer.report.statistics import mean_of_known, summarise
 
 SHOWN = 10  # classes and confused pairs; the others are collapsed, in a terminal in a file

@@ -6,10 +6,19 @@ from statistics import fmean
 from typing import NamedTuple
 
 from batchformer.metrics.measures import Measure
-from batchformer.report.charts import Chart, variant_styles
+from batchformer.report.charts import (
+    NO_BOUNDS,
+    Axis,
+    Bounds,
+    Chart,
+    count_axis,
+    linear_axis,
+    short_name,
+    thin,
+    variant_styles,
+)
 from batchformer.report.comparison import Comparison, measure_word, rows_word, shown_name, signed, with_unit
 from batchformer.report.runs import Run
-from batchformer.report.scales import NO_BOUNDS, Axis, Bounds, count_axis, linear_axis, short_name, thin
 from batchformer.report.statistics import PairedDifference
 
 Curve = list[tuple[float, list[float]]]  # epochs, and the values of the seeds there

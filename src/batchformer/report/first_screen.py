@@ -14,7 +14,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from batchformer.metrics.measures import Measure
-from batchformer.report.charts import STYLES, Chart, variant_styles
+from batchformer.report.charts import STYLES, Axis, Chart, linear_axis, variant_styles, with_names
 from batchformer.report.comparison import (
     Comparison,
     format_interval,
@@ -28,7 +28,6 @@ from batchformer.report.figures import curve_chart, difference_chart, seeds_char
 from batchformer.report.html_parts import figure, marked, plain_table
 from batchformer.report.own_sections import series_together
 from batchformer.report.runs import Run
-from batchformer.report.scales import Axis, linear_axis, with_names
 from batchformer.report.statistics import PairedDifference
 from batchformer.report.tables import Cell, Table, comparison_table, readings_table, verdicts
 

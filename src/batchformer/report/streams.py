@@ -6,13 +6,12 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
-from batchformer.report.charts import Chart
+from batchformer.report.charts import Axis, Chart, count_axis, decade_axis, linear_axis, named_axis
 from batchformer.report.comparison import shown_name
 from batchformer.report.figures import draw_curves, epoch_curve
 from batchformer.report.health import attention_per_head, number, reading, series, short_names
 from batchformer.report.html_parts import PICTURES, figure, pictures_of
 from batchformer.report.runs import Run
-from batchformer.report.scales import Axis, count_axis, decade_axis, linear_axis, named_axis
 from batchformer.report.statistics import mean_of_known
 
 STREAMS = {"plain": "plain stream", "related": "related stream"}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchformer.report.scales import count_axis, frequency_axis, linear_axis, smooth, thin
+from batchformer.report.charts import count_axis, frequency_axis, linear_axis, smooth, thin
 
 numbers = st.floats(-1e6, 1e6).filter(lambda v: v == 0 or abs(v) > 1e-6)
 
