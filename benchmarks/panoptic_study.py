@@ -124,8 +124,8 @@ def numbers_of(method: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def evaluate(run: Path) -> dict[str, Any]:
+    from batchformer.cli import quiet_libraries
     from batchformer.cli.finished_run import load_run
-    from batchformer.cli.quiet import quiet_libraries
     from batchformer.runs.recorder import RunRecorder
     from batchformer.runs.train import make_trainer
 

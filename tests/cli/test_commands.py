@@ -297,7 +297,7 @@ def test_data_tells_what_is_special_about_these_data(say):
 def test_only_warnings_of_this_package_are_shown_one_line_each():
     program = """
 import logging, warnings
-from batchformer.cli.quiet import quiet_libraries
+from batchformer.cli import quiet_libraries
 with quiet_libraries():
     warnings.warn("of a library", FutureWarning)
     logging.getLogger("library").warning("a tip")

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from batchformer.cli.quiet import quiet_libraries
+from batchformer.cli import quiet_libraries
 
 OUT = ["--out", "run"]
 DATA = "data: {class_path: batchformer.data.DigitsLT}\n"

@@ -2,12 +2,14 @@
 
 import importlib
 import io
+import logging
 import math
 import os
 import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
@@ -80,6 +82,29 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep the libraries' banners, tips and warnings out of the terminal; ``--debug`` shows everything.
+
+    Errors are still raised, and warnings of this package are one line each.
+
+    Logging is switched off as a whole because Lightning sets the level of its own logger when it is imported.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    before, as_python_does = logging.root.manager.disable, warnings.formatwarning
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("default", category=UserWarning, module=r"batchformer(\.|$)")
+        # without the line of code that raised it
+        warnings.formatwarning = lambda message, *_, **__: f"batchformer: warning: {' '.join(str(message).split())}\n"
+        try:
+            yield
+        finally:
+            warnings.formatwarning = as_python_does
+            logging.disable(before)
+
+
 def _dispatch(args: list[str], debug: bool) -> int:
     if args[:1] == ["help"] and len(args) > 1:
         args = [args[1], "--help"]
@@ -98,8 +123,6 @@ def _dispatch(args: list[str], debug: bool) -> int:
         return 0
     if debug:
         return command.run(rest)
-    from batchformer.cli.quiet import quiet_libraries
-
     with quiet_libraries():
         return command.run(rest)
 

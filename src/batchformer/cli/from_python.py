@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from batchformer.cli.quiet import quiet_libraries
+from batchformer.cli import quiet_libraries
 from batchformer.cli.show import metrics_rows, metrics_table, name_of
 from batchformer.errors import UserError, causes
 from batchformer.runs.folder import RunFolder

@@ -54,10 +54,6 @@ class Cutout(torch.nn.Module):
         return cutout(image.unsqueeze(0), row, column, self.size).squeeze(0)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    return image.convert("RGB")
-
-
 def _finish(mean: Statistics, std: Statistics, erase_prob: float = 0.0) -> list[Callable]:
     erase: list[Callable] = []
     if erase_prob:
@@ -156,7 +152,7 @@ def small_image_transform(
 ) -> Callable[[Image.Image], Tensor]:
     """Transform of a user's image for a model of small images: all of it, reduced to the size of the data set's."""
     seen = v2.Resize((native, native))
-    return v2.Compose([_to_rgb, seen, v2.PILToTensor(), array_evaluation(name, native, size, mean, std)])
+    return v2.Compose([v2.RGB(), seen, v2.PILToTensor(), array_evaluation(name, native, size, mean, std)])
 
 
 def file_transform(
@@ -186,10 +182,10 @@ def evaluation_transform(name: str, size: int, mean: Statistics, std: Statistics
     For "centre" both sides are resized to that.
     """
     if name == "domains":
-        return v2.Compose([_to_rgb, v2.Resize((size, size)), v2.PILToTensor(), *_finish(mean, std)])
+        return v2.Compose([v2.RGB(), v2.Resize((size, size)), v2.PILToTensor(), *_finish(mean, std)])
     interpolation = InterpolationMode.BICUBIC if name in SMALLEST_AREA else InterpolationMode.BILINEAR
     centre = _centre(size, interpolation, square=name == "centre")
-    return v2.Compose([_to_rgb, *centre, v2.PILToTensor(), *_finish(mean, std)])
+    return v2.Compose([v2.RGB(), *centre, v2.PILToTensor(), *_finish(mean, std)])
 
 
 def _centre(size: int, interpolation: InterpolationMode, square: bool = False) -> list[Callable]:

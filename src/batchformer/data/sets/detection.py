@@ -4,7 +4,6 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -257,7 +256,9 @@ class DetectionData(SkipsBad, DataModule):
 
     @property
     def predict_transform(self) -> Callable[[Image.Image], Tensor]:
-        return partial(_transformed, transform=self._transform(training=False))
+        from torchvision.transforms import v2
+
+        return v2.Compose([v2.RGB(), self._transform(training=False), v2.ToPureTensor()])
 
     def describe(self) -> dict[str, Any]:
         """The data set in numbers; classes are counted by their training boxes, those without any left out."""
@@ -274,7 +275,3 @@ def scene_part(scenes: Scenes, fraction: float, seed: int, purpose: str, at_leas
     for box in np.argsort(-counts[scenes.labels], kind="stable"):  # rarer ones overwrite
         rarest[owner[box]] = scenes.labels[box]
     return stratified_part([os.fsdecode(path) for path in scenes.paths], rarest, fraction, seed, purpose, at_least)
-
-
-def _transformed(image: Image.Image, transform: Callable[[Any], Any]) -> Tensor:
-    return transform(image.convert("RGB")).as_subclass(Tensor)

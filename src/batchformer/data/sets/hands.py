@@ -264,8 +264,8 @@ class HandSamples(AddressedSamples):
 def _to_square(image: Image.Image, size: int, mean: Any, std: Any) -> Tensor:
     """The middle square of a picture, resized."""
     side = min(image.size)
-    steps = [v2.CenterCrop(side), v2.Resize((size, size)), v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
-    return v2.Compose([*steps, v2.Normalize(list(mean), list(std))])(image.convert("RGB"))
+    crop = [v2.RGB(), v2.CenterCrop(side), v2.Resize((size, size)), v2.PILToTensor()]
+    return v2.Compose([*crop, v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))])(image)
 
 
 def miniature(root: Path, name: str) -> None:
