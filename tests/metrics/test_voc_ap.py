@@ -7,20 +7,21 @@ import torch
 from batchformer.metrics import VocAP
 from batchformer.metrics.voc_ap import OVERLAPS
 
+PIXELS = np.array([1.0, 1.0, 0.0, 0.0])  # from an area to the numbers of its first and last pixel
+
 
 def slow_ap(predictions, targets, label: int, limit: float) -> float:
-    """Detection by detection, by falling score."""
+    """Detection by detection, by falling score, with pixels numbered from 1 as in the files."""
     found = [
-        (float(score), image, box)
+        (float(score), image, box + PIXELS)
         for image, prediction in enumerate(predictions)
         for box, score, name in zip(prediction["boxes"], prediction["scores"], prediction["labels"], strict=True)
         if name == label
     ]
     objects = {
-        image: [[box, hard, False] for box, name, hard in zip(t["boxes"], t["labels"], t["ignore"], strict=True)
-                if name == label]
-        for image, t in enumerate(targets)
-    }  # fmt: skip
+        image: [[box + PIXELS, hard, False] for box, hard, name in rows if name == label]
+        for image, rows in enumerate(zip(t["boxes"], t["ignore"], t["labels"], strict=True) for t in targets)
+    }
     count = sum(not hard for some in objects.values() for _, hard, _ in some)
     if not count:
         return float("nan")
@@ -87,3 +88,13 @@ def test_perfect_detections_are_one_and_nothing_is_zero():
     metric.reset()
     metric.update([{"boxes": box[:0], "labels": torch.zeros(0).long(), "scores": torch.zeros(0)}], [target])
     assert float(metric.compute()["voc_ap"]) == 0.0
+
+
+def test_a_box_of_the_files_is_found_with_the_overlap_that_voc_counts():
+    """Pixels 11 to 20 of which 11 to 15 are detected: half of them, which is not more than 0.5; 11 to 16 is."""
+    target = {"boxes": torch.tensor([[10.0, 10.0, 20.0, 20.0]]), "labels": torch.tensor([0])}
+    for last, expected in ((15.0, 0.0), (16.0, 1.0)):
+        metric = VocAP(1)
+        found = torch.tensor([[10.0, 10.0, 20.0, last]])
+        metric.update([{"boxes": found, "labels": torch.tensor([0]), "scores": torch.tensor([0.9])}], [target])
+        assert float(metric.compute()["voc_ap50"]) == expected

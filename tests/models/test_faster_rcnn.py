@@ -72,8 +72,45 @@ def test_settings_are_detectron2s():
     net.eval()
     assert net.proposals.pre_nms_top_n() == 6000
     assert all(p.requires_grad for p in net.parameters())
+    predictor = net.regions.box_predictor
+    assert 0.008 < predictor.cls_score.weight.std() < 0.012
+    assert 0.0008 < predictor.bbox_pred.weight.std() < 0.0012
+    assert not predictor.cls_score.bias.any()
     with pytest.raises(UserError, match="needs a ResNet"):
         FasterRCNN("vit_tiny_patch16_224", 3)
+
+
+@pytest.mark.parametrize("size", [(96, 128), (101, 321)])
+def test_anchors_are_detectron2s_whatever_the_size_of_the_batch(size):
+    """Cell (y, x) has anchors around (16 x, 16 y), areas 32^2 to 512^2, heights 0.5, 1 and 2 times the width."""
+    from torchvision.models.detection.image_list import ImageList
+
+    images, net = torch.randn(1, 3, *size), small()
+    features = net._stage3(images)
+    found = net.proposals.anchor_generator(ImageList(images, [size]), [features])[0]
+    rows, columns = features.shape[2:]
+    assert (rows, columns) == tuple(-(-side // 16) for side in size)
+    found = found.double().reshape(rows, columns, 15, 4)
+    centre, sides = (found[..., :2] + found[..., 2:]) / 2, found[..., 2:] - found[..., :2]
+    expected = torch.stack(torch.meshgrid(torch.arange(columns), torch.arange(rows), indexing="xy"), -1) * 16.0
+    torch.testing.assert_close(centre, expected[:, :, None].expand_as(centre).double(), atol=1e-4, rtol=0)
+    shapes = {(round(float((w * h) ** 0.5), 3), round(float(h / w), 3)) for w, h in sides[-1, -1]}
+    assert shapes == {(s, r) for s in (32.0, 64.0, 128.0, 256.0, 512.0) for r in (0.5, 1.0, 2.0)}
+
+
+def test_boxes_are_of_full_precision_in_half_precision():
+    """bfloat16 has 8 bits: a side at pixel 700 would be rounded to a multiple of 4."""
+    from torchvision.models.detection.image_list import ImageList
+
+    net, images, found = small().eval(), torch.randn(1, 3, 64, 1024), []
+    torch.nn.init.normal_(net.proposals.head.bbox_pred.weight, std=1e-6)  # proposals are anchors, cut at the border
+    net.proposals.register_forward_hook(lambda module, given, result: found.extend(result[0]))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        net(images)
+    anchors = net.proposals.anchor_generator(ImageList(images, [(64, 1024)]), [torch.zeros(1, 1, 4, 64)])[0]
+    assert found[0].dtype == torch.float32
+    off = (found[0][:, None, 0] - anchors[None, :, 0].clamp(0, 1024)).abs().min(1).values
+    assert off.max() < 0.01
 
 
 def test_statistics_of_batch_norm_are_plain_means_over_the_batches():

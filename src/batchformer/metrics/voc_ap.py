@@ -20,12 +20,14 @@ Rows = Float[np.ndarray, "rows columns"]
 class VocAP(CocoAP):
     """`voc_ap`, `voc_ap50` and `voc_ap75` as fractions of 1, `per_class` (the AP50 of each class), and COCO's numbers.
 
-    VOC 2007: the precision is read at the recalls 0, 0.1, ..., 1 (the largest precision at that recall or more), sides
-    count both end pixels (x2 - x1 + 1), a detection belongs to the object it overlaps most, an object is found once and
-    only with an overlap above the limit, and difficult objects count neither as found nor as missed. `voc_ap` is the
-    mean over the overlaps 0.50, 0.55, ..., 0.95, as detectron2 and MoCo's tables report it; COCO's AP is another.
+    VOC 2007: the precision is read at the recalls 0, 0.1, ..., 1 (the largest precision at that recall or more), a
+    detection belongs to the object it overlaps most, an object is found once and only with an overlap above the limit,
+    and difficult objects count neither as found nor as missed. `voc_ap` is the mean over the overlaps 0.50, 0.55, ...,
+    0.95, as detectron2 and MoCo's tables report it; COCO's AP is another.
 
-    `update` takes what `CocoAP` takes; an object with `ignore` is difficult.
+    `update` takes what `CocoAP` takes; an object with `ignore` is difficult. VOC numbers pixels from 1 and counts both
+    end pixels of a side (xmax - xmin + 1). Boxes here are the areas of these pixels (x1 = xmin - 1, x2 = xmax), so that
+    the same side is x2 - x1.
     """
 
     names = ("voc_ap", "voc_ap50", "voc_ap75", *AP_NAMES)
@@ -87,11 +89,11 @@ def _average_precision(found: Rows, objects: int, limit: float) -> float:
 def _overlaps(
     boxes: Float[np.ndarray, "boxes 4"], others: Float[np.ndarray, "others 4"]
 ) -> Float[np.ndarray, "boxes others"]:
-    """Intersection over union of boxes (x1, y1, x2, y2) whose sides count both end pixels."""
+    """Intersection over union of areas (x1, y1, x2, y2)."""
     low, high = np.maximum(boxes[:, None, :2], others[:, :2]), np.minimum(boxes[:, None, 2:], others[:, 2:])
-    common = (high - low + 1).clip(0).prod(2)
-    area, other = ((each[:, 2:] - each[:, :2] + 1).prod(1) for each in (boxes, others))
-    return common / (area[:, None] + other - common)
+    common = (high - low).clip(0).prod(2)
+    area, other = ((each[:, 2:] - each[:, :2]).prod(1) for each in (boxes, others))
+    return common / np.maximum(area[:, None] + other - common, 1e-12)
 
 
 def _mean(values: np.ndarray) -> float:

@@ -32,8 +32,9 @@ class FasterRCNN(nn.Module):
     """A ResNet up to its third stage, region proposals on it, and its last stage as the head of the regions.
 
     detectron2's R50-C4 with the settings of MoCo. Unlike in torchvision regions are cut with the half-pixel shift
-    (`aligned`), box losses are L1 and not smooth, a BatchNorm follows the last stage, 12,000 proposals go into the
-    suppression in training and 6,000 in testing, and every layer is trained.
+    (`aligned`), anchors stand 16 pixels apart and have their sizes unrounded, box losses are L1 and not smooth, a
+    BatchNorm follows the last stage, the predictor begins with deviations of 0.01 (classes) and 0.001 (boxes), 12,000
+    proposals go into the suppression in training and 6,000 in testing, and every layer is trained.
 
     Args:
         backbone: a ResNet of timm, by name; keys `conv1`, `bn1`, `layer1` ... are its own, so that weights of a
@@ -44,9 +45,7 @@ class FasterRCNN(nn.Module):
 
     def __init__(self, backbone: str, num_classes: int, **backbone_args: Any) -> None:
         super().__init__()
-        from torchvision.models.detection.anchor_utils import AnchorGenerator
         from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
-        from torchvision.models.detection.rpn import RPNHead
         from torchvision.ops import RoIAlign
 
         net: Any = create_backbone(backbone, 0, **backbone_args)
@@ -55,10 +54,14 @@ class FasterRCNN(nn.Module):
         self.backbone = net
         channels = {"layer3": net.feature_info[-2]["num_chs"], "layer4": net.num_features}
         self.norm = nn.BatchNorm2d(channels["layer4"])
-        anchors = AnchorGenerator(_SIZES, _RATIOS)
-        self.proposals = _proposal_network(anchors, RPNHead(channels["layer3"], anchors.num_anchors_per_location()[0]))
+        anchors = _anchors()
+        self.proposals = _proposal_network(anchors, channels["layer3"])
         self.cut = RoIAlign(14, 1 / _STRIDE, sampling_ratio=0, aligned=True)
-        self.regions = _region_heads(FastRCNNPredictor(channels["layer4"], num_classes + 1))
+        predictor = FastRCNNPredictor(channels["layer4"], num_classes + 1)
+        for layer, std in ((predictor.cls_score, 0.01), (predictor.bbox_pred, 0.001)):
+            nn.init.normal_(layer.weight, std=std)
+            nn.init.zeros_(layer.bias)
+        self.regions = _region_heads(predictor)
 
     def forward(
         self,
@@ -74,7 +77,7 @@ class FasterRCNN(nn.Module):
         targets = None
         if self.training and labels is not None:
             targets = [_target(label, size) for label, size in zip(labels, sizes, strict=True)]
-        proposed, losses = self.proposals(ImageList(pixel_values, sizes), {"0": features}, targets)
+        proposed, losses = self.proposals(ImageList(pixel_values, sizes), {"0": features.float()}, targets)
         if targets is None:
             logits, boxes = self._classify(features, proposed)
             found = self.regions.postprocess_detections(logits.float(), boxes.float(), proposed, sizes)
@@ -96,8 +99,35 @@ class FasterRCNN(nn.Module):
         return self.regions.box_predictor(pooled)
 
 
-def _proposal_network(anchors: Any, head: nn.Module) -> Any:
-    from torchvision.models.detection.rpn import RegionProposalNetwork
+def _anchors() -> Any:
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+
+    class Anchors(AnchorGenerator):
+        """torchvision's, a stride apart whatever the padding, and not rounded.
+
+        torchvision divides the side of the batch by that of the map and rounds down: 15 of 321 pixels and 21 cells.
+        """
+
+        def generate_anchors(self, scales: Any, aspect_ratios: Any, *options: Any, **keywords: Any) -> Tensor:
+            scale, ratio = torch.tensor(scales), torch.tensor(aspect_ratios).sqrt()
+            half = torch.stack([scale / ratio[:, None], scale * ratio[:, None]], dim=-1).flatten(0, 1) / 2
+            return torch.cat([-half, half], dim=1)
+
+        def grid_anchors(self, grid_sizes: Any, strides: Any) -> list[Tensor]:
+            return super().grid_anchors(grid_sizes, [[_STRIDE, _STRIDE]] * len(grid_sizes))  # type: ignore[list-item]
+
+    return Anchors(_SIZES, _RATIOS)
+
+
+def _proposal_network(anchors: Any, channels: int) -> Any:
+    from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
+
+    class Head(RPNHead):
+        """torchvision's, with results in float32: it decodes boxes in their type, and bfloat16 moves them by pixels."""
+
+        def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            objectness, shifts = super().forward(x)
+            return [one.float() for one in objectness], [one.float() for one in shifts]
 
     class L1Proposals(RegionProposalNetwork):
         """torchvision's, with an L1 loss of the boxes."""
@@ -111,6 +141,7 @@ def _proposal_network(anchors: Any, head: nn.Module) -> Any:
             return F.binary_cross_entropy_with_logits(objectness[sampled], labels[sampled]), box
 
     numbers = {"training": 12000, "testing": 6000}, {"training": 2000, "testing": 1000}
+    head = Head(channels, anchors.num_anchors_per_location()[0])
     return L1Proposals(anchors, head, 0.7, 0.3, 256, 0.5, *numbers, nms_thresh=0.7)
 
 
