@@ -82,6 +82,7 @@ class Run:
 
 
 METHODS = ("baseline", "batchformer")
+STOPPED = 130  # the exit code of a run that was interrupted, which ends the study too
 _PACS = ("art_painting", "cartoon", "photo", "sketch")
 _RANDOM = "model.method=baseline,data.words=[random],model.pairs.name"
 _OF_PAIRS = {
@@ -104,6 +105,7 @@ STUDIES = {
             more_seeds=(3, 4),
             most=("erm", "erm+batchformer"),
         ),
+        RecipeStudy("imagenette-lt", seeds=range(5)),
         RecipeStudy("pacs-128-adapt", ("sketch",)),
         RecipeStudy("mnist-usps", ("usps", "mnist")),
         RecipeStudy("digits-domains", tuple(f"{angle}-degrees" for angle in range(0, 90, 15))),
@@ -171,6 +173,8 @@ def work(study: RecipeStudy, runs: Sequence[Run], args: argparse.Namespace) -> i
         began = time.perf_counter()
         code = fit(study, run, args)
         failed += code != 0
+        if code == STOPPED:
+            break
         said = "done" if code == 0 else "failed"
         print(f"{run.name}: {said} after {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
         gc.collect()  # a captured step holds its network in a cycle

@@ -90,6 +90,13 @@ def test_what_the_results_hold_is_not_trained_again_and_no_run_is_begun_too_late
     assert re.search("--targets svhn: choose from usps, mnist", capsys.readouterr().err)
 
 
+def test_an_interrupted_run_ends_the_study(started, study, monkeypatch):
+    interrupted = []
+    monkeypatch.setattr("batchformer.cli.main", lambda words: interrupted.append(words) or 130)
+    assert study("mnist-usps", "--only", "dann") == 1
+    assert len(interrupted) == 1
+
+
 def test_runs_of_pre_training_are_probed_and_what_was_found_is_kept(tmp_path, started, study):
     assert study("mae-cifar100", "--only", "baseline", "--seeds", "3") == 0
     run = str(tmp_path / "runs" / "baseline-seed3")

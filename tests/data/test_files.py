@@ -219,6 +219,26 @@ def test_a_val_class_that_is_not_trained_is_refused(folders):
         ImageFolders(str(folders), **SMALL).setup()
 
 
+def test_a_folder_made_long_tailed_trains_on_the_first_images_of_each_class(folders):
+    for label in range(8):
+        for i in range(12 if label else 14):
+            shutil.copy(
+                folders / "val" / "class_0" / "0000.jpg", folders / "train" / f"class_{label}" / f"_{i:02d}.jpg"
+            )
+    everything = ImageFolders(str(folders), **SMALL).image_files()
+    data = ImageFolders(str(folders), imbalance=7, **SMALL)
+    data.setup()
+    smallest = min(len(list((folders / "train" / f"class_{label}").iterdir())) for label in range(8))
+    assert data.class_counts == [int(smallest * 7 ** (-c / 7)) for c in range(8)]
+    named = {name: [each.path for each in files] for name, files in data.image_files().items()}
+    assert named["val"] == [each.path for each in everything["val"]]
+    for label, count in enumerate(data.class_counts):
+        members = [each.path for each in everything["train"] if each.label == label]
+        assert [path for path in named["train"] if path in members] == members[:count]
+    with pytest.raises(UserError, match=f"choose {smallest} or less"):
+        ImageFolders(str(folders), imbalance=1000, **SMALL).setup()
+
+
 def test_class_names_from_a_file(lists):
     (lists / "names.txt").write_text("".join(f"thing {c}\n" for c in range(8)))
     data = list_data(lists, names="names.txt")

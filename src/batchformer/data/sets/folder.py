@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from batchformer.data.augment.options import check_fraction
-from batchformer.data.sets.classification import stratified_part
+from batchformer.data.sets.classification import stratified_part, tail_subset
 from batchformer.data.sets.files import FileData, Listing, class_folders, list_images
 from batchformer.data.sets.miniature import FILE_COUNTS, TEST_PER_CLASS, save_picture
 from batchformer.errors import UserError
@@ -24,6 +26,9 @@ class ImageFolders(FileData):
     trained on; the class folders are those of root/train, or of `root` itself. `holdout`: this part of every training
     class is not trained on but evaluated as a set of its own, which may choose a checkpoint (`run.best`) or end a run
     (`run.early_stop`). `split_seed` decides which images; it is the same for all seeds of a comparison.
+
+    `imbalance`: a study of long tails. Of the training images class c keeps `tail_counts`, the first class as many as
+    the smallest class has; the last this many times fewer.
     """
 
     upright = True
@@ -35,16 +40,21 @@ class ImageFolders(FileData):
         val_fraction: float | None = None,
         holdout: float = 0.0,
         split_seed: int = 0,
+        imbalance: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
         check_fraction("val_fraction", val_fraction or 0)
-        self.val_fraction = val_fraction or None
+        self.val_fraction, self.imbalance = val_fraction or None, imbalance
         self.hold_out(holdout, split_seed)
 
     def _read_listings(self, root: str) -> tuple[dict[str, Listing], list[str]]:
         listings, names = self._read_parts(root) if self.val_fraction is None else self._divide(root, self.val_fraction)
-        return {**listings, **self._hold_out(listings["train"], self.holdout, self.split_seed)}, names
+        train = listings["train"]
+        if self.imbalance is not None:
+            smallest = int(np.bincount(train.labels, minlength=len(names)).min())
+            train = train.some(tail_subset(train.labels, names, smallest, self.imbalance))
+        return {**listings, **self._hold_out(train, self.holdout, self.split_seed)}, names
 
     def _divide(self, root: str, fraction: float) -> tuple[dict[str, Listing], list[str]]:
         """The images of root/train, or of `root`, divided into those to train and those to evaluate on."""
