@@ -70,7 +70,7 @@ lint: install
 results: install
 	$(BIN)/python -m benchmarks.results_page results docs/results.md
 	$(BIN)/python -m benchmarks.report_page results docs/report.html
-	$(BIN)/python -m benchmarks.readme_table results README.md
+	$(BIN)/python -m benchmarks.when_it_helps results docs/when-it-helps.md README.md
 	$(BIN)/python -m benchmarks.stability_page .
 	$(BIN)/python -m benchmarks.recipes_page docs/recipes.md
 	$(BIN)/python -m benchmarks.domains_section results docs/domains.md

@@ -1,95 +1,304 @@
-"""The four results in README.md: `python -m benchmarks.readme_table results README.md`."""
+"""docs/when-it-helps.md, its pictures, and the table in README.md, from result files.
+
+python -m benchmarks.when_it_helps results docs/when-it-helps.md README.md
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from batchformer.errors import UserError
-from batchformer.report.comparison import format_difference, signed
-from batchformer.report.runs import by_recipe, load_runs
-from batchformer.report.statistics import PairedDifference
+from batchformer.metrics.measures import Measure
+from batchformer.report.comparison import Comparison, compare_runs, format_difference, format_summary, signed, with_unit
+from batchformer.report.figures import chart_of_rows, possible_differences
+from batchformer.report.runs import Run, by_recipe, load_runs
+from batchformer.report.scales import linear_axis
+from batchformer.report.statistics import PairedDifference, paired_difference, summarise
+from benchmarks._chart_files import chart_svg
 from benchmarks._markdown import between_markers, markdown
+from benchmarks.domains_section import READ_AS, read_as
 from benchmarks.paper import MAIN
-from benchmarks.studies import Study, Variant
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
-HEADER = ("accuracy, %", "without", "with", "difference, 95 % interval", "seeds", "paper", "read as")
+README_HEADER = ("accuracy, %", "without", "with", "difference, 95 % interval", "seeds", "paper", "read as")
+HEADER = ("", *README_HEADER[1:5], "read as")
 
 
-class Shown(NamedTuple):
-    """A row: the two sides it compares, each by recipe and variant."""
+@dataclass(frozen=True)
+class Pair:
+    """Two sides, each a recipe and a variant of it. `readme`: the words of its row there, if it has one."""
 
     title: str
     without: tuple[str, str]
     with_it: tuple[str, str]
+    readme: str = ""
 
 
-ROWS = (
-    Shown(
-        "BatchFormer, CIFAR-100-LT (imbalance 100), ResNet-32, Balanced Softmax",
-        ("cifar100-lt-100", "baseline"),
-        ("cifar100-lt-100", "batchformer"),
+@dataclass(frozen=True)
+class Question:
+    """A section of the page: what a practitioner asks, what was trained for it, and what to do with the answer."""
+
+    name: str
+    title: str
+    setting: str
+    pairs: Sequence[Pair]
+    advice: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A pair whose two sides were both trained: their values by seed."""
+
+    pair: Pair
+    measure: Measure
+    before: Mapping[int, float]
+    after: Mapping[int, float]
+
+    @property
+    def seeds(self) -> list[int]:
+        return [seed for seed in self.before if seed in self.after]
+
+    @property
+    def difference(self) -> PairedDifference | None:
+        found = self.seeds
+        return paired_difference([self.before[s] for s in found], [self.after[s] for s in found]) if found else None
+
+    @property
+    def cells(self) -> list[str]:
+        sides = [format_summary(summarise(list(side.values()))) for side in (self.before, self.after)]
+        return [*sides, format_difference(self.difference), str(len(self.seeds))]
+
+
+def _module(title: str, recipe: str, without: str = "baseline", readme: str = "") -> Pair:
+    """One recipe with and without the module."""
+    with_it = "batchformer" if without == "baseline" else f"{without}+batchformer"
+    return Pair(title, (recipe, without), (recipe, with_it), readme)
+
+
+def _v2(title: str, without: str, with_it: str, readme: str = "") -> Pair:
+    return Pair(
+        title, (f"vit-cifar100-32-{without}", "baseline"), (f"vit-cifar100-32-{with_it}", "batchformer"), readme
+    )
+
+
+def _mixing(title: str, without: str, with_it: str, variant: str = "baseline", readme: str = "") -> Pair:
+    name = "mix-vit-cifar100-32-"
+    return Pair(title, (name + without, variant), (name + with_it, variant), readme)
+
+
+_LONG_TAIL = "CIFAR-100-LT, ResNet-32, Balanced Softmax, BatchFormer before the classifier"
+QUESTIONS = (
+    Question(
+        "schedule",
+        "You train briefly, or for long",
+        f"{_LONG_TAIL}, imbalance 100, by the length of the schedule.",
+        (
+            _module("1/8 of the schedule", "cifar100-lt-100-short"),
+            _module(
+                "the whole schedule",
+                "cifar100-lt-100",
+                readme="BatchFormer, CIFAR-100-LT (imbalance 100), ResNet-32, Balanced Softmax",
+            ),
+        ),
+        "Expect little from it at the whole schedule; accuracy then moves from rare classes to frequent ones.",
     ),
-    Shown(
-        "BatchFormerV2 after all blocks of a small ViT, CIFAR-100, equal epochs",
-        ("vit-cifar100-32-baseline", "baseline"),
-        ("vit-cifar100-32-published", "batchformer"),
+    Question(
+        "data",
+        "Your classes are more or less unequal",
+        f"{_LONG_TAIL}, by imbalance: the largest class divided by the smallest; the whole schedule, of 50 half of it.",
+        (
+            Pair(
+                "imbalance 50",
+                ("cifar100-lt-50-tuning-baseline", "baseline"),
+                ("cifar100-lt-50-tuning-mean", "batchformer"),
+            ),
+            _module("imbalance 100", "cifar100-lt-100"),
+            _module("imbalance 200", "cifar100-lt-200"),
+        ),
+        "The imbalance alone is no reason to switch it on.",
     ),
-    Shown(
-        "the same, equal GPU time",
-        ("vit-cifar100-32-long", "baseline"),
-        ("vit-cifar100-32-published", "batchformer"),
+    Question(
+        "start",
+        "You begin with ImageNet weights",
+        "Imagenette at 64 px made long-tailed (858 pictures of the first class, 8 of the last), MobileNetV2 from "
+        "ImageNet weights, Balanced Softmax, 20 epochs; trained on a CPU.",
+        (_module("BatchFormer", "imagenette-lt"),),
+        "With your own pictures, let `batchformer compare folder-lt --data-root DIR --seeds 5` decide.",
     ),
-    Shown(
-        "TransMix instead of CutMix, the same ViT",
-        ("mix-vit-cifar100-32-cutmix", "baseline"),
-        ("mix-vit-cifar100-32-transmix", "baseline"),
+    Question(
+        "v2",
+        "You train a small vision transformer from scratch",
+        "CIFAR-100 at 32 px, DeiT-Ti's width and depth, 50 epochs; BatchFormerV2 with two streams, at equal epochs and "
+        "held to a baseline that trains nearly as many GPU-seconds.",
+        (
+            _v2(
+                "all blocks at equal epochs",
+                "baseline",
+                "published",
+                "BatchFormerV2 after all blocks of a small ViT, CIFAR-100, equal epochs",
+            ),
+            _v2("all blocks at equal time", "long", "published", "the same, equal GPU time"),
+            _v2("block 8 at equal epochs", "baseline", "published-block8"),
+            _v2("block 8 at equal time", "long-block8", "published-block8"),
+            _module("DeiT-Ti at 224 px", "deit-ti-cifar100-100"),
+        ),
+        "Use it where pictures are what you are short of; where it is GPU time, train the baseline for longer.",
+    ),
+    Question(
+        "transmix",
+        "You train with mixed images",
+        "The same small vision transformer; TransMix in place of CutMix.",
+        (
+            _mixing("TransMix", "cutmix", "transmix", readme="TransMix instead of CutMix, the same ViT"),
+            _mixing("both with BatchFormerV2", "cutmix-batchformer", "transmix-batchformer", "batchformer"),
+        ),
+        "CutMix is enough until your own comparison says otherwise.",
+    ),
+    Question(
+        "domains",
+        "You test on another domain",
+        "MNIST to USPS and back, the mean of both; BatchFormer over the rows of source and target.",
+        (
+            _module("source only", "mnist-usps", "source-only"),
+            _module("DANN", "mnist-usps", "dann"),
+            _module("MDD", "mnist-usps", "mdd"),
+        ),
+        "The method of adaptation decides (MDD); the module is no replacement for it.",
+    ),
+    Question(
+        "classes",
+        "You look for classes without a training picture",
+        "PlantVillage's pairs of state and crop, AUC, on fixed or trained features; CUB, CE-GZSL, harmonic mean of seen "
+        "and unseen accuracy.",
+        (
+            _module("fixed visual product", "plantvillage-czsl", "visual-product"),
+            _module("fixed CompCos", "plantvillage-czsl", "compcos"),
+            _module("fixed CGE", "plantvillage-czsl", "cge"),
+            _module("trained visual product", "plantvillage-czsl-trained", "visual-product"),
+            _module("trained CompCos", "plantvillage-czsl-trained", "compcos"),
+            _module("trained CGE", "plantvillage-czsl-trained", "cge"),
+            _module("CE-GZSL from attributes", "cub-gzsl", "ce-gzsl"),
+            _module("CE-GZSL from sentences", "cub-gzsl-sentences", "ce-gzsl"),
+        ),
+        "Worth a trial with a graph of pairs (CGE) on features that stay fixed.",
     ),
 )
 
+_INTRODUCTION = """\
+# When does it help?
+
+Every comparison of ours with and without the module, by the question a practitioner asks. Written by
+`python -m benchmarks.when_it_helps results docs/when-it-helps.md README.md` from the files in `results/`: last epoch,
+mean ± standard deviation over seeds, the difference over matched seeds with its 95 % interval. "Higher" and "lower"
+mean that the interval leaves out zero; each comparison is read alone, so of twenty without any effect one would.
+"""
+
+
+def answers(results: Path) -> list[tuple[Question, list[Answer]]]:
+    """Each question with its pairs whose two sides were trained; those without any are left out."""
+    tables = {recipe: compare_runs([run.raw for run in runs]) for recipe, runs in _trained(results).items()}
+    found = [(question, list(_answered(question, tables))) for question in QUESTIONS]
+    if not any(each for _, each in found):
+        raise UserError(f"{results} holds both sides of no comparison: there is nothing to show.")
+    return [(question, each) for question, each in found if each]
+
+
+def _trained(results: Path) -> Mapping[str, Sequence[Run]]:
+    return by_recipe(load_runs([results]))
+
+
+def _answered(question: Question, tables: Mapping[str, Comparison]) -> Iterator[Answer]:
+    for pair in question.pairs:
+        sides = [(tables.get(recipe), variant) for recipe, variant in (pair.without, pair.with_it)]
+        values = [table.by_seed(table.primary, variant) if table else {} for table, variant in sides]
+        table = sides[0][0]
+        if table is not None and all(values):
+            yield Answer(pair, table.primary, *values)
+
+
+def page(results: Path) -> tuple[str, dict[str, str]]:
+    """The page in Markdown, and its pictures by the names of their files."""
+    found = answers(results)
+    lines, pictures = [_INTRODUCTION, f"{in_short([a for _, each in found for a in each])}\n"], {}
+    for question, each in found:
+        picture = f"when-it-helps-{question.name}.svg"
+        pictures[picture] = _picture(question, each)
+        rows = [[answer.pair.title, *answer.cells, read_as(answer.difference)] for answer in each]
+        lines += [
+            f"## {question.title}\n",
+            f"{question.setting}\n",
+            f"**{_sentence(each)}** {question.advice}\n",
+            f"![{question.title}: the difference of each comparison with its interval]({picture})\n",
+            f"{markdown(HEADER, rows)}\n",
+        ]
+    return "\n".join(lines), pictures
+
+
+def in_short(found: Sequence[Answer]) -> str:
+    """How many comparisons ended in which way."""
+    by_sides = {(answer.pair.without, answer.pair.with_it): read_as(answer.difference) for answer in found}
+    readings = list(by_sides.values())
+    several = [reading for reading in readings if not reading.startswith("one seed")]
+    higher, lower, unclear = (several.count(READ_AS[side]) for side in (1, -1, 0))
+    told = f"{higher} higher, {lower} lower, {unclear} without a clear difference"
+    single = len(readings) - len(several)
+    one = f"; {single} more {'has' if single == 1 else 'have'} one seed" if single else ""
+    return f"Of {len(several)} comparisons over several seeds, {told}{one}."
+
+
+def _sentence(found: Sequence[Answer]) -> str:
+    """What the intervals say, in one sentence."""
+    by_reading: dict[str, list[str]] = {}
+    for answer in found:
+        told = f"{answer.pair.title} ({signed(answer.difference.mean, 2)})" if answer.difference else answer.pair.title
+        by_reading.setdefault(read_as(answer.difference), []).append(told)
+    sentence = "; ".join(f"{reading}: {', '.join(titles)}" for reading, titles in by_reading.items())
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _picture(question: Question, found: Sequence[Answer]) -> str:
+    """A row for each comparison: the difference of every seed as a ring, its mean and interval as a bar."""
+    measure, height = found[0].measure, len(found)
+    differences = [answer.difference for answer in found if answer.difference is not None]
+    each_seed = [[answer.after[seed] - answer.before[seed] for seed in answer.seeds] for answer in found]
+    values, within = possible_differences(differences, measure)
+    values += [value for of_pair in each_seed for value in of_pair]
+    room = 0.1 * max(map(abs, values))
+    label = with_unit("difference", measure.points)
+    x = linear_axis([*values, room, -room], label, within=within)
+    chart = chart_of_rows("pairs", x, [answer.pair.title for answer in found], 80 + 34 * height, longest=26)
+    for k, (answer, of_pair) in enumerate(zip(found, each_seed, strict=True)):
+        level, gain = height - k - 0.5, answer.difference
+        if gain is not None and gain.low is not None and gain.high is not None:
+            chart.interval((gain.low, level), (gain.high, level), "")
+            chart.segment((gain.mean, level - 0.3), (gain.mean, level + 0.3), "whisker")
+        chart.dots([(value, level) for value in of_pair], "others", radius=4)
+    chart.divider(0)
+    return chart_svg(chart, question.title, _sentence(found))
+
 
 def readme_table(results: Path) -> str:
-    """The rows of `ROWS` that were trained, from their result files."""
-    variants = {
-        (recipe, method): Variant("", recipe, method, [run for run in runs if run.variant == method])
-        for recipe, runs in by_recipe(load_runs([results])).items()
-        for method in {run.variant for run in runs}
-    }
-    sides = [(shown.title, variants.get(shown.without), variants.get(shown.with_it)) for shown in ROWS]
-    lines = [_row(title, before, after) for title, before, after in sides if before and after]
-    if not lines:
+    """The rows of the README, of those that were trained."""
+    rows = [
+        [answer.pair.readme, *answer.cells, _paper(answer.pair, answer.measure), read_as(answer.difference)]
+        for _, found in answers(results)
+        for answer in found
+        if answer.pair.readme
+    ]
+    if not rows:
         raise UserError(f"{results} holds both sides of no row of the README: there is nothing to show.")
-    return markdown(HEADER, lines)
+    return markdown(README_HEADER, rows)
 
 
-def _row(title: str, before: Variant, after: Variant) -> list[str]:
-    study = Study("", [before, after], before)
-    difference = study.difference(after)
-    seeds = len(before.by_seed(study.primary).keys() & after.by_seed(study.primary).keys())
-    ours = [before.summary(study.primary), after.summary(study.primary), format_difference(difference), str(seeds)]
-    return [title, *ours, _paper(before, after), _read(difference)]
-
-
-def _paper(before: Variant, after: Variant) -> str:
+def _paper(pair: Pair, measure: Measure) -> str:
     """What the paper gained, where the two sides are the two sides of one of its rows."""
-    row = MAIN.get(after.recipe) if before.recipe == after.recipe else None
+    row = MAIN.get(pair.with_it[0]) if pair.without[0] == pair.with_it[0] else None
     if row is None or row.baseline is None or row.batchformer is None:
         return "–"
-    key = after.runs[0].primary.key
-    return signed(row.batchformer[key] - row.baseline[key], 1)
-
-
-def _read(difference: PairedDifference | None) -> str:
-    if difference is None:
-        return "no seed in common"
-    if difference.low is None or difference.high is None:
-        return "one seed: may be chance"
-    if difference.low <= 0 <= difference.high:
-        return "no clear difference"
-    return "higher" if difference.mean > 0 else "lower"
+    return signed(row.batchformer[measure.key] - row.baseline[measure.key], 1)
 
 
 def with_table(text: str, table: str, name: str = "README.md") -> str:
@@ -97,18 +306,21 @@ def with_table(text: str, table: str, name: str = "README.md") -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    if len(arguments) != 2:
-        print("usage: python -m benchmarks.readme_table RESULTS_FOLDER README.md", file=sys.stderr)
+    if len(arguments) != 3:
+        print("usage: python -m benchmarks.when_it_helps RESULTS_FOLDER PAGE.md README.md", file=sys.stderr)
         return 2
-    results, target = map(Path, arguments)
+    results, target, readme = map(Path, arguments)
     try:
-        if not target.is_file():
-            raise UserError(f"there is no file {target}.")
-        text = with_table(target.read_text(encoding="utf-8"), readme_table(results), target.name)
+        if not readme.is_file():
+            raise UserError(f"there is no file {readme}.")
+        table = with_table(readme.read_text(encoding="utf-8"), readme_table(results), readme.name)
+        text, pictures = page(results)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    target.write_text(text, encoding="utf-8")
+    readme.write_text(table, encoding="utf-8")
+    for name, picture in {target.name: text, **pictures}.items():
+        (target.parent / name).write_text(picture, encoding="utf-8")
     return 0
 
 

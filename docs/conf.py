@@ -58,7 +58,7 @@ REFERENCE: dict[str, tuple[str, list[str]]] = {
              [f"batchformer.runs.{name}" for name in ("options", "folder", "train", "result", "checkpoints")]),
 }  # fmt: skip
 NAVIGATION = {
-    "Begin": ["attach", "your-own-data", "your-own-task", "command-line", "from-python", "examples"],
+    "Begin": ["when-it-helps", "attach", "your-own-data", "your-own-task", "command-line", "from-python", "examples"],
     "Families": ["long-tail", "mix", "detection", "panoptic", "domains", "zero-shot", "self-supervised", "hands"],
     "Background": ["how-it-works", "recipes", "results", "stability", "pictures", "scale", "kernels"],
     "Reference": ["reference", *(f"generated/reference/{page}" for page in REFERENCE)],

@@ -10,10 +10,10 @@ from batchformer.report.comparison import format_difference
 from batchformer.report.runs import by_recipe
 from batchformer.report.statistics import paired_difference
 from benchmarks.paper import MAIN, STUDIES
-from benchmarks.readme_table import readme_table
 from benchmarks.results_page import results_page
 from benchmarks.studies import base_of, find_studies
 from benchmarks.study_section import study_chart, study_picture
+from benchmarks.when_it_helps import readme_table
 
 BASE = "vit-cifar100-32"
 EQUAL_COST = STUDIES[BASE].held_to_words

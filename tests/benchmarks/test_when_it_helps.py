@@ -1,4 +1,4 @@
-"""The table in the README: what goes in, what is left out, what is refused."""
+"""The page of all comparisons and the table in the README: what goes in, what is left out, what is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from batchformer.errors import UserError
 from benchmarks.paper import STUDIES
-from benchmarks.readme_table import BEGIN, END, main, readme_table, with_table
+from benchmarks.when_it_helps import BEGIN, END, QUESTIONS, main, page, readme_table, with_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,14 +74,38 @@ def test_missing_or_doubled_markers_are_refused(text):
         with_table(text, "new")
 
 
-def test_command_writes_the_file_and_tells_mistakes_in_one_line(tmp_path, capsys):
+def test_command_writes_the_files_and_tells_mistakes_in_one_line(tmp_path, capsys):
     pairs(tmp_path / "results", "cifar100-lt-100", 1.0)
-    page = tmp_path / "README.md"
-    assert main([str(tmp_path / "results"), str(page)]) == 2
+    readme, docs = tmp_path / "README.md", tmp_path / "docs"
+    docs.mkdir()
+    words = [str(tmp_path / "results"), str(docs / "page.md"), str(readme)]
+    assert main(words) == 2
     assert "there is no file" in capsys.readouterr().err
-    page.write_text(f"{BEGIN}\n{END}\n")
-    assert main([str(tmp_path / "results"), str(page)]) == 0
-    assert "51.00 ± 1.00" in page.read_text()
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    assert main(words) == 0
+    assert "51.00 ± 1.00" in readme.read_text()
+    assert {file.name for file in docs.iterdir()} == {"page.md", "when-it-helps-schedule.svg", "when-it-helps-data.svg"}
+
+
+def test_the_page_counts_each_comparison_once_and_draws_each_seed(tmp_path):
+    pairs(tmp_path, "cifar100-lt-100", 1.0)  # stands in two sections
+    pairs(tmp_path, "cifar100-lt-100-short", 0.0)
+    put(tmp_path, "deit-ti-cifar100-100", "baseline", 0, 40.0)
+    put(tmp_path, "deit-ti-cifar100-100", "batchformer", 0, 42.0)
+    text, pictures = page(tmp_path)
+    assert (
+        "Of 2 comparisons over several seeds, 1 higher, 0 lower, 1 without a clear difference; 1 more has one seed."
+    ) in text
+    assert "**No clear difference: 1/8 of the schedule (+0.01); higher: the whole schedule (+1.01).**" in text
+    assert "You test on another domain" not in text
+    rings = {name: picture.count("<circle") for name, picture in pictures.items()}
+    assert rings == {"when-it-helps-schedule.svg": 6, "when-it-helps-data.svg": 3, "when-it-helps-v2.svg": 1}
+
+
+def test_questions_and_comparisons_have_names_of_their_own():
+    assert len({question.name for question in QUESTIONS}) == len(QUESTIONS)
+    for question in QUESTIONS:
+        assert len({pair.title for pair in question.pairs}) == len(question.pairs)
 
 
 def test_what_a_step_of_each_variant_costs_is_that_of_the_benchmark():

@@ -23,7 +23,8 @@ import yaml
 from batchformer.cli import COMMANDS, main
 from batchformer.recipes import about, recipe_names
 from benchmarks import models_table
-from benchmarks.readme_table import readme_table, with_table
+from benchmarks.when_it_helps import page as comparisons_page
+from benchmarks.when_it_helps import readme_table, with_table
 
 from ..selection import others_slow
 from .pages import PAGES, REPOSITORY, blocks, python_blocks
@@ -155,12 +156,14 @@ def test_the_readme_is_a_landing_page_and_the_index_knows_every_page():
     assert [page.name for page in PAGES[1:] if page.name != "index.md" and f"({page.name})" not in index] == []
 
 
-def test_the_readme_shows_what_the_result_files_hold():
-    readme = REPOSITORY / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    assert text == with_table(text, readme_table(REPOSITORY / "results")), (
-        "README.md is stale: python -m benchmarks.readme_table results README.md"
-    )
+def test_the_readme_and_the_page_of_comparisons_show_what_the_result_files_hold():
+    results, readme = REPOSITORY / "results", (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    text, pictures = comparisons_page(results)
+    stale = "stale: python -m benchmarks.when_it_helps results docs/when-it-helps.md README.md"
+    assert readme == with_table(readme, readme_table(results)), f"README.md is {stale}"
+    for name, content in {"when-it-helps.md": text, **pictures}.items():
+        assert (DOCS / name).read_text(encoding="utf-8") == content, f"docs/{name} is {stale}"
+    assert {file.name for file in DOCS.glob("when-it-helps-*.svg")} == set(pictures)
 
 
 @pytest.mark.parametrize("example", others_slow(EXAMPLES, _SHORTEST))

@@ -50,7 +50,7 @@ def difference_chart(name: str, table: Comparison) -> str | None:
     label = with_unit(f"difference in {word}" if word else "difference", measure.points)
     x = linear_axis([*values, room, -room], label, within=within)
     height = len(rows)
-    chart = _chart_of_rows(name, x, list(rows), 90 + max(40, 20 * len(table.others)) * height)
+    chart = chart_of_rows(name, x, list(rows), 90 + max(40, 20 * len(table.others)) * height)
     styles, digits = variant_styles(table.variants), table.digits(measure)
     for label, variant, difference in drawn:
         place = (table.others.index(variant) + 0.5) / len(table.others)
@@ -74,7 +74,7 @@ def seeds_chart(name: str, rows: Mapping[str, Mapping[int, float]], measure: Mea
     """A row of rings for each variant, one ring a seed, and a bar at their mean; dotted: the mean of the reference."""
     label = with_unit(measure.words, measure.unit)
     x = linear_axis([value for seeds in rows.values() for value in seeds.values()], label, within=measure.bounds)
-    chart = _chart_of_rows(name, x, list(rows), 80 + 24 * len(rows))
+    chart = chart_of_rows(name, x, list(rows), 80 + 24 * len(rows))
     for k, (variant, seeds) in enumerate(rows.items()):
         level, mean = len(rows) - k - 0.5, fmean(seeds.values())
         if variant == reference:
@@ -85,9 +85,9 @@ def seeds_chart(name: str, rows: Mapping[str, Mapping[int, float]], measure: Mea
     return chart
 
 
-def _chart_of_rows(name: str, x: Axis, labels: Sequence[str], height: int) -> Chart:
+def chart_of_rows(name: str, x: Axis, labels: Sequence[str], height: int, longest: int = _LONGEST_NAME) -> Chart:
     """Rows from above, the name of each beside it; the last one is at 0.5."""
-    short = [short_name(label, _LONGEST_NAME) for label in labels]
+    short = [short_name(label, longest) for label in labels]
     y = Axis(0, len(short), [(len(short) - k - 0.5, label) for k, label in enumerate(short)])
     return Chart(name, x, y, left=max(64, 7 * max(map(len, short)) + 16), height=height)
 
