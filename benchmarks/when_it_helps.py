@@ -12,10 +12,10 @@ from pathlib import Path
 
 from batchformer.errors import UserError
 from batchformer.metrics.measures import Measure
+from batchformer.report.charts import linear_axis
 from batchformer.report.comparison import Comparison, compare_runs, format_difference, format_summary, signed, with_unit
 from batchformer.report.figures import chart_of_rows, possible_differences
 from batchformer.report.runs import Run, by_recipe, load_runs
-from batchformer.report.scales import linear_axis
 from batchformer.report.statistics import PairedDifference, paired_difference, summarise
 from benchmarks._chart_files import chart_svg
 from benchmarks._markdown import between_markers, markdown
@@ -171,8 +171,8 @@ QUESTIONS = (
     Question(
         "classes",
         "You look for classes without a training picture",
-        "PlantVillage's pairs of state and crop, AUC, on fixed or trained features; CUB, CE-GZSL, harmonic mean of seen "
-        "and unseen accuracy.",
+        "PlantVillage's pairs of state and crop, AUC, on fixed or trained features; CE-GZSL on CUB, harmonic mean of "
+        "seen and unseen accuracy.",
         (
             _module("fixed visual product", "plantvillage-czsl", "visual-product"),
             _module("fixed CompCos", "plantvillage-czsl", "compcos"),
