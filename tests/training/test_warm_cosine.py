@@ -6,7 +6,7 @@ import torch
 from timm.scheduler import CosineLRScheduler
 
 from batchformer.errors import UserError
-from batchformer.tasks import AdamWOptions, CosineOptions
+from batchformer.tasks import MAE, AdamWOptions, CosineAfterWarmupOptions, CosineOptions, MoCo
 from batchformer.training.schedules import warm_cosine
 
 from ..tasks.conftest import TinyData, info, make_trainer
@@ -35,6 +35,16 @@ def test_by_steps_it_is_timms_with_steps_for_epochs():
         reference.step_update(step)
         expected = reference.optimizer.param_groups[0]["lr"]
         assert warm_cosine(schedule, 6e-4, step / 6, 4) == pytest.approx(expected, rel=1e-9)
+
+
+def test_that_of_pretraining_falls_from_the_top_at_the_end_of_the_warmup():
+    """As MoCo-v3 and MAE have it: lr e / W, then lr (1 + cos(pi (e - W) / (T - W))) / 2."""
+    schedule = CosineAfterWarmupOptions(warmup_epochs=10.0, warmup_lr=0.0, min_lr=0.0)
+    for epoch, expected in ((5, 0.5), (9.99, 0.999), (10, 1.0), (55, 0.5), (100, 0.0)):
+        assert warm_cosine(schedule, 1.0, epoch, 100) == pytest.approx(expected)
+    for task in (MoCo(), MAE(), MoCo(schedule={"warmup_epochs": 10.0, "warmup_lr": 0.0, "min_lr": 0.0})):
+        assert warm_cosine(task.schedule_options, 1.0, 40.0, 40.0 + 1e6) == pytest.approx(1.0)
+        assert task.schedule_options.begins_after_warmup
 
 
 class Watch(L.Callback):

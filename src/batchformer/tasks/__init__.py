@@ -20,7 +20,7 @@ from batchformer.tasks.zero_shot.compositional_options import PairMethodOptions,
 from batchformer.tasks.zero_shot.generalized import GeneralizedZeroShot
 from batchformer.training.optimizers import AdamWOptions, OptimizerOptions
 from batchformer.training.options import BatchFormerOptions
-from batchformer.training.schedules import CosineOptions, ScheduleOptions
+from batchformer.training.schedules import CosineAfterWarmupOptions, CosineOptions, ScheduleOptions
 from batchformer.training.task import Task
 
 #: names that a recipe may give under `task:`, besides the class path of a user's own task
@@ -51,6 +51,7 @@ __all__ = [
     "Classification",
     "CompositionalZeroShot",
     "ContrastOptions",
+    "CosineAfterWarmupOptions",
     "CosineOptions",
     "DecoderModuleOptions",
     "DecoderOptions",

@@ -58,6 +58,7 @@ class CosineOptions:
     warmup_lr: float = 1e-6
     min_lr: float = 1e-5
     per: Literal["step", "epoch"] = "step"
+    begins_after_warmup = False  # the cosine; no field
 
     def check(self) -> None:
         refuse_below("schedule", self, 0, "warmup_epochs", "warmup_lr", "min_lr")
@@ -68,6 +69,13 @@ class CosineOptions:
     def rate(self, lr: float, trainer: L.Trainer) -> float:
         """The learning rate now, where `lr` is the highest."""
         return warm_cosine(self, lr, *place_in_run(trainer, self.per))
+
+
+@dataclass
+class CosineAfterWarmupOptions(CosineOptions):
+    """Warm-up, then cosine over the epochs that are left, as MoCo-v3 and MAE have it: without a jump between them."""
+
+    begins_after_warmup = True
 
 
 def lr_factor(schedule: ScheduleOptions, epoch: int, total_epochs: int) -> float:
@@ -98,12 +106,15 @@ def warm_cosine(schedule: CosineOptions, lr: float, epoch: float, total_epochs: 
         min_lr + (lr - min_lr) (1 + cos(pi e / T)) / 2          otherwise
 
     timm's CosineLRScheduler as DeiT calls it; at the end of the warm-up the cosine has gone W / T of its way already.
+    With `CosineAfterWarmupOptions` it begins there, with (e - W) / (T - W) in place of e / T.
     """
     if epoch < schedule.warmup_epochs:
         return schedule.warmup_lr + (lr - schedule.warmup_lr) * epoch / schedule.warmup_epochs
     if epoch >= total_epochs:
         return schedule.min_lr
-    return schedule.min_lr + (lr - schedule.min_lr) * (1 + math.cos(math.pi * epoch / total_epochs)) / 2
+    begin = schedule.warmup_epochs if schedule.begins_after_warmup else 0.0
+    way = (epoch - begin) / (total_epochs - begin)
+    return schedule.min_lr + (lr - schedule.min_lr) * (1 + math.cos(math.pi * way)) / 2
 
 
 def total_epochs_of(trainer: L.Trainer) -> int:

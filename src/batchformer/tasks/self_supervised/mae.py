@@ -16,7 +16,7 @@ from batchformer.models.mae import MaskedAutoencoder
 from batchformer.tasks.self_supervised.task import JudgeOptions, Pretraining
 from batchformer.training.optimizers import AdamWOptions
 from batchformer.training.options import InnerModuleOptions, as_options, plain_values
-from batchformer.training.schedules import CosineOptions
+from batchformer.training.schedules import CosineAfterWarmupOptions
 from batchformer.training.task import Batch
 
 _EVALUATION_SEED = 0
@@ -84,14 +84,14 @@ class MAE(Pretraining):
         decoder: DecoderOptions = DecoderOptions(),
         judge: JudgeOptions = JudgeOptions(neighbours=0),
         optimizer: AdamWOptions = AdamWOptions(lr=1.5e-4, lr_per=256, weight_decay=0.05, betas=(0.9, 0.95)),
-        schedule: CosineOptions = CosineOptions(warmup_epochs=40.0, warmup_lr=0.0, min_lr=0.0),
+        schedule: CosineAfterWarmupOptions = CosineAfterWarmupOptions(warmup_epochs=40.0, warmup_lr=0.0, min_lr=0.0),
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, judge, **options)
         self.module_options = batchformer = as_options(DecoderModuleOptions, batchformer, "batchformer")
         self.decoder_options = decoder = as_options(DecoderOptions, decoder, "decoder")
         self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer, "optimizer")
-        self.schedule_options = schedule = as_options(CosineOptions, schedule, "schedule")
+        self.schedule_options = schedule = as_options(CosineAfterWarmupOptions, schedule, "schedule")
         judge = self.judge
         self.save_hyperparameters(plain_values(locals()))
 

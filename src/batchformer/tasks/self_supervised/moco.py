@@ -31,7 +31,7 @@ from batchformer.training.momentum import (
 )
 from batchformer.training.optimizers import AdamWOptions, build_optimizer, scaled_lr
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
-from batchformer.training.schedules import CosineOptions, place_in_run
+from batchformer.training.schedules import CosineAfterWarmupOptions, place_in_run
 from batchformer.training.task import Batch
 
 
@@ -111,16 +111,21 @@ class MoCo(Pretraining):
         contrast: ContrastOptions = ContrastOptions(),
         judge: JudgeOptions = JudgeOptions(),
         optimizer: AdamWOptions = AdamWOptions("lars", lr=0.6, lr_per=256, weight_decay=1e-6),
-        schedule: CosineOptions = CosineOptions(warmup_epochs=10.0, warmup_lr=0.0, min_lr=0.0),
+        schedule: CosineAfterWarmupOptions = CosineAfterWarmupOptions(warmup_epochs=10.0, warmup_lr=0.0, min_lr=0.0),
         **options: Any,
     ) -> None:
         super().__init__(backbone, backbone_args, method, judge, **options)
         self.module_options = batchformer = as_options(BatchFormerOptions, batchformer, "batchformer")
         self.contrast = contrast = as_options(ContrastOptions, contrast, "contrast")
         self.optimizer_options = optimizer = as_options(AdamWOptions, optimizer, "optimizer")
-        self.schedule_options = schedule = as_options(CosineOptions, schedule, "schedule")
+        self.schedule_options = schedule = as_options(CosineAfterWarmupOptions, schedule, "schedule")
         judge = self.judge
         self._step_numbers: tuple[int, ...] = (self.seed,)
+        if batchformer.before is not None:
+            raise UserError(
+                f"model.batchformer.before={batchformer.before}: MoCo has the module in front of its projector, so "
+                "leave this out."
+            )
         self.save_hyperparameters(plain_values(locals()))
 
     # ---- building
