@@ -5,7 +5,8 @@ import timm
 import torch
 
 import batchformer as bf
-from batchformer.data import DigitsLT
+from batchformer.data import DigitsLT, ImageNet
+from batchformer.data.sets import write_miniature
 from batchformer.errors import UserError
 from batchformer.losses import masked_pixel_loss
 from batchformer.metrics.features import knn_scores, linear_scores
@@ -149,6 +150,15 @@ class TestTask:
         assert 10 < metrics["val/linear"] <= 100
         assert metrics["val/loss"] > 0
         assert len(model.per_class) == 10
+
+    def test_images_that_are_searched_are_of_all_classes(self, tmp_path):
+        """Files are sorted by class: the first ones would be of few."""
+        data = ImageNet(str(write_miniature("imagenet", tmp_path / "data")), image_size=8, batch_size=8, workers=0)
+        loader = data.spaced_train_loader(40)
+        labels = [label for batch in loader for label in batch["labels"].tolist()]
+        assert len(labels) == 40 < data.train_images
+        assert set(labels) == set(range(data.num_classes))
+        assert sum(len(batch["labels"]) for batch in data.spaced_train_loader(None)) == data.train_images
 
     def test_the_exported_network_is_the_stock_backbone(self):
         model = task()

@@ -39,7 +39,7 @@ def neighbours_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
             return task.features(precision.convert_input(images.to(device))).float()
 
     asked = evenly_spaced_samples(data.evaluation_loader(task.evaluation_sets[0]), MOST_SHOWN, "images", "labels")
-    found, searched = nearest_samples(features, asked["images"], data.evaluation_loader("train"), task.judge.images)
+    found, searched = nearest_samples(features, asked["images"], data.spaced_train_loader(task.judge.images))
     classes, normalised = [str(name) for name in task.data_info.classes], (data.mean, data.std)
     rows = [("test images", _named(to_pictures(asked["images"], *normalised), asked["labels"], classes))]
     for place in range(found["labels"].shape[1]):
@@ -56,21 +56,18 @@ def neighbours_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
 
 
 def nearest_samples(
-    features: Any, queries: Tensor, loader: Iterable[Any], most: int | None = None, count: int = _NEAREST
+    features: Any, queries: Tensor, loader: Iterable[Any], count: int = _NEAREST
 ) -> tuple[dict[str, Tensor], int]:
     """Of each query the `count` nearest samples of a loader (`images`, `labels`, `cosines`), nearest first.
 
     Goes once through the loader and keeps only what is nearest so far, so that it serves any number of images. Also
-    returns how many samples were compared: all, or the first `most`.
+    returns how many samples were compared.
     """
     asked = F.normalize(features(queries), dim=1)
     kept: dict[str, Tensor] = {}
     seen = 0
     for batch in map(as_batch, loader):
-        left = len(batch["images"]) if most is None else most - seen
-        if left <= 0:
-            break
-        images, labels = batch["images"][:left], batch["labels"][:left].cpu()
+        images, labels = batch["images"], batch["labels"].cpu()
         cosines = (asked @ F.normalize(features(images), dim=1).T).cpu()
         seen += len(images)
         best, place = cosines.topk(min(count, len(images)), dim=1)

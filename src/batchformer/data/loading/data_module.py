@@ -223,7 +223,17 @@ class DataModule(L.LightningDataModule):
 
     def undivided_loader(self, name: str) -> EpochLoader:
         """The same for one process alone: all samples, also where several processes share an evaluation."""
-        self._own_order = {"rank": 0, "world": 1}
+        return self._share_of(name, 0, 1)
+
+    def spaced_train_loader(self, most: int | None) -> EpochLoader:
+        """At most so many training samples, each as it is, evenly spaced: files are sorted by class. None: all."""
+        self.setup()
+        rank, world = self._rank_and_world()
+        every = 1 if most is None else -(-self.train_images // most)
+        return self._share_of("train", rank * every, world * every)
+
+    def _share_of(self, name: str, first: int, step: int) -> EpochLoader:
+        self._own_order = {"rank": first, "world": step}
         try:
             return self.evaluation_loader(name)
         finally:

@@ -18,7 +18,7 @@ from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.errors import UserError
 from batchformer.metrics.features import knn_scores, linear_scores
 from batchformer.metrics.gather import gathered
-from batchformer.metrics.measures import SELF_SUPERVISED, Measure
+from batchformer.metrics.measures import SELF_SUPERVISED, Measure, primary_of
 from batchformer.models import create_backbone
 from batchformer.models.create import creation_code
 from batchformer.training.network_task import NetworkTask
@@ -38,7 +38,7 @@ class JudgeOptions:
         neighbours: k of the weighted k-NN classifier; 0 leaves it out.
         temperature: of its weights.
         linear: also fit a linear classifier to the features of unaugmented training images.
-        images: use so many training images; null: all.
+        images: use at most so many training images, evenly spaced over the set; null: all.
     """
 
     neighbours: int = 200
@@ -138,21 +138,15 @@ class Pretraining(NetworkTask):
         if self.trainer.sanity_checking:
             return
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        self._known = self._gather(self._features_of(data.evaluation_loader("train")))
+        self._known = self._gather(self._features_of(data.spaced_train_loader(self.judge.images)))
 
     def _features_of(self, loader: Iterable[Any]) -> list[tuple[Tensor, Tensor]]:
         trainer, precision = self.trainer, self.trainer.precision_plugin
-        most = None if self.judge.images is None else -(-self.judge.images // trainer.world_size)
         found: list[tuple[Tensor, Tensor]] = []
         for batch in loader:
-            if most is not None and sum(len(labels) for _, labels in found) >= most:
-                break
             batch = as_batch(trainer.strategy.batch_to_device(precision.convert_input(batch)))
             with precision.val_step_context(), torch.no_grad():
                 found.append((self.features(batch["images"]).float(), batch["labels"]))
-        if most is not None and found:
-            features, labels = (torch.cat(part)[:most] for part in zip(*found, strict=True))
-            found = [(features, labels)]
         return found
 
     def _gather(self, held: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -174,23 +168,20 @@ class Pretraining(NetworkTask):
         classes, (known, known_labels) = len(self.data_info.classes), self._known
         if name == self.evaluation_sets[0]:
             self._known = None
-        found = {}
+        scores = {}
         if self.judge.neighbours:
             options = self.judge.neighbours, self.judge.temperature
-            votes = knn_scores(features, known, known_labels, classes, *options)
-            found["knn"] = self._accuracy(votes, labels)
+            scores["knn"] = knn_scores(features, known, known_labels, classes, *options)
         if self.judge.linear:
-            found["linear"] = self._accuracy(linear_scores(features, known, known_labels, classes), labels)
+            scores["linear"] = linear_scores(features, known, known_labels, classes)
+        right = {key: 100 * (each.argmax(1) == labels).float() for key, each in scores.items()}
+        found = {key: each.mean() for key, each in right.items()}
+        decisive = right.get(primary_of(self.measures).key, next(iter(right.values())))
+        sums = torch.zeros(classes, device=labels.device).index_add(0, labels, decisive)
+        self.per_class = (sums / torch.bincount(labels, minlength=classes)).tolist()
         if name == self.evaluation_sets[0] and self.trainer.state.fn == "fit":
             self._curve[self.current_epoch + 1] = {key: float(value) for key, value in found.items()}
         return found
-
-    def _accuracy(self, scores: Tensor, labels: Tensor) -> Tensor:
-        right = (scores.argmax(1) == labels).float()
-        count = torch.zeros(scores.shape[1], device=labels.device).index_add(0, labels, torch.ones_like(right))
-        found = torch.zeros_like(count).index_add(0, labels, right)
-        self.per_class = (100 * found / count).tolist()
-        return 100 * right.mean()
 
     # ---- the page
 
