@@ -2,7 +2,9 @@
 
 import math
 import warnings
+from itertools import pairwise
 
+import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
@@ -129,6 +131,30 @@ def test_momentum_rises_along_a_cosine_in_v3_and_stays_in_v2():
     assert v2.momentum_at(7, 10) == 0.9
 
 
+def test_keys_follow_once_for_each_update_of_the_queries():
+    """In the further parts of an accumulated step the queries have not changed."""
+    seen = []
+
+    class Watch(L.Callback):
+        def on_train_batch_end(self, trainer, task, *_) -> None:
+            seen.append([p.clone() for p in task.keys.encoder.parameters()])
+
+    model = task(schedule={"warmup_epochs": 0.0})
+    fit(model, limit_train_batches=4, accumulate_grad_batches=2, callbacks=[Watch()])
+    same = [all(map(torch.equal, before, after)) for before, after in pairwise(seen)]
+    assert same == [True, False, True]
+
+
+def test_the_classes_on_the_page_are_those_of_the_decisive_measure():
+    """347 test images of ten classes: the mean of per_class, weighted by their number, is that measure."""
+    for judge, key in (({"neighbours": 3}, "knn"), ({"neighbours": 0}, "linear")):
+        model = task(judge=judge)
+        trainer = fit(model, limit_val_batches=1.0, limit_train_batches=1)
+        labels = torch.from_numpy(trainer.datamodule.set_labels["val"])
+        mean = torch.tensor(model.per_class)[labels].mean()
+        assert float(mean) == pytest.approx(float(trainer.callback_metrics[f"val/{key}"]), abs=1e-3)
+
+
 def test_patch_projection_of_a_vit_is_frozen_and_its_projector_has_three_layers():
     model = task(backbone="vit_tiny_patch16_224", backbone_args=VIT)
     model.construct(data())
@@ -165,6 +191,8 @@ def test_what_cannot_work_is_refused():
         model.check_data(data())
     with pytest.raises(UserError, match=r"model.contrast.version"):
         task("v4")
+    with pytest.raises(UserError, match=r"model.batchformer.before=encoder"):
+        task(batchformer={"before": "encoder"})
     with pytest.raises(UserError, match="temperature"):
         task(contrast={"temperature": 0.0})
 

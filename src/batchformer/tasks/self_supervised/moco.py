@@ -185,9 +185,10 @@ class MoCo(Pretraining):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        seed, _, *step = self.random_numbers_of(batch_idx)
-        self._step_numbers = seed, *step  # without the process: the same in all of them
-        self.keys.set_momentum(self.momentum_at(*place_in_run(self.trainer, "step")))
+        seed, _, step, part = self.random_numbers_of(batch_idx)
+        self._step_numbers = seed, step, part  # without the process: the same in all of them
+        # once for each update of the queries: the further parts of an accumulated step leave the keys as they are
+        self.keys.set_momentum(1.0 if part else self.momentum_at(*place_in_run(self.trainer, "step")))
 
     def momentum_at(self, epoch: float, epochs: float) -> float:
         """v3: 1 - (1 - m) (1 + cos(pi e / E)) / 2; v2: m."""
