@@ -102,7 +102,11 @@ class GraphormerEncoder(nn.Module):
         x = self.dropout(self.embed(tokens) + self.positions)
         for layer in self.layers:
             x = layer(x)
-        return self.out(x) + self.shortcut(bf.repeat_targets(tokens, x))  # a layer may have opened the streams
+        tokens = bf.repeat_targets(tokens, x)  # a layer may have opened the streams
+        if self.out.out_features > 3:
+            return self.out(x) + self.shortcut(tokens)
+        with torch.autocast(x.device.type, enabled=False):  # metres: bfloat16 has steps of half a millimetre at 10 cm
+            return self.out(x.float()) + self.shortcut(tokens.float())
 
 
 class MeshGraphormer(nn.Module):
@@ -189,17 +193,17 @@ class MeshGraphormer(nn.Module):
         x = torch.cat([queries, self.grid(cells)], dim=1)
         for encoder in self.encoders:
             x = encoder(x)
-        found = x[:, : self.joints + self.coarse].float()
+        found = x[:, : self.joints + self.coarse]
         coarse = found[:, self.joints :]
-        full = self.upsample(coarse.transpose(1, 2)).transpose(1, 2)
-        camera = self.camera(self.camera_mix(self.camera_token(found)[..., 0]))
-        return {
-            "joints": found[:, : self.joints],
-            "coarse": coarse,
-            "vertices": full,
-            "mesh_joints": self.regressor @ full,
-            "camera": camera,
-        }
+        with torch.autocast(x.device.type, enabled=False):
+            full = self.upsample(coarse.transpose(1, 2)).transpose(1, 2)
+            return {
+                "joints": found[:, : self.joints],
+                "coarse": coarse,
+                "vertices": full,
+                "mesh_joints": self.regressor @ full,
+                "camera": self.camera(self.camera_mix(self.camera_token(found)[..., 0])),
+            }
 
 
 def project(

@@ -183,9 +183,7 @@ def mano_topology(path: str | Path, coarse: int = 195) -> MeshTopology:
     except (KeyError, TypeError, AttributeError, pickle.UnpicklingError, EOFError, IndexError, ValueError) as problem:
         raise UserError(f"{path} is not a file of MANO's ({type(problem).__name__}): give MANO_RIGHT.pkl.") from problem
     tips = np.zeros((5, len(vertices)))
-    tips[np.arange(5), [744, 320, 443, 554, 671]] = (
-        1.0  # thumb, index, middle, ring, little finger, as FreiHAND has them
-    )
+    tips[np.arange(5), [744, 320, 443, 555, 672]] = 1.0  # thumb, index, ..., little finger, as FreiHAND has them
     order = [0, 13, 14, 15, 16, 1, 2, 3, 17, 4, 5, 6, 18, 10, 11, 12, 19, 7, 8, 9, 20]
     return topology_of(vertices, faces, np.concatenate([regressor, tips])[order], joints_of_freihand(), coarse)
 
