@@ -206,7 +206,9 @@ def test_names_that_occur_twice_keep_their_wnid():
 # augmentation of files, whatever lists them
 
 
-@pytest.mark.parametrize("augment", ["none", "imagenet", "imagenet-lt", "inaturalist", "resized-crop", "randaugment"])
+@pytest.mark.parametrize(
+    "augment", ["none", "imagenet", "imagenet-lt", "inaturalist", "resized-crop", "mae", "randaugment"]
+)
 def test_files_are_augmented_by_name_and_the_same_each_time(originals, augment):
     root = str(originals["imagenet"])
     make = lambda seed=0: ImageFolders(root, augment=augment, erase_prob=0.5, augment_repeats=2, seed=seed, **SMALL)  # noqa: E731
@@ -238,6 +240,7 @@ def test_randaugment_of_files_is_timms_transform():
         assert piece in text
     assert "ColorJitter" not in text
     assert "scale=(0.05, 1.0)" in str(file_transform("resized-crop", 24, (0.5,) * 3, (0.5,) * 3))
+    assert "scale=(0.2, 1.0)" in str(file_transform("mae", 24, (0.5,) * 3, (0.5,) * 3))
     with pytest.raises(UserError, match=r"unknown augmentation 'mild'"):
         file_transform("mild", 24, (0.5,) * 3, (0.5,) * 3)
 

@@ -16,7 +16,7 @@ from tests.selection import others_slow
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
 N, NATIVE = 48, 16
 IMAGES = torch.stack([torch.from_numpy(picture(i % 7, i, NATIVE, NATIVE)).permute(2, 0, 1) for i in range(N)])
-AUGMENTATIONS = ("none", "crop-flip", "autoaugment-cutout", "resized-crop", "randaugment")
+AUGMENTATIONS = ("none", "crop-flip", "autoaugment-cutout", "resized-crop", "mae", "randaugment")
 
 
 @pytest.fixture(scope="module")

@@ -120,9 +120,9 @@ def test_the_command_writes_a_recipe_and_trains_it(tmp_path, capsys):
     assert main(["probe", str(tmp_path / "nothing")]) == 2
 
 
-def test_a_probe_has_the_data_of_the_run_without_its_views_and_augmentation(tmp_path):
+def test_a_probe_has_the_data_of_the_run_without_its_views(tmp_path):
     data = {"class_path": "batchformer.data.DigitsLT", "init_args": {"imbalance": 3.0, "root": None}}
-    of_the_run = {**data["init_args"], "views": 2, "augment": "moco", "augment_repeats": 3}
+    of_the_run = {**data["init_args"], "views": 2, "augment": "shift", "augment_repeats": 3}
     config = {
         "model": {"backbone": "resnet20", "method": "baseline", "seed": 4},
         "data": {**data, "init_args": of_the_run},
@@ -131,5 +131,7 @@ def test_a_probe_has_the_data_of_the_run_without_its_views_and_augmentation(tmp_
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     made = recipe_of_probe(RunFolder(tmp_path), "mae", None)
-    assert made["data"] == {**data, "init_args": {"imbalance": 3.0}}
+    assert made["data"] == {**data, "init_args": {"imbalance": 3.0, "augment": "shift"}}
+    # fine-tuned with the augmentation of the data
+    assert recipe_of_probe(RunFolder(tmp_path), "finetune", None)["data"] == {**data, "init_args": {"imbalance": 3.0}}
     assert (made["model"]["backbone"], made["model"]["seed"], made["run"]["variant"]) == ("resnet20", 4, "baseline")

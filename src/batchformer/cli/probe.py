@@ -54,7 +54,7 @@ _PASSED_ON = (  # to fit
 )
 _FIRST_LINE = "# Written by batchformer probe.\n"
 #: options of pre-training that a probe does not have; its images are seen once
-_LEFT_OUT = ("views", "augment", "augment_repeats")
+_LEFT_OUT = ("views", "augment_repeats")
 
 
 def run(args: list[str]) -> int:
@@ -106,8 +106,10 @@ def recipe_of_probe(folder: RunFolder, protocol: str, labels: str | None) -> dic
     model, data, chosen = config["model"], config["data"], PROTOCOLS[protocol]
     if "backbone" not in model:
         raise UserError(f"{folder.path} is of a task without a backbone: probe a run of mae, moco or a classifier.")
-    arguments = {k: v for k, v in (data.get("init_args") or {}).items() if k not in _LEFT_OUT and v is not None}
     task = chosen.get("task", "linear_probe")
+    # papers fine-tune on stronger augmentation, which is that of the data, and train linear classifiers on regions
+    left_out = _LEFT_OUT if task == "linear_probe" else (*_LEFT_OUT, "augment")
+    arguments = {k: v for k, v in (data.get("init_args") or {}).items() if k not in left_out and v is not None}
     probed: dict[str, Any] = {
         "backbone": model["backbone"],
         "backbone_args": model.get("backbone_args") or {},

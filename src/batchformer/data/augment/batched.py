@@ -146,7 +146,7 @@ BATCHED_AUGMENTATIONS: dict[str, BatchedAugmentation] = {
     "crop-flip": BatchedAugmentation(pad=4, flip=True),
     "crop-flip-rotate": BatchedAugmentation(pad=4, flip=True, rotate=ROTATION),  # RIDE's, for CIFAR
     "autoaugment-cutout": BatchedAugmentation(pad=4, flip=True, autoaugment=True, hole=16),
-    "resized-crop": BatchedAugmentation(flip=True, area=SMALLEST_AREA["resized-crop"]),
+    **{name: BatchedAugmentation(flip=True, area=SMALLEST_AREA[name]) for name in ("resized-crop", "mae")},
     # at another size than the native one a random region takes the place of the padded crop
     "randaugment": BatchedAugmentation(pad=4, flip=True, randaugment=True),
     **{

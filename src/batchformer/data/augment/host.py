@@ -3,7 +3,8 @@
 "imagenet-lt" is RandomResizedCrop, flip and ColorJitter(.4, .4, .4, 0), as the released code has it for ImageNet-LT and
 Places-LT; "imagenet" and "inaturalist" are the same without the jitter. "randaugment" is DeiT's, made by timm:
 RandomResizedCrop, flip, RandAugment `rand-m9-mstd0.5-inc1`, random erasing; "resized-crop" is what moco-v3's transfer
-code trains with: regions of 5 to 100 % of the image, flip, and no more. CIFAR at its own size: see `augment.batched`.
+code trains with: regions of 5 to 100 % of the image, flip, and no more; "mae" is MAE's, the same with 20 to 100 %.
+CIFAR at its own size: see `augment.batched`.
 Evaluation resizes the short side to 256 / 224 of the image size and takes the centre; bicubic where training is.
 
 "domains" is that of DomainBed and the Transfer-Learning-Library for unseen domains: regions of 70 to 100 %,

@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 from batchformer.errors import UserError
 
 View = Literal["simclr", "moco-v3-1", "moco-v3-2", "paco-key"]
-ArrayAugmentation = Literal["none", "crop-flip", "crop-flip-rotate", "autoaugment-cutout", "resized-crop",
+ArrayAugmentation = Literal["none", "crop-flip", "crop-flip-rotate", "autoaugment-cutout", "resized-crop", "mae",
                             "randaugment", View]  # fmt: skip
-FileAugmentation = Literal["none", "imagenet", "imagenet-lt", "inaturalist", "resized-crop", "randaugment", "domains",
-                           "centre", "paco-query", View]  # fmt: skip
+FileAugmentation = Literal["none", "imagenet", "imagenet-lt", "inaturalist", "resized-crop", "mae", "randaugment",
+                           "domains", "centre", "paco-query", View]  # fmt: skip
 Statistics = tuple[float, float, float]
 
 IMAGENET_MEAN: Statistics = (0.485, 0.456, 0.406)
@@ -21,7 +21,7 @@ ROTATION = 15.0  # degrees at most, of "crop-flip-rotate"
 RANDAUGMENT = "rand-m9-mstd0.5-inc1"
 ERASE = "pixel"
 # augmentations that train on resized regions of an image, and the smallest part of its area they take
-SMALLEST_AREA = {"randaugment": 0.08, "resized-crop": 0.05}
+SMALLEST_AREA = {"randaugment": 0.08, "resized-crop": 0.05, "mae": 0.2}
 
 
 class RegionView(NamedTuple):
