@@ -153,6 +153,9 @@ class TestData:
         assert not torch.allclose(joints(fresh, 0).sum(0), joints(fresh, 1).sum(0), atol=1e-4)
         tested = torch.cat([batch["joints"] for batch in fixed.val_dataloader()])
         assert torch.cdist(tested.flatten(1), joints(fixed, 0).flatten(1)).min() > 1e-3
+        other = data(seed=1)
+        assert torch.equal(torch.cat([batch["joints"] for batch in other.val_dataloader()]), tested)
+        assert not torch.allclose(joints(other, 0).sum(0), joints(fixed, 0).sum(0), atol=1e-4)
 
     def test_freihand_is_read_and_projects_to_its_pictures(self, tmp_path):
         root = write_miniature("freihand", tmp_path / "data")

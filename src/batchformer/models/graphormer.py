@@ -115,7 +115,8 @@ class MeshGraphormer(nn.Module):
     Tokens: a query for each joint and coarse vertex (its place in the template, and the global feature of the picture),
     and the 7 x 7 features of the picture. Three encoders of falling width, the last one with graph convolutions. The
     full mesh is a linear map of the coarse one, which here begins as the mesh's own upsampling. BatchFormerV2 goes
-    behind layers of the encoders: `bf.attach(net, after=["encoders.0.layers.0"])`.
+    behind layers of the encoders: `bf.attach(net, after=["encoders.0.layers.0"])`. The released code has the 1,024 maps
+    in front of HRNet's last layer for the picture's features, and begins with a random upsampling and camera.
 
     Args:
         backbone: any name timm knows; hrnet_w64 as published.

@@ -28,7 +28,8 @@ class MeshTopology:
         regressor: joints = regressor @ vertices.
         chosen: which vertices are the coarse ones.
         upsampling: vertices = upsampling @ coarse vertices, about.
-        adjacency: of the coarse vertices, with self loops: D^(-1/2) (A + I) D^(-1/2).
+        adjacency: of the coarse vertices, with self loops: D^(-1/2) (A + I) D^(-1/2). (Mesh Graphormer's code has
+            D^(-1) (A + I).)
         joint_names: of the joints.
     """
 

@@ -32,7 +32,7 @@ LAYOUT = {
     "freihand": "DIR/training/rgb/*.jpg, DIR/training_{K,xyz,verts}.json, DIR/evaluation/rgb/*.jpg, "
     "DIR/evaluation_{K,xyz,verts}.json, DIR/MANO_RIGHT.pkl",
 }
-_VAL = 1 << 40  # numbers of test scenes begin here
+_VAL, _VAL_SEED = 1 << 40, 0  # numbers of test scenes begin here
 _ROTATED, _ROTATION, _SCALE, _GAIN = 0.4, 90.0, 0.25, 0.4  # Mesh Graphormer's augmentation
 
 
@@ -75,7 +75,8 @@ class RenderedHands(HandData):
     """Pictures of a rigged hand, rendered on the device of the run: no download.
 
     What a picture shows depends on (seed, its number) only: every epoch has the same `train_images` scenes, in another
-    order, or with `fresh` new ones. The test scenes are others. See `HandScenes` for what is random.
+    order, or with `fresh` new ones. The test scenes are others, the same for all seeds. See `HandScenes` for what is
+    random.
 
     Args:
         root: not used; every data set has this option.
@@ -113,8 +114,8 @@ class RenderedHands(HandData):
         self.fingerprint = hashlib.sha256(content).hexdigest()
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
-        settings = self.image_size, self.seed, self._device(), self.view
-        scenes = HandScenes(read_rig(self.rig), joints_of_freihand(), *settings)
+        seed = self.seed if name == "train" else _VAL_SEED
+        scenes = HandScenes(read_rig(self.rig), joints_of_freihand(), self.image_size, seed, self._device(), self.view)
         count = self.train_images if name == "train" else self.test_images
         first = 0 if name == "train" else _VAL
         options = self._loader_options(name, training)

@@ -46,7 +46,8 @@ class GraphormerOptions:
         layers: layers of each.
         heads: attention heads of each.
         dropout: in all of them.
-        masked: part of the queries that is hidden in training (masked vertex modelling): 0 for hands as released.
+        masked: part of the queries that is hidden in training (masked vertex modelling): 0 for hands as released. Each
+            is hidden with this probability; the released code draws a part up to this for every picture.
     """
 
     dims: list[int] = field(default_factory=lambda: [1024, 256, 64])
