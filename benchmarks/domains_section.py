@@ -26,7 +26,7 @@ from benchmarks.study import STUDIES
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 MODULE = "+batchformer"
 SWAD, OF_SWAD = "accuracy_swad", "erm"
-READ_AS = {-1: "lower", 0: "no clear difference", 1: "higher"}
+READ_AS = {-1: "worse", 0: "no clear difference", 1: "better"}
 
 
 class Side(NamedTuple):
@@ -95,17 +95,19 @@ def with_and_without(table: Comparison) -> str:
         shared = len(before.values(table).keys() & after.values(table).keys())
         cells = [format_summary(table.cell(side.measure, side.variant)) for side in (before, after)]
         name = before.name + after.name.removeprefix(before.name + MODULE).replace("-", ", ", 1)
-        row = [name, *cells, format_difference(gain), str(shared), read_as(gain)]
+        row = [name, *cells, format_difference(gain), str(shared), read_as(gain, table.primary)]
         rows.append([*row, _paper(papers.get(before.name))] if papers else row)
     return markdown(header, rows) if rows else ""
 
 
-def read_as(gain: PairedDifference | None) -> str:
+def read_as(gain: PairedDifference | None, measure: Measure) -> str:
+    """Better or worse where the interval leaves out zero."""
     if gain is None:
         return "no seed in common"
     if gain.low is None or gain.high is None:
         return "one seed: may be chance"
-    return READ_AS[(gain.low > 0) - (gain.high < 0)]
+    side = (gain.low > 0) - (gain.high < 0)
+    return READ_AS[int(measure.gain(side))]
 
 
 def _paper(recipe: str | None) -> str:

@@ -109,9 +109,13 @@ STUDIES = {
         RecipeStudy("pacs-128-adapt", ("sketch",)),
         RecipeStudy("mnist-usps", ("usps", "mnist")),
         RecipeStudy("digits-domains", tuple(f"{angle}-degrees" for angle in range(0, 90, 15))),
+        *(
+            RecipeStudy(name, seeds=range(5))
+            for name in ("digits-lt", "vit-digits", "digits-gzsl", "moco-digits", "mae-digits", "hands-tiny")
+        ),
         RecipeStudy("plantvillage-czsl", extra=_OF_PAIRS),
         RecipeStudy("plantvillage-czsl-trained", extra=_OF_PAIRS),
-        RecipeStudy("digits-states"),
+        RecipeStudy("digits-states", seeds=range(5)),
         RecipeStudy("cub-gzsl"),
         RecipeStudy("cub-gzsl-sentences"),
         RecipeStudy(

@@ -67,6 +67,10 @@ class Answer:
         return paired_difference([self.before[s] for s in found], [self.after[s] for s in found]) if found else None
 
     @property
+    def reading(self) -> str:
+        return read_as(self.difference, self.measure)
+
+    @property
     def cells(self) -> list[str]:
         sides = [format_summary(summarise(list(side.values()))) for side in (self.before, self.after)]
         return [*sides, format_difference(self.difference), str(len(self.seeds))]
@@ -185,6 +189,32 @@ QUESTIONS = (
         ),
         "Worth a trial with a graph of pairs (CGE) on features that stay fixed.",
     ),
+    Question(
+        "embedded",
+        "You have a laptop and some minutes",
+        "The recipes that need no download, one of each family: scikit-learn's digits of 8 x 8 pixels, some of them "
+        "turned, changed or joined, on a CPU. Small networks on small pictures: they show that a family works, not "
+        "what the module is worth on yours.",
+        (
+            _module("long tail", "digits-lt"),
+            _module("BatchFormerV2 in a ViT", "vit-digits"),
+            _module("unseen rotation", "digits-domains", "erm"),
+            _module("unseen pairs", "digits-states", "visual-product"),
+            _module("unseen pairs, CGE", "digits-states", "cge"),
+            _module("unseen classes, CE-GZSL", "digits-gzsl", "ce-gzsl"),
+            _module("MoCo-v3, linear judge", "moco-digits"),
+            _module("MAE, linear judge", "mae-digits"),
+        ),
+        "`batchformer compare RECIPE --seeds 5` repeats a row.",
+    ),
+    Question(
+        "hands",
+        "You estimate meshes",
+        "Hands rendered at 64 px from a rigged hand, a small Mesh Graphormer with BatchFormerV2, on a CPU: error of "
+        "the vertices after alignment (PA-MPVPE), where lower is better.",
+        (_module("BatchFormerV2", "hands-tiny"),),
+        "`batchformer compare hands-tiny --seeds 5` repeats it.",
+    ),
 )
 
 _INTRODUCTION = """\
@@ -192,7 +222,7 @@ _INTRODUCTION = """\
 
 Every comparison of ours with and without the module, by the question a practitioner asks. Written by
 `python -m benchmarks.when_it_helps results docs/when-it-helps.md README.md` from the files in `results/`: last epoch,
-mean ± standard deviation over seeds, the difference over matched seeds with its 95 % interval. "Higher" and "lower"
+mean ± standard deviation over seeds, the difference over matched seeds with its 95 % interval. "Better" and "worse"
 mean that the interval leaves out zero; each comparison is read alone, so of twenty without any effect one would.
 """
 
@@ -226,7 +256,7 @@ def page(results: Path) -> tuple[str, dict[str, str]]:
     for question, each in found:
         picture = f"when-it-helps-{question.name}.svg"
         pictures[picture] = _picture(question, each)
-        rows = [[answer.pair.title, *answer.cells, read_as(answer.difference)] for answer in each]
+        rows = [[answer.pair.title, *answer.cells, answer.reading] for answer in each]
         lines += [
             f"## {question.title}\n",
             f"{question.setting}\n",
@@ -239,11 +269,11 @@ def page(results: Path) -> tuple[str, dict[str, str]]:
 
 def in_short(found: Sequence[Answer]) -> str:
     """How many comparisons ended in which way."""
-    by_sides = {(answer.pair.without, answer.pair.with_it): read_as(answer.difference) for answer in found}
+    by_sides = {(answer.pair.without, answer.pair.with_it): answer.reading for answer in found}
     readings = list(by_sides.values())
     several = [reading for reading in readings if not reading.startswith("one seed")]
-    higher, lower, unclear = (several.count(READ_AS[side]) for side in (1, -1, 0))
-    told = f"{higher} higher, {lower} lower, {unclear} without a clear difference"
+    better, worse, unclear = (several.count(READ_AS[side]) for side in (1, -1, 0))
+    told = f"{better} better, {worse} worse, {unclear} without a clear difference"
     single = len(readings) - len(several)
     one = f"; {single} more {'has' if single == 1 else 'have'} one seed" if single else ""
     return f"Of {len(several)} comparisons over several seeds, {told}{one}."
@@ -254,7 +284,7 @@ def _sentence(found: Sequence[Answer]) -> str:
     by_reading: dict[str, list[str]] = {}
     for answer in found:
         told = f"{answer.pair.title} ({signed(answer.difference.mean, 2)})" if answer.difference else answer.pair.title
-        by_reading.setdefault(read_as(answer.difference), []).append(told)
+        by_reading.setdefault(answer.reading, []).append(told)
     sentence = "; ".join(f"{reading}: {', '.join(titles)}" for reading, titles in by_reading.items())
     return f"{sentence[0].upper()}{sentence[1:]}."
 
@@ -283,7 +313,7 @@ def _picture(question: Question, found: Sequence[Answer]) -> str:
 def readme_table(results: Path) -> str:
     """The rows of the README, of those that were trained."""
     rows = [
-        [answer.pair.readme, *answer.cells, _paper(answer.pair, answer.measure), read_as(answer.difference)]
+        [answer.pair.readme, *answer.cells, _paper(answer.pair, answer.measure), answer.reading]
         for _, found in answers(results)
         for answer in found
         if answer.pair.readme

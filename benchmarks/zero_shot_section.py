@@ -52,7 +52,7 @@ def with_and_without(table: Comparison) -> str:
             gain = difference(table, before, after)
             cells = [format_summary(table.cell(side.measure, side.variant)) for side in (before, after)]
             shared = len(before.values(table).keys() & after.values(table).keys())
-            rows.append([f"`{name}`", *cells, format_difference(gain), str(shared), read_as(gain)])
+            rows.append([f"`{name}`", *cells, format_difference(gain), str(shared), read_as(gain, table.primary)])
     return markdown(header, rows) if rows else ""
 
 

@@ -73,7 +73,7 @@ def test_every_method_is_held_to_itself_without_the_module_and_to_the_reference(
     ):
         wanted = paired_difference(means(results, before, key), means(results, after, key))
         assert gains[name][2] == format_difference(wanted)
-    assert [cells[4] for cells in gains.values()] == ["higher", "lower", "lower", "higher"]
+    assert [cells[4] for cells in gains.values()] == ["better", "worse", "worse", "better"]
     assert gains["erm"][5] == "+0.4 (`pacs-r18-erm`)"
     assert gains["swad"][5] == "+1.0 (`pacs-r18-swad`)"
     assert "| SWAD (Cha et al., 2021) | PACS, ResNet-50, average | 88.1 |" in page

@@ -30,9 +30,22 @@ def pairs(folder, recipe, gain):
 def test_reading_follows_the_interval(tmp_path):
     for name, gain in (("up", 2.0), ("down", -2.0), ("level", 0.0)):
         pairs(tmp_path / name, "cifar100-lt-100", gain)
-    assert readme_table(tmp_path / "up").endswith("| higher |")
-    assert readme_table(tmp_path / "down").endswith("| lower |")
+    assert readme_table(tmp_path / "up").endswith("| better |")
+    assert readme_table(tmp_path / "down").endswith("| worse |")
     assert readme_table(tmp_path / "level").endswith("| no clear difference |")
+
+
+def test_less_is_better_in_millimetres(tmp_path):
+    measure = {"key": "pa_mpvpe", "label": "PA-MPVPE", "unit": "mm", "better": "lower", "primary": True}
+    for seed in range(3):
+        for method, value in (("baseline", 9.0), ("batchformer", 8.0 + 0.01 * seed)):
+            file = tmp_path / "hands-tiny" / f"{method}-seed{seed}.json"
+            file.parent.mkdir(exist_ok=True)
+            result = {"recipe": "hands-tiny", "variant": method, "seed": seed, "measures": [measure]}
+            file.write_text(json.dumps({**result, "metrics": {"pa_mpvpe": value}}))
+    text, _ = page(tmp_path)
+    assert "1 better, 0 worse" in text
+    assert "**Better: BatchFormerV2 (−0.99).**" in text
 
 
 def test_row_holds_paper_and_ours(tmp_path):
@@ -94,9 +107,9 @@ def test_the_page_counts_each_comparison_once_and_draws_each_seed(tmp_path):
     put(tmp_path, "deit-ti-cifar100-100", "batchformer", 0, 42.0)
     text, pictures = page(tmp_path)
     assert (
-        "Of 2 comparisons over several seeds, 1 higher, 0 lower, 1 without a clear difference; 1 more has one seed."
+        "Of 2 comparisons over several seeds, 1 better, 0 worse, 1 without a clear difference; 1 more has one seed."
     ) in text
-    assert "**No clear difference: 1/8 of the schedule (+0.01); higher: the whole schedule (+1.01).**" in text
+    assert "**No clear difference: 1/8 of the schedule (+0.01); better: the whole schedule (+1.01).**" in text
     assert "You test on another domain" not in text
     rings = {name: picture.count("<circle") for name, picture in pictures.items()}
     assert rings == {"when-it-helps-schedule.svg": 6, "when-it-helps-data.svg": 3, "when-it-helps-v2.svg": 1}

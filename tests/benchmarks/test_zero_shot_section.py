@@ -49,7 +49,7 @@ def test_every_variant_is_held_to_the_reference_and_to_itself_without_the_module
     gains = rows(page, "AUC, %")
     assert list(gains) == ["visual-product", "cge"]
     wanted = paired_difference(values(results, "cge"), values(results, "cge+batchformer"))
-    assert gains["cge"][2:] == [format_difference(wanted), "3", "higher"]
+    assert gains["cge"][2:] == [format_difference(wanted), "3", "better"]
 
 
 def test_the_page_about_unseen_classes_gets_the_tables(tmp_path, capsys):
