@@ -35,8 +35,8 @@ class Arguments:
     def flag(self, name: str) -> bool:
         return name in self.values
 
-    def value(self, name: str, default: str | None = None) -> str | None:
-        return self.values[name][-1] if name in self.values else default
+    def value(self, name: str) -> str | None:
+        return self.values[name][-1] if name in self.values else None
 
     def integer(self, name: str, default: int, at_least: int = 0) -> int:
         text = self.value(name)

@@ -86,15 +86,8 @@ def _curves(name: str, runs: Sequence[Run], table: Comparison, shown: str) -> st
     judged = "" if shown == table.primary.key else curve_figure(name, runs, table, table.primary)
     loss = curve_chart(f"{name}-loss", runs, table.variants, "train_loss", "training loss")
     if not judged and loss is None:
-        return (
-            ""
-            if shown
-            else title
-            + missing(
-                "These runs carry no history of their epochs",
-                "train with `batchformer fit` or `compare`, which record it",
-            )
-        )
+        remedy = "train with `batchformer fit` or `compare`, which record it"
+        return "" if shown else title + missing("These runs carry no history of their epochs", remedy)
     figures = judged
     if loss:
         told = "As it was minimised. With BatchFormer it covers both streams, and some recipes scale it"
