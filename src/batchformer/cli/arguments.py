@@ -12,7 +12,7 @@ from typing import Literal
 from batchformer.errors import UserError, did_you_mean, read_whole_number
 
 _BY_OTHER_NAMES = {  # of options that people know from other programs
-    "dry-run": "--trainer.fast_dev_run true trains and evaluates one batch and keeps nothing",
+    "dry-run": "--trainer.fast_dev_run true trains and evaluates one batch and keeps nothing"
 }
 
 

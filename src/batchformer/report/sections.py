@@ -7,13 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-from batchformer.report.classes import (
-    MOST_POINTS,
-    class_chart,
-    class_difference_chart,
-    class_table,
-    influence_section,
-)
+from batchformer.report.classes import MOST_POINTS, class_chart, class_difference_chart, class_table, influence_section
 from batchformer.report.comparison import Comparison, class_word, compare_runs, measure_word, shown_name, with_unit
 from batchformer.report.failures import failures_section
 from batchformer.report.figures import curve_chart

@@ -10,13 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from batchformer.data.augment.options import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Statistics,
-    check_at_least,
-    check_images,
-)
+from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, Statistics, check_at_least, check_images
 from batchformer.data.info import HOLDOUT
 from batchformer.data.loading.data_module import DataModule, ImageFile
 from batchformer.data.loading.epoch_loader import EpochLoader
