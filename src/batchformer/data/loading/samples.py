@@ -126,11 +126,12 @@ class LabelledSamples(AddressedSamples):
         seed: int | None = None,
         *,
         fields: Fields | None = None,
+        views: int = 1,
         index: bool = False,
     ) -> None:
         super().__init__(seed)
         self.labels, self.fields, self.index = labels, check_fields(fields, len(labels)), index
-        self.transforms = list(transform) if isinstance(transform, Sequence) else [transform]
+        self.transforms = list(transform) if isinstance(transform, Sequence) else [transform] * views
         self.views = len(self.transforms)
 
     def __len__(self) -> int:
