@@ -74,12 +74,16 @@ def _coco_problem(entry: dict[str, Any], images: dict[Any, dict[str, Any]], cate
     if not isinstance(entry["category_id"], int) or entry["category_id"] not in categories:
         return f"it names category {entry['category_id']}, which the file does not list"
     box, image = entry["bbox"], images[entry["image_id"]]
-    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(value, int | float) for value in box):
+    if not is_box(box):
         return f"its bbox is not [x, y, width, height], but {str(box)[:60]}"
     if not isinstance(entry.get("area", 0), int | float):
         return f"its area is not a number, but {str(entry['area'])[:60]}"
     x, y, w, h = box
     return box_problem((x, y, x + w, y + h), image["height"], image["width"])
+
+
+def is_box(box: Any) -> bool:
+    return isinstance(box, list) and len(box) == 4 and all(isinstance(value, int | float) for value in box)
 
 
 def _plain(identity: Any) -> Any:
