@@ -111,10 +111,10 @@ class CachedFrozenBatchNormAct2d(FrozenBatchNormAct2d):
         return scale, bias - mean * scale
 
 
-def named_as_in_timm(weights: Mapping[str, Tensor], net: nn.Module) -> Mapping[str, Tensor]:
+def named_as_in_timm(weights: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
     """torchvision's MobileNetV2 for timm's network, under its names, without the classifier; others as they are."""
     if "features.0.0.weight" not in weights or "conv_stem.weight" not in net.state_dict():
-        return weights
+        return dict(weights)
     place = [(stage, k) for stage, count in enumerate(_STAGES_OF_MOBILENET_V2) for k in range(count)]
     renamed = {}
     for key, tensor in weights.items():
