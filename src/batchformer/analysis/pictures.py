@@ -52,13 +52,11 @@ FEATURES_CAPTION = (
 PLANE_CAPTION = "The mean token of each image, in the plane of the first two principal components, one scale for both."
 
 
-def draw_attention_mass(attention: AttentionOverBatch, pictures: Sequence[Image.Image]) -> Image.Image:
-    """Images, and below each the attention of the other samples to it: orange above uniform, blue below."""
-    return draw_attention_masses({"where the other samples look, at the same place": attention}, pictures)
-
-
 def draw_attention_masses(attentions: Mapping[str, AttentionOverBatch], pictures: Sequence[Image.Image]) -> Image.Image:
-    """The same of several insertions, a row for each under its heading, with one scale of colours."""
+    """Images, and below each the attention of the other samples to it: orange above uniform, blue below.
+
+    One row for each insertion under its heading, with one scale of colours.
+    """
     maps = {heading: attention.mass_map() for heading, attention in attentions.items()}
     limit = limit_of(torch.cat([each.flatten() for each in maps.values()]))
     shown = shown_of(len(pictures))
@@ -213,7 +211,7 @@ def write_pictures(
     several = f"{count} images" if shown == count else f"{shown} of {count} images"
     made = []
     if grid is not None and grid != (1, 1):
-        mass = draw_attention_mass(attention, pictures)
+        mass = draw_attention_masses({"where the other samples look, at the same place": attention}, pictures)
         made.append(("attention-mass.png", mass, "Attention to the other samples", MASS_CAPTION.format(images=several)))
         maps = draw_features(features, pictures)
         made.append(("features.png", maps, "Features without and with the module", FEATURES_CAPTION))

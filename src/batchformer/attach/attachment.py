@@ -233,11 +233,7 @@ class Attachment:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        points: list[Point],
-        input_hook: InputHook,
-        supports: Sequence[InstanceForward] = (),
+        self, model: nn.Module, points: list[Point], input_hook: InputHook, supports: Sequence[InstanceForward] = ()
     ) -> None:
         # In this order: an insertion before a BatchNorm goes round what keeps the streams apart there.
         pieces = [*supports, *(piece for point in points for piece in point.insertions)]

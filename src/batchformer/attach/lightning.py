@@ -40,13 +40,7 @@ class BatchFormerCallback(L.Callback):
     average weights (`EMAWeightAveraging`) copy the model when `fit` begins: name them after this one.
     """
 
-    def __init__(
-        self,
-        model: str | None = "model",
-        *,
-        guard: bool | StreamGuard = True,
-        **keywords: Any,
-    ) -> None:
+    def __init__(self, model: str | None = "model", *, guard: bool | StreamGuard = True, **keywords: Any) -> None:
         self.model, self.guard, self.keywords = model, guard, keywords
         self.attachment: Attachment | None = None
         self._guard_hook: StreamGuardHook | None = None

@@ -24,15 +24,7 @@ from batchformer.attach.locate import (
     last_of_container,
 )
 from batchformer.attach.per_stream import PROPOSAL_LOSS, BatchNormMode, MeanOfStreams, SeparateNorm, separate_norms
-from batchformer.attach.plan import (
-    IMAGES,
-    InsertionPlan,
-    Point,
-    check_apart,
-    check_read,
-    plan_in_place,
-    rows_double,
-)
+from batchformer.attach.plan import IMAGES, InsertionPlan, Point, check_apart, check_read, plan_in_place, rows_double
 from batchformer.attach.probe import (
     Probe,
     check_batch_first,

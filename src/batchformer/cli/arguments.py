@@ -12,7 +12,7 @@ from typing import Literal
 from batchformer.errors import UserError, did_you_mean, read_whole_number
 
 _BY_OTHER_NAMES = {  # of options that people know from other programs
-    "dry-run": "--trainer.fast_dev_run true trains and evaluates one batch and keeps nothing",
+    "dry-run": "--trainer.fast_dev_run true trains and evaluates one batch and keeps nothing"
 }
 
 
@@ -35,8 +35,8 @@ class Arguments:
     def flag(self, name: str) -> bool:
         return name in self.values
 
-    def value(self, name: str, default: str | None = None) -> str | None:
-        return self.values[name][-1] if name in self.values else default
+    def value(self, name: str) -> str | None:
+        return self.values[name][-1] if name in self.values else None
 
     def integer(self, name: str, default: int, at_least: int = 0) -> int:
         text = self.value(name)
@@ -65,7 +65,9 @@ def read_arguments(args: Sequence[str], options: Sequence[Option], recipe_keys: 
                 raise UserError(f"There is no --{name}: {other}.")
             hint = did_you_mean(name, known, prefix="--")
             if recipe_keys and not hint:
-                hint = did_you_mean(name.replace("-", "_"), _keys_of(found.positional), prefix="--")
+                from batchformer.cli.known_keys import keys_on_the_line
+
+                hint = did_you_mean(name.replace("-", "_"), keys_on_the_line(found.positional), prefix="--")
             raise UserError(f"Unknown option --{name}.{hint}")
         if option.takes == "nothing":
             if equals:
@@ -83,19 +85,6 @@ def read_arguments(args: Sequence[str], options: Sequence[Option], recipe_keys: 
                 raise UserError(f"--{name} needs a value.")
             found.values[name] = values
     return found
-
-
-def _keys_of(recipe: list[str]) -> set[str]:
-    """The keys of a recipe as the command line takes them; none where it cannot be read, which is reported later."""
-    from batchformer.recipes import find_recipe, read_recipe
-
-    try:
-        file = find_recipe(recipe[0] if recipe else "digits-lt")[1]
-        from batchformer.cli.known_keys import keys_of
-
-        return {key.replace("data.init_args.", "data.") for key in keys_of(read_recipe(file))}
-    except (UserError, ImportError):
-        return set()
 
 
 def _take_one(name: str, rest: list[str]) -> str:

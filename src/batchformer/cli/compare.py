@@ -162,9 +162,9 @@ def compared(args: list[str], show: bool = False) -> Path:
     line.clear()
     if is_main_process():
         shown = [option for option in kept if option != "seeds"]
-        table = _write_comparison(name, out, planned, results)
+        table, content = _write_comparison(name, out, planned, results)
         if show:
-            _conclude(name, out, planned, results, table, words_again(given, *shown, "data-root"))
+            _conclude(out, planned, results, table, content, words_again(given, *shown, "data-root"))
     return out
 
 
@@ -252,8 +252,10 @@ def _refuse_what_exists(out: Path, folders: list[RunFolder], allowed: bool) -> N
         raise UserError(f"{out} exists already: add --resume to go on, --overwrite to start anew, or --out DIR.")
 
 
-def _write_comparison(name: str, out: Path, planned: list[Planned], results: list[dict[str, Any]]) -> Any:
-    """Write compare.json and report.html; returns the table."""
+def _write_comparison(
+    name: str, out: Path, planned: list[Planned], results: list[dict[str, Any]]
+) -> tuple[Any, dict[str, Any]]:
+    """Write compare.json and report.html; returns the table, and the content of the first."""
     from batchformer.report import compare_runs, verdict, write_report
 
     table = compare_runs(results)
@@ -267,24 +269,21 @@ def _write_comparison(name: str, out: Path, planned: list[Planned], results: lis
     }
     write_json(out / "compare.json", content)
     write_report([each.folder.path for each in planned], out / "report.html")
-    return table
+    return table, content
 
 
 def _conclude(
-    name: str, out: Path, planned: list[Planned], results: list[dict[str, Any]], table: Any, again: str
+    out: Path, planned: list[Planned], results: list[dict[str, Any]], table: Any, content: dict[str, Any], again: str
 ) -> None:
-    from batchformer.report import format_table, verdict
+    from batchformer.report import format_table
 
-    seeds = sorted({each.seed for each in planned})
-    variants = list(dict.fromkeys(each.variant for each in planned))
-    targets = list(dict.fromkeys(each.target for each in planned if each.target))
-    page = out / "report.html"
+    name, seeds, variants, targets = (content[key] for key in ("recipe", "seeds", "variants", "targets"))
     over = f", {len(targets)} targets" if targets else ""
     when = "after the epoch that is best on held-out images" if "chosen" in results[0] else "after the last epoch"
     print(f"\n{name}: {when}, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}{over}\n")
     print(format_table(table))
-    print(f"\n{verdict(table).sentence}\n")
-    print(f"Look at:  {page}   (open it in a browser)")
+    print(f"\n{content['verdict']}\n")
+    print(f"Look at:  {out / 'report.html'}   (open it in a browser)")
     # of two variants the one that is compared with the reference, of more the best by the primary measure
     cells = {variant: table.cell(table.primary, variant) for variant in variants}
     gains = {variant: table.primary.gain(cell.mean) for variant, cell in cells.items() if cell is not None}

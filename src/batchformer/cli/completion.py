@@ -36,6 +36,7 @@ def run(args: list[str]) -> int:
 def candidates(words: list[str]) -> list[str]:
     """What may stand for the last of these words of a command line."""
     from batchformer.cli import COMMANDS, _command
+    from batchformer.cli.known_keys import keys_on_the_line
     from batchformer.recipes import recipe_names
 
     *before, last = words or [""]
@@ -48,20 +49,9 @@ def candidates(words: list[str]) -> list[str]:
         found = sorted(set(re.findall(r"--[a-z][\w-]*", text)))  # what its help names, without fields of recipes
         found = [option for option in found if not re.search(rf"{option}\.", text)]
         if before[0] in ("fit", "compare"):
-            found += _fields(before[1:])
+            found += sorted(f"--{key}" for key in keys_on_the_line(before[1:]))
     elif len(before) == 1 and before[0] in ("fit", "compare", "recipes", "data", "tune"):
         found = recipe_names()
     else:
         return []
     return [word for word in found if word.startswith(last)]
-
-
-def _fields(words: list[str]) -> list[str]:
-    from batchformer.cli.known_keys import keys_of
-    from batchformer.recipes import find_recipe, read_recipe
-
-    try:
-        recipe = read_recipe(find_recipe(words[0] if words else "digits-lt")[1])
-    except UserError:
-        return []
-    return sorted(f"--{key.replace('data.init_args.', 'data.')}" for key in keys_of(recipe))

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import batchformer
 from batchformer.cli.parser_errors import unknown_key
 from batchformer.data.sets import SETS
-from batchformer.recipes import DEFAULT_TASK, read_recipe
+from batchformer.errors import UserError
+from batchformer.recipes import DEFAULT_TASK, find_recipe, read_recipe
 from batchformer.runs.options import current_key
 
 _PACKAGE = Path(batchformer.__file__).parent
@@ -51,6 +52,15 @@ def refuse_unknown_keys(file: Path, keys: Sequence[str]) -> None:
 def keys_of(recipe: dict[str, Any]) -> set[str]:
     """The keys that can be given for a recipe, as far as they are known; none of a section that is not."""
     return {key for key, _ in _walk(recipe)}
+
+
+def keys_on_the_line(recipe: Sequence[str]) -> set[str]:
+    """Those of a recipe by its name, or of digits-lt, as they are written after `--`; none where it cannot be read."""
+    try:
+        content = read_recipe(find_recipe(recipe[0] if recipe else "digits-lt")[1])
+    except (UserError, ImportError):  # reported later; without the train extra there is no YAML
+        return set()
+    return {key.replace("data.init_args.", "data.") for key in keys_of(content)}
 
 
 def _walk(recipe: dict[str, Any]) -> Iterator[tuple[str, bool]]:

@@ -71,12 +71,6 @@ class RecipeCLI:
         resolved = self._current.load(content, file, [(current_key(key), value) for key, value in overrides])
         return resolved if name == DEFAULT_TASK else {"task": name, **resolved}
 
-    def keys_of(self, file: Path) -> set[str]:
-        """Every key that can be given for this recipe."""
-        loaded = self.load(file)
-        assert self._current is not None
-        return self._current.own_keys() | _flat_keys(loaded)
-
     def build(self) -> tuple[Task, Any, dict[str, Any], RunOptions]:
         """Task, data module, keywords of the Trainer and run options of what was parsed last."""
         assert self._current is not None

@@ -54,15 +54,23 @@ def recipe_of(given: Arguments, command: str) -> tuple[str, Path]:
 def name_of_recipe(given: Arguments, found: str, file: Path) -> str:
     """``--name``, else ``--run.recipe``, else what the file says under ``run: recipe:``, else the name of the file."""
     on_the_line = [value for key, value in given.recipe_keys if key == "run.recipe"]
-    run = read_recipe(file).get("run")
-    said = run.get("recipe") if isinstance(run, dict) else None
+    said = _section(read_recipe(file), "run").get("recipe")
     said = said if isinstance(said, str) else ""
     return given.value("name") or (on_the_line[-1] if on_the_line else "") or said or found
 
 
+def _section(recipe: dict[str, Any], *names: str) -> dict[str, Any]:
+    """What a recipe has under these names, one inside the other; {} where that is no section."""
+    for name in names:
+        inside = recipe.get(name)
+        recipe = inside if isinstance(inside, dict) else {}
+    return recipe
+
+
 def recipe_overrides(given: Arguments) -> Overrides:
     """Overrides of the command line, short options first so that a full key wins over them."""
-    overrides = root_override(given)
+    overrides, recipe = root_override(given), read_recipe(find_recipe(given.positional[0])[1])
+    begins_pretrained = _section(recipe, "model", "backbone_args").get("pretrained") is True
     for source in given.values.get("init-from", []):
         part, equals, place = source.partition("=")
         if not equals and source == SCRATCH:
@@ -71,53 +79,35 @@ def recipe_overrides(given: Arguments) -> Overrides:
             overrides.append((f"run.init_from.{part}", "null" if place == SCRATCH else place))
         else:
             overrides.append(("run.init_from.network", source))
-        if (part if equals else "network") in ("network", "backbone") and _begins_pretrained(given):
+        if (part if equals else "network") in ("network", "backbone") and begins_pretrained:
             overrides.append(("model.backbone_args.pretrained", "false"))  # these weights take the place of timm's
     if loggers := given.values.get("logger"):
         for name in loggers:
             if name not in LOGGERS:
                 raise UserError(f"--logger {name}: expected one of {', '.join(LOGGERS)}.")
         overrides.append(("run.loggers", json.dumps(loggers)))
-    return [*overrides, *_short(given), *given.recipe_keys]
+    return [*overrides, *_short(given, recipe), *given.recipe_keys]
 
 
-def _begins_pretrained(given: Arguments) -> bool:
-    """Whether the recipe asks for timm's weights in the arguments of the backbone."""
-    model = read_recipe(find_recipe(given.positional[0])[1]).get("model")
-    arguments = model.get("backbone_args") if isinstance(model, dict) else None
-    return isinstance(arguments, dict) and arguments.get("pretrained") is True
-
-
-def _short(given: Arguments) -> Overrides:
-    """The fields that aliases stand for."""
+def _short(given: Arguments, recipe: dict[str, Any]) -> Overrides:
+    """The fields that aliases stand for. `--best` and `--early-stop N` hold out a tenth of the training images, unless
+    the recipe says how many."""
     overrides = [(key, str(given.value(name))) for name, key in ALIASES.items() if given.flag(name)]
-    if given.flag("epochs") and (steps := _steps_of(given)):
+    steps = _section(recipe, "trainer").get("max_steps")
+    if given.flag("epochs") and isinstance(steps, int) and steps > 0:
         raise UserError(
             f"--epochs: this recipe ends after {steps} steps, not epochs: give --trainer.max_steps, or "
             f"--trainer.max_steps -1 with --trainer.max_epochs."
         )
     if given.flag("skip-bad"):
         overrides.append(("data.init_args.skip_bad", check_file(find_recipe(given.positional[0])[0])))
-    if given.flag("best") or given.flag("early-stop"):
-        overrides += _choose(given)
-    return [*overrides, *(_device(str(given.value("device"))) if given.flag("device") else [])]
-
-
-def _choose(given: Arguments) -> Overrides:
-    """`--best` and `--early-stop N`; a tenth of the training images is held out, unless the recipe says how many."""
-    data = read_recipe(find_recipe(given.positional[0])[1]).get("data")
-    known = (data.get("init_args") or {}) if isinstance(data, dict) else {}
-    overrides = [] if "holdout" in known else [("data.init_args.holdout", "0.1")]
+    chooses = given.flag("best") or given.flag("early-stop")
+    if chooses and "holdout" not in _section(recipe, "data", "init_args"):
+        overrides.append(("data.init_args.holdout", "0.1"))
     overrides += [("run.best", "true")] if given.flag("best") else []
     if given.flag("early-stop"):
         overrides.append(("run.early_stop", str(given.integer("early-stop", 1, 1))))
-    return overrides
-
-
-def _steps_of(given: Arguments) -> int:
-    trainer = read_recipe(find_recipe(given.positional[0])[1]).get("trainer")
-    steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
-    return steps if isinstance(steps, int) and steps > 0 else 0
+    return [*overrides, *(_device(str(given.value("device"))) if given.flag("device") else [])]
 
 
 def check_file(recipe: str) -> str:
@@ -140,11 +130,8 @@ def _device(name: str) -> Overrides:
 def refuse_unreachable_weights(file: Path, overrides: Sequence[tuple[str, str]]) -> None:
     """Say at once where pretrained weights cannot be had: importing torch and Lightning alone takes longer."""
     recipe = read_recipe(file)
-    sections: list[dict[str, Any]] = [
-        part if isinstance(part := recipe.get(name), dict) else {} for name in ("run", "model")
-    ]
-    sources, backbone = dict(sections[0].get("init_from") or {}), sections[1].get("backbone")
-    if (sections[1].get("backbone_args") or {}).get("pretrained") is True:
+    sources, backbone = dict(_section(recipe, "run", "init_from")), _section(recipe, "model").get("backbone")
+    if _section(recipe, "model", "backbone_args").get("pretrained") is True:
         sources["network"] = PRETRAINED  # the older way to ask for them
     for key, value in overrides:
         if key == "run.init_from":

@@ -15,8 +15,7 @@ from PIL import Image
 from batchformer.data.images import ImageFacts, inspect_image, pixel_digest
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.data_module import ImageFile
-from batchformer.data.sets.annotations import Problem
-from batchformer.data.sets.skipped import Skipped, file_digest
+from batchformer.data.sets.annotations import Problem, Skipped, file_digest
 from batchformer.errors import UserError
 
 FEW = 20  # images: below that a class is listed, as in the split Few of long-tailed recognition

@@ -38,10 +38,6 @@ def _readable_endings() -> tuple[str, ...]:
 EXTENSIONS = _readable_endings()
 
 
-def is_image(path: Path) -> bool:
-    return path.suffix.lower() in EXTENSIONS
-
-
 def images_in(folder: str | Path, others: Counter[str] | None = None, passed: list[str] | None = None) -> list[str]:
     """Paths of the images in a folder and in the folders inside it, in alphabetical order.
 

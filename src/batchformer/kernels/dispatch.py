@@ -39,10 +39,9 @@ def encoder_layer(
     settings: LayerSettings,
     valid: Bool[Tensor, "batch position"] | None = None,
     is_lean: bool = False,
-    seed: Tensor | None = None,
 ) -> Float[Tensor, "batch position dim"]:
     """The post-norm layer of the papers, fused; the input may be of another type than the matrix products."""
-    seed = (draw_seed(x.device) if seed is None else seed) if settings.dropout > 0.0 else None
+    seed = draw_seed(x.device) if settings.dropout > 0.0 else None
     valid = None if valid is None else valid.contiguous()
     if torch.compiler.is_compiling():
         return operators.compiled_layer(x, weights, settings, valid, seed, is_lean)

@@ -13,17 +13,6 @@ if TYPE_CHECKING:
     from batchformer.metrics.panoptic_quality import PanopticQuality
     from batchformer.metrics.voc_ap import VocAP
 
-__all__ = [
-    "CocoAP",
-    "CompositionalScores",
-    "DomainScores",
-    "Measure",
-    "PanopticQuality",
-    "ShotAccuracy",
-    "ThingsAP",
-    "TopAccuracy",
-    "VocAP",
-    "count_shots",
-    "shot_of",
-]
+__all__ = ["CocoAP", "CompositionalScores", "DomainScores", "Measure", "PanopticQuality", "ShotAccuracy", "ThingsAP",
+           "TopAccuracy", "VocAP", "count_shots", "shot_of"]  # fmt: skip
 __getattr__ = lazy_names(__name__)

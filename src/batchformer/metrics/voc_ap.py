@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from batchformer.metrics.coco_ap import AP_NAMES, CocoAP
-from batchformer.metrics.gather import as_array, gathered
+from batchformer.metrics.coco_ap import AP_NAMES, CocoAP, box_overlap
+from batchformer.metrics.gather import gathered
 
 OVERLAPS = np.arange(50, 100, 5) / 100
 _RECALLS = np.arange(11) / 10
@@ -39,21 +39,17 @@ class VocAP(CocoAP):
         self._count = 0
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
+        first = len(self._boxes)
         super().update(predictions, targets)
-        for prediction, target in zip(predictions, targets, strict=True):
-            truth = target.get("truth", target)
-            boxes, labels = as_array(truth["boxes"], float).reshape(-1, 4), as_array(truth["labels"], np.int64)
-            difficult = as_array(truth.get("ignore", np.zeros(len(labels))), bool)
+        read = zip(self._found[first:], self._objects[first:], self._boxes[first:], strict=True)
+        for (found_labels, scores, _), (labels, _, _, difficult), (found, boxes) in read:
             np.add.at(self._per_class, labels[~difficult], 1)
-            found = as_array(prediction["boxes"], float).reshape(-1, 4)
-            found_labels = as_array(prediction["labels"], np.int64)
-            best, which = np.zeros(len(found)), np.full(len(found), -1)
+            best, which, ignored = np.zeros(len(found)), np.full(len(found), -1), np.zeros(len(found), dtype=bool)
             if len(boxes) and len(found):
-                overlaps = _overlaps(found, boxes) * (found_labels[:, None] == labels)
-                which = overlaps.argmax(1)
-                best = overlaps[np.arange(len(found)), which]
-            ignored = difficult[which] & (best > 0) if len(boxes) else np.zeros(len(found), dtype=bool)
-            columns = found_labels, as_array(prediction["scores"], float), best, which + self._count, ignored
+                overlaps = box_overlap(found[:, None], boxes, np.zeros(1, bool)) * (found_labels[:, None] == labels)
+                which, best = overlaps.argmax(1), overlaps.max(1)
+                ignored = difficult[which] & (best > 0)
+            columns = found_labels, scores, best, which + self._count, ignored
             self._rows.append(np.stack(columns, axis=1).reshape(-1, 5))
             self._count += len(boxes)
 
@@ -84,16 +80,6 @@ def _average_precision(found: Rows, objects: int, limit: float) -> float:
     right, wrong = np.cumsum((first & counted)[counted]), np.cumsum((~first & counted)[counted])
     recall, precision = right / objects, right / np.maximum(right + wrong, 1)
     return float(np.mean([precision[recall >= level].max(initial=0.0) for level in _RECALLS]))
-
-
-def _overlaps(
-    boxes: Float[np.ndarray, "boxes 4"], others: Float[np.ndarray, "others 4"]
-) -> Float[np.ndarray, "boxes others"]:
-    """Intersection over union of areas (x1, y1, x2, y2)."""
-    low, high = np.maximum(boxes[:, None, :2], others[:, :2]), np.minimum(boxes[:, None, 2:], others[:, 2:])
-    common = (high - low).clip(0).prod(2)
-    area, other = ((each[:, 2:] - each[:, :2]).prod(1) for each in (boxes, others))
-    return common / np.maximum(area[:, None] + other - common, 1e-12)
 
 
 def _mean(values: np.ndarray) -> float:

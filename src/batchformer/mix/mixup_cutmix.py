@@ -46,10 +46,7 @@ class CutMix(Mix):
 
 
 def cut(
-    images: Images,
-    partner: Int[Tensor, " batch"],
-    centre: Float[Tensor, "#batch 2"],
-    share: Float[Tensor, " #batch"],
+    images: Images, partner: Int[Tensor, " batch"], centre: Float[Tensor, "#batch 2"], share: Float[Tensor, " #batch"]
 ) -> tuple[Images, Float[Tensor, "#batch 1 height width"], Float[Tensor, " batch"]]:
     """The images with a box of their partners pasted, its mask, and its share of the image after clipping."""
     height, width = images.shape[-2:]
@@ -119,11 +116,7 @@ class MixSwitch(Mix):
     """
 
     def __init__(
-        self,
-        mixes: Sequence[Mix],
-        weights: Sequence[float] | None = None,
-        *,
-        generator: torch.Generator | None = None,
+        self, mixes: Sequence[Mix], weights: Sequence[float] | None = None, *, generator: torch.Generator | None = None
     ) -> None:
         if not isinstance(mixes, Sequence) or not mixes:
             raise UserError("MixSwitch takes a list of methods, [Mixup(10), CutMix(10)], with at least one in it.")

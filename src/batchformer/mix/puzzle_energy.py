@@ -103,10 +103,7 @@ def _unlikeliness(share: Float[Tensor, " #batch"], labels: int) -> Float[Tensor,
 
 @torch.no_grad()
 def transport_plan(
-    saliency: Float[Tensor, "batch rows columns"],
-    shown: Bool[Tensor, "batch rows columns"],
-    *,
-    eps: float = 0.8,
+    saliency: Float[Tensor, "batch rows columns"], shown: Bool[Tensor, "batch rows columns"], *, eps: float = 0.8
 ) -> Int[Tensor, "batch rows*columns"]:
     """For each position of a grid, the cell of the image that is moved there.
 

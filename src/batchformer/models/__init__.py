@@ -24,28 +24,9 @@ if TYPE_CHECKING:  # these import transformers, which not everybody has or needs
     from batchformer.models.smca_detr import SMCADetrConfig, SMCADetrForObjectDetection, SMCADetrModel
     from batchformer.models.two_stage_detr import TwoStageDeformableDetr
 
-__all__ = [
-    "DETECTORS",
-    "CifarResNet",
-    "ExpertNetwork",
-    "NormedLinear",
-    "RoutedExperts",
-    "SMCADetrConfig",
-    "SMCADetrForObjectDetection",
-    "SMCADetrModel",
-    "TwoStageDeformableDetr",
-    "create_backbone",
-    "create_detector",
-    "expert_network",
-    "parameter_groups",
-    "resnet10",
-    "resnet18_small_images",
-    "resnet20",
-    "resnet32",
-    "resnet44",
-    "resnet50_stride_in_1x1",
-    "resnet56",
-    "use_normed_classifier",
-    "with_mask_head",
-]  # fmt: skip
+__all__ = ["DETECTORS", "CifarResNet", "ExpertNetwork", "NormedLinear", "RoutedExperts", "SMCADetrConfig",
+           "SMCADetrForObjectDetection", "SMCADetrModel", "TwoStageDeformableDetr", "create_backbone",
+           "create_detector", "expert_network", "parameter_groups", "resnet10", "resnet18_small_images", "resnet20",
+           "resnet32", "resnet44", "resnet50_stride_in_1x1", "resnet56", "use_normed_classifier",
+           "with_mask_head"]  # fmt: skip
 __getattr__ = lazy_names(__name__)

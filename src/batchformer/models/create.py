@@ -13,20 +13,13 @@ from torch import Tensor, nn
 from batchformer.errors import UserError, did_you_mean, reason_of
 from batchformer.hub import fetching
 from batchformer.mix import Renormalize
-from batchformer.models.resnets import (
-    resnet10,
-    resnet18_small_images,
-    resnet20,
-    resnet32,
-    resnet44,
-    resnet50_stride_in_1x1,
-    resnet56,
-)
+from batchformer.models import resnets
 
 OWN: dict[str, Callable[..., nn.Module]] = {
-    make.__name__: make
-    for make in (resnet10, resnet18_small_images, resnet20, resnet32, resnet44, resnet56, resnet50_stride_in_1x1)
-}
+    name: getattr(resnets, name)
+    for name in ("resnet10", "resnet18_small_images", "resnet20", "resnet32", "resnet44", "resnet56",
+                 "resnet50_stride_in_1x1")
+}  # fmt: skip
 #: networks with the same keys as another one, which would load their weights and compute something else
 NOT_STOCK = {
     "resnet50_stride_in_1x1": "it has the keys of torchvision's and timm's resnet50, which halve their maps in the 3 x "

@@ -41,8 +41,7 @@ def load_backbone_weights(backbone: nn.Module, name: str, source: str) -> None:
                 f"there is no file {file} with backbone weights: give its path, or null for random weights."
             )
         weights = read_tensors(file, "give a .pth, .pt or .safetensors file of weights, or train the run again")
-        if "features.0.0.weight" in weights and "conv_stem.weight" in backbone.state_dict():
-            weights = named_as_in_timm(weights)
+        weights = named_as_in_timm(weights, backbone)
     wanted = backbone.state_dict()
     missing = [key for key in wanted if key not in weights and not key.endswith("num_batches_tracked")]
     if missing:
@@ -112,8 +111,10 @@ class CachedFrozenBatchNormAct2d(FrozenBatchNormAct2d):
         return scale, bias - mean * scale
 
 
-def named_as_in_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """torchvision's MobileNetV2 under the names of timm's mobilenetv2_100, without the classifier."""
+def named_as_in_timm(weights: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
+    """torchvision's MobileNetV2 for timm's network, under its names, without the classifier; others as they are."""
+    if "features.0.0.weight" not in weights or "conv_stem.weight" not in net.state_dict():
+        return dict(weights)
     place = [(stage, k) for stage, count in enumerate(_STAGES_OF_MOBILENET_V2) for k in range(count)]
     renamed = {}
     for key, tensor in weights.items():

@@ -64,10 +64,7 @@ class FasterRCNN(nn.Module):
         self.regions = _region_heads(predictor)
 
     def forward(
-        self,
-        pixel_values: Tensor,
-        pixel_mask: Tensor | None = None,
-        labels: Sequence[dict[str, Tensor]] | None = None,
+        self, pixel_values: Tensor, pixel_mask: Tensor | None = None, labels: Sequence[dict[str, Tensor]] | None = None
     ) -> RegionOutput:
         """Batches of `DetectionData`; detections are in pixels of the given images, labels from 0."""
         from torchvision.models.detection.image_list import ImageList

@@ -105,12 +105,7 @@ class BatchAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        heads: int = 4,
-        dropout: float = 0.0,
-        group_size: int | None = None,
-        backend: Backend = "auto",
+        self, dim: int, heads: int = 4, dropout: float = 0.0, group_size: int | None = None, backend: Backend = "auto"
     ) -> None:
         super().__init__()
         check_choice("backend", backend, BACKENDS)

@@ -23,13 +23,7 @@ from batchformer.report.comparison import Comparison, class_word, measure_word, 
 from batchformer.report.figures import possible_differences
 from batchformer.report.html_parts import figure, plain_table
 from batchformer.report.runs import Run
-from batchformer.report.statistics import (
-    PairedDifference,
-    RankCorrelation,
-    mean_of_known,
-    paired_difference,
-    spearman,
-)
+from batchformer.report.statistics import PairedDifference, RankCorrelation, mean_of_known, paired_difference, spearman
 
 MOST_POINTS = 400
 SORTED = "class, from frequent to rare"

@@ -7,13 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-from batchformer.report.classes import (
-    MOST_POINTS,
-    class_chart,
-    class_difference_chart,
-    class_table,
-    influence_section,
-)
+from batchformer.report.classes import MOST_POINTS, class_chart, class_difference_chart, class_table, influence_section
 from batchformer.report.comparison import Comparison, class_word, compare_runs, measure_word, shown_name, with_unit
 from batchformer.report.failures import failures_section
 from batchformer.report.figures import curve_chart
@@ -86,15 +80,8 @@ def _curves(name: str, runs: Sequence[Run], table: Comparison, shown: str) -> st
     judged = "" if shown == table.primary.key else curve_figure(name, runs, table, table.primary)
     loss = curve_chart(f"{name}-loss", runs, table.variants, "train_loss", "training loss")
     if not judged and loss is None:
-        return (
-            ""
-            if shown
-            else title
-            + missing(
-                "These runs carry no history of their epochs",
-                "train with `batchformer fit` or `compare`, which record it",
-            )
-        )
+        remedy = "train with `batchformer fit` or `compare`, which record it"
+        return "" if shown else title + missing("These runs carry no history of their epochs", remedy)
     figures = judged
     if loss:
         told = "As it was minimised. With BatchFormer it covers both streams, and some recipes scale it"

@@ -16,11 +16,7 @@ _PROJECT = "batchformer"
 
 
 def make_loggers(
-    names: Sequence[str],
-    folder: Path,
-    resume_step: int = 0,
-    recipe: str = "",
-    ids: Mapping[str, str] | None = None,
+    names: Sequence[str], folder: Path, resume_step: int = 0, recipe: str = "", ids: Mapping[str, str] | None = None
 ) -> list[Logger]:
     """The loggers of a run, metrics.csv first; `ids` are those of `logger_ids` in the checkpoint it resumes from."""
     for name in names:

@@ -48,10 +48,7 @@ class CapturedStep:
         leaves, structure = pytree.tree_flatten(batch)
         if not any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves):
             return self.step(batch)
-        signature = (
-            structure,
-            *((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves),
-        )
+        signature = (structure, *((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves))
         if self._signature is None:
             self._signature = signature
         if signature != self._signature:

@@ -31,8 +31,7 @@ class ScheduleOptions:
     per = "epoch"  # as in CosineOptions; no field
 
     def check(self) -> None:
-        if self.warmup_epochs < 0:
-            raise UserError(f"schedule.warmup_epochs={self.warmup_epochs} must be 0 or more.")
+        refuse_below("schedule", self, 0, "warmup_epochs")
 
     def check_end(self, trainer: L.Trainer) -> None:
         if self.name == "cosine":

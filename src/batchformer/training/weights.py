@@ -79,10 +79,10 @@ def load_weights(
     if not attached or not any(key.startswith(_MODULE) for key in weights):
         weights = {key: value for key, value in weights.items() if not key.startswith(_MODULE)}
     own = target.state_dict()
-    if "features.0.0.weight" in weights and "conv_stem.weight" in own:
+    if "features.0.0.weight" in weights:
         from batchformer.models.detector_backbone import named_as_in_timm
 
-        weights = named_as_in_timm(weights)
+        weights = named_as_in_timm(weights, target)
     expected = [key for key in own if not key.startswith(_MODULE) or any(k.startswith(_MODULE) for k in weights)]
     left_out = _other_classifier(target, own, weights)
     needed = [key for key in expected if key not in left_out]

@@ -68,11 +68,7 @@ def plan_erasing(
     if not len(members):
         return {}
     key = (draws[members, RegionDraw.KEY] * 2.0**_KEY_BITS).astype(np.int64)
-    return {
-        "erase/index": members,
-        "erase/rectangle": np.stack(rectangles, axis=1),
-        "erase/key": key,
-    }
+    return {"erase/index": members, "erase/rectangle": np.stack(rectangles, axis=1), "erase/key": key}
 
 
 def erase(images: Float[Tensor, "n 3 height width"], plan: dict[str, Tensor]) -> Float[Tensor, "n 3 height width"]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from batchformer.data.loading.order import EpochShare, Sampler, batch_count, check_batches
+from batchformer.data.loading.order import EpochShare, Sampler, check_batches
 from batchformer.errors import UserError
 
 #: input of a training step: images (or views, or features), labels, and further fields of the samples, by name
@@ -113,7 +113,8 @@ class SampleLoader(EpochLoader):
         self._order = EpochShare(count, seed, rank, world, training, drop_last and training, repeats, sampler)
         if training:
             check_batches(self._order.slots_of_an_epoch, batch_size, world, drop_last)
-        self._batches_of_a_pass = batch_count(len(self._order(0)), batch_size, drop_last and training)
+        slots = len(self._order(0))
+        self._batches_of_a_pass = slots // batch_size if drop_last and training else -(-slots // batch_size)
 
     @abstractmethod
     def batch_of(self, slots: np.ndarray, epoch: int = 0) -> Batch:

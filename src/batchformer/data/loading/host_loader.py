@@ -57,13 +57,7 @@ class HostLoader(SampleLoader):
     """
 
     def __init__(
-        self,
-        samples: AddressedSamples,
-        *,
-        workers: int = 0,
-        pin_memory: bool = False,
-        passes: int = 1,
-        **order: Any,
+        self, samples: AddressedSamples, *, workers: int = 0, pin_memory: bool = False, passes: int = 1, **order: Any
     ) -> None:
         super().__init__(len(samples), **order)
         # Nothing in torch's loader may reference this one or a task: in a reference cycle torch cannot signal its

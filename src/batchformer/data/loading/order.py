@@ -180,10 +180,6 @@ class EpochShare:
         return order.astype(np.int64)
 
 
-def batch_count(samples: int, batch_size: int, drop_last: bool) -> int:
-    return samples // batch_size if drop_last else -(-samples // batch_size)
-
-
 def check_batches(count: int, batch_size: int, world: int, drop_last: bool) -> None:
     """Refuse a training set that does not fill one batch: an epoch without steps would end silently."""
     if batch_size < 1:

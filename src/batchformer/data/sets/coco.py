@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from batchformer.data.sets.annotations import Problem, coco_problems
+from batchformer.data.sets.annotations import Problem, coco_problems, is_box
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
 from batchformer.data.sets.files import existing_root, refuse_outside
@@ -194,14 +194,10 @@ def read_boxes(given: list[Any], names: list[Any], path: Path) -> np.ndarray:
             return boxes
     except (TypeError, ValueError):
         pass
-    k = next(k for k, box in enumerate(given) if not _is_box(box))
+    k = next(k for k, box in enumerate(given) if not is_box(box))
     raise UserError(
         f"{path}: the bbox of annotation {names[k]} is not [x, y, width, height], but {str(given[k])[:60]}."
     )
-
-
-def _is_box(box: Any) -> bool:
-    return isinstance(box, list) and len(box) == 4 and all(isinstance(value, int | float) for value in box)
 
 
 def _whole(given: list[Any], what: str, path: Path) -> np.ndarray:

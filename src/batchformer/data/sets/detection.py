@@ -10,20 +10,14 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from batchformer.data.augment.options import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Statistics,
-    check_at_least,
-    check_images,
-)
+from batchformer.data.augment.options import IMAGENET_MEAN, IMAGENET_STD, Statistics, check_at_least, check_images
 from batchformer.data.info import HOLDOUT
 from batchformer.data.loading.data_module import DataModule, ImageFile
 from batchformer.data.loading.epoch_loader import EpochLoader
+from batchformer.data.sets.annotations import SkipsBad
 from batchformer.data.sets.boxes import Categories, DetectionSamples, Scenes
 from batchformer.data.sets.classification import stratified_part
 from batchformer.data.sets.files import existing_root
-from batchformer.data.sets.skipped import SkipsBad
 from batchformer.errors import UserError
 from batchformer.metrics.shots import count_shots
 

@@ -19,8 +19,8 @@ from batchformer.data.images import EXTENSIONS, decode_images, images_in, passed
 from batchformer.data.info import HOLDOUT
 from batchformer.data.loading.data_module import ImageFile
 from batchformer.data.loading.epoch_loader import EpochLoader
+from batchformer.data.sets.annotations import SkipsBad
 from batchformer.data.sets.classification import ClassificationData, stratified_part
-from batchformer.data.sets.skipped import SkipsBad
 from batchformer.errors import UserError
 
 _OTHER_NAMES_OF_VAL = ("valid", "validation", "test", "eval")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.data.augment.options import FileAugmentation
-from batchformer.data.images import is_image
+from batchformer.data.images import EXTENSIONS
 from batchformer.data.sets.files import FileData, Listing, class_folders, find_file, list_images, read_lines
 from batchformer.data.sets.miniature import BALANCED, TEST_PER_CLASS, save_picture
 from batchformer.errors import UserError
@@ -95,7 +95,7 @@ def first_words(descriptions: list[str], wnids: list[str]) -> list[str]:
 def _refuse_flat(folder: Path) -> None:
     if not folder.is_dir() or any(entry.is_dir() for entry in folder.iterdir()):
         return
-    if any(is_image(entry) for entry in folder.iterdir()):
+    if any(entry.suffix.lower() in EXTENSIONS for entry in folder.iterdir()):
         raise UserError(
             f"the images in {folder} are not sorted into class folders, as in the official archive: "
             f"move each into {folder}/<wnid>/ (torchvision.datasets.ImageNet does it from the archive and the devkit)."

@@ -8,12 +8,11 @@ from xml.etree import ElementTree
 import numpy as np
 
 from batchformer.data.images import EXTENSIONS
-from batchformer.data.sets.annotations import Problem, box_problem
+from batchformer.data.sets.annotations import Problem, Skipped, box_problem
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
 from batchformer.data.sets.files import existing_root, read_lines, refuse_outside
 from batchformer.data.sets.miniature import TRAIN_SCENES, VAL_SCENES, GeneratedScene, save_scene
-from batchformer.data.sets.skipped import Skipped
 from batchformer.errors import UserError
 
 EVERYTHING = "*"  # in the place of a list: all that is annotated
