@@ -87,6 +87,21 @@ def test_the_networks_of_unseen_domains_are_built_at_their_own_size():
         create_backbone("resnet50_stride_in_1x1", 7, pretrained=True)
 
 
+def test_networks_of_long_tails_begin_as_released():
+    """Every BatchNorm weight at 1, those of timm's ResNets too, unless weights are loaded anyway."""
+    networks = {}
+    for name in recipe_groups()["Long-tailed recognition, BatchFormer"]:
+        model = read_recipe(find_recipe(name)[1])["model"]
+        arguments = model.get("backbone_args", {})
+        if about(name).paper is not None and not arguments.get("pretrained"):
+            networks[model["backbone"], str(arguments)] = arguments
+    assert {backbone for backbone, _ in networks} >= {"resnet10", "resnet32", "resnet50"}
+    for (backbone, _), arguments in networks.items():
+        net = create_backbone(backbone, 7, **arguments)
+        norms = [module for module in net.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+        assert all(bool((norm.weight == 1).all()) for norm in norms), backbone
+
+
 def test_a_file_extends_one_beside_it_and_a_saved_recipe_still_extends_the_shipped_one(tmp_path):
     (tmp_path / "saved.yaml").write_text(recipe_text("deit-s-cifar100-100"))
     (tmp_path / "mine.yaml").write_text("extends: saved.yaml\ntrainer: {max_epochs: 7}\n")

@@ -42,6 +42,25 @@ def test_settings_of_a_training_without_mixing_name_none(tmp_path):
     assert "CutMix" not in settings
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "told", "kept"),
+    [
+        ("plain", "", {"loss ldam", "streams both", "learning rate 0.1"}),
+        ("ride", "algorithm ride", {"loss ldam", "streams both", "learning rate 0.1"}),
+        ("crt", "algorithm crt", {"streams both", "learning rate 0.1"}),
+        ("lws", "algorithm lws", {"learning rate 0.1"}),
+        ("tau_norm", "algorithm tau_norm", set()),
+    ],
+)
+def test_settings_tell_the_method_and_what_that_one_reads(tmp_path, algorithm, told, kept):
+    made = classification(BASE, "batchformer", 0)
+    made["config"]["model"] |= {"algorithm": algorithm, "loss": {"name": "ldam"}, "optimizer": {"lr": 0.1},
+                                "batchformer": {"streams": "both"}}  # fmt: skip
+    settings = set(dict(facts(load_runs([write(tmp_path, [made])])))["Settings"].split(", "))
+    assert {each for each in settings if "algorithm" in each} == ({told} if told else set())
+    assert settings & {"loss ldam", "streams both", "learning rate 0.1"} == kept
+
+
 def test_settings_of_the_module_do_not_make_a_baseline_another_training(tmp_path):
     results = [classification(BASE, m, s) for m in ("baseline", "batchformer") for s in (0, 1)]
     for each in results:

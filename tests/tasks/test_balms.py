@@ -220,7 +220,7 @@ class TestRefused:
     def test_what_does_not_go_with_it(self):
         for options, said in [
             ({"sampling": "square_root"}, "leave model.sampling out"),
-            ({"loss": {"name": "ldam"}}, "loss.name='ldam'"),
+            ({"loss": {"name": "ldam"}}, "ldam cannot be combined with model.algorithm=balms"),
             ({"decoupled": {"features": "cached"}}, "set model.balms.frozen to true"),
         ]:
             with pytest.raises(UserError, match=said):

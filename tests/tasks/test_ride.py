@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,7 @@ LDAM = LossOptions("ldam", reweight_epoch=1)
 
 def ride_task(kind=LongTailed, **arguments) -> LongTailed:
     given = {"algorithm": "ride", "backbone_args": WIDTHS, "loss": LDAM, "schedule": ScheduleOptions("constant")}
+    given["sampling"] = "instance"  # TinyData has its own order
     given["batchformer"] = {"heads": 1, **arguments.pop("batchformer", {})}
     return kind("resnet20", **{**given, **arguments})
 
@@ -184,6 +187,17 @@ class TestRouter:
         assert not any(torch.equal(value, router[name]) for name, value in task.net.router.state_dict().items())
         learning = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
         assert learning == {id(p) for p in task.net.router.parameters()}
+
+    def test_its_images_are_drawn_by_class_unless_the_recipe_says_otherwise(self):
+        labels = np.repeat(np.arange(4), COUNTS)
+        data = SimpleNamespace(class_counts=COUNTS, train_labels=labels, seed=0)
+        for sampling, chosen in ((None, True), ("class_balanced", True), ("square_root", True), ("instance", False)):
+            task = ride_task(ride={"train": "router"}, sampling=sampling)
+            order = task.sampler(data)
+            assert task.algorithm.chooses_samples(task) == (order is not None) == chosen
+            if sampling is None:
+                drawn = np.bincount(labels[np.concatenate([order(epoch) for epoch in range(50)]) % len(labels)])
+                assert drawn / drawn.sum() == pytest.approx(np.full(len(drawn), 1 / len(drawn)), abs=0.05)
 
     def test_it_is_evaluated_as_it_routes_and_at_every_threshold(self, data, tmp_path):
         task = ride_task(ride={"train": "router"})

@@ -10,6 +10,8 @@ _MOST_FINGERPRINTS = 3
 _SETTINGS = {
     "model.detector": "detector",
     "model.backbone": "backbone",
+    "model.algorithm": "algorithm",
+    "model.algorithm.name": "algorithm",
     "model.loss.name": "loss",
     "model.stream_loss": "loss over the streams",
     "model.batchformer.variant": "variant",
@@ -44,6 +46,12 @@ _OF_THE_MODULE = ("model.batchformer.", "model.stream_loss", "model.optimizer.mo
 # options that one way of mixing reads and the others do not, and those that one does not read
 _OF_A_MIX = {"model.mix.block": "transmix", "model.mix.extractor": "attentive-cutmix"}
 _NOT_OF_A_MIX = {"model.mix.mixup": "cutmix", "model.mix.cutmix": "mixup"}
+# settings that a method of long-tailed recognition does not read
+_NOT_OF_AN_ALGORITHM = {
+    "crt": ("model.loss.",),
+    "lws": ("model.loss.", *_OF_THE_MODULE),
+    "tau_norm": ("model.loss.", *_OF_THE_MODULE, "model.optimizer.", "model.schedule."),
+}
 _MAY_DIFFER = ("seed", "method", "target", "root", "out", "dir", "name", "version", "workers", "seed_everything",
                "recipe", "detector_from")  # fmt: skip
 _MAY_DIFFER_BELOW = ("run.variant", "run.init_from")
@@ -55,10 +63,12 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     settings = flatten(run.raw.get("config"))
     if not has_module(run):
         settings = {key: value for key, value in settings.items() if not key.startswith(_OF_THE_MODULE)}
-    unread = _unread_of_the_mix(settings)
+    unread = (*_unread_of_the_mix(settings), *_NOT_OF_AN_ALGORITHM.get(settings.get("model.algorithm", ""), ()))
     settings = {key: value for key, value in settings.items() if not key.startswith(unread)}
     chosen = [
-        f"{name} {settings[key]}" for key, name in _SETTINGS.items() if settings.get(key) not in (None, "None", "null")
+        f"{name} {settings[key]}"
+        for key, name in _SETTINGS.items()
+        if settings.get(key) not in (None, "None", "null", "plain")
     ]
     data = _part(run, "data")
     images = [

@@ -106,9 +106,13 @@ class Algorithm(nn.Module):
         """The loss of one stream."""
         return build_criterion(task.loss_options, data.class_counts)
 
+    def sampling_of(self, task: "LongTailed") -> Sampling:
+        """How training images are drawn: as the recipe says, else as the method has it."""
+        return task.sampling or self.sampling
+
     def sampler(self, task: "LongTailed", data: Any) -> Sampler | None:
         """The order of the training samples; None: that of the data, each image once an epoch."""
-        power = POWERS[task.sampling or self.sampling]
+        power = POWERS[self.sampling_of(task)]
         if power == 1:
             return None
         weights = np.asarray(data.class_counts, np.float64) ** power
@@ -120,7 +124,7 @@ class Algorithm(nn.Module):
 
     def chooses_samples(self, task: "LongTailed") -> bool:
         """Whether `sampler` or `training_loader` give anything: then the data must be a data module of this package."""
-        return (task.sampling or self.sampling) != "instance"
+        return self.sampling_of(task) != "instance"
 
     def check_data(self, task: "LongTailed", data: Any) -> None:
         """Refuse data that the method cannot be trained on."""

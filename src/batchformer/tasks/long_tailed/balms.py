@@ -150,6 +150,11 @@ class Balms(ClassifierStage):
         return super().trained(task) if self.is_frozen(task) else list(task.net.parameters())
 
     def criterion(self, task: "LongTailed", data: DataInfo) -> nn.Module:
+        if task.normed_classifier:
+            raise UserError(
+                "model.loss.name=ldam cannot be combined with model.algorithm=balms, which needs the loss of each "
+                "image by itself: take balanced_softmax or another one."
+            )
         self.row_criterion = build_criterion(task.loss_options, data.class_counts, "none")
         return super().criterion(task, data)
 

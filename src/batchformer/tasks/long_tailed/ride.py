@@ -3,23 +3,20 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 import batchformer as bf
 from batchformer.data.info import DataInfo
-from batchformer.data.loading.order import Sampler, class_order
 from batchformer.errors import UserError
 from batchformer.losses import LDAMLoss, RideLoss, RoutingLoss
 from batchformer.metrics import ShotAccuracy
 from batchformer.metrics.measures import LONG_TAILED, Measure
 from batchformer.models.ride import ExpertNetwork, expert_network, experts_used, means_so_far
-from batchformer.tasks.long_tailed.algorithm import Algorithm, accuracy_of_plain_rows, build_criterion
+from batchformer.tasks.long_tailed.algorithm import Algorithm, Sampling, accuracy_of_plain_rows, build_criterion
 from batchformer.training.optimizers import build_sgd
 from batchformer.training.task import Batch
 from batchformer.training.weights import NETWORK, load_weights, read_weights
@@ -159,11 +156,8 @@ class Ride(Algorithm):
                 "those of a run, --init-from RUN, or take a recipe with both stages (cifar100-lt-100-ride-routed)."
             )
 
-    def sampler(self, task: "LongTailed", data: Any) -> Sampler | None:
-        if not _routes(task):
-            return super().sampler(task, data)
-        weights = np.ones(len(data.class_counts))  # every class equally often
-        return partial(class_order, labels=data.train_labels, weights=weights, seed=data.seed)
+    def sampling_of(self, task: "LongTailed") -> Sampling:
+        return task.sampling or ("class_balanced" if _routes(task) else self.sampling)
 
     def optimizer(self, task: "LongTailed") -> torch.optim.Optimizer:
         learning = [parameter for parameter in task.net.parameters() if parameter.requires_grad]

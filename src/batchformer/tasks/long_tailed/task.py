@@ -57,7 +57,8 @@ class LongTailed(ClassifierTask):
         ride: options of RIDE.
         sampling: how training images are drawn: "instance", each once an epoch; "class_balanced", every class equally
             often; "square_root", in proportion to the root of its images. null: as the method has it: class-balanced
-            for crt, lws and RIDE's router, else by instance.
+            for crt, lws and RIDE's router, else by instance. The loss still counts the images there are: with
+            class_balanced Balanced Softmax favours rare classes twice, take cross_entropy.
         loss: which loss.
         stream_loss: "mean" over the rows of both streams (Algorithm 1), or "released": 1.5 (L_plain + L_related), three
             times the mean, as the published code has it. With one stream (baseline, streams single or split) both are
@@ -185,7 +186,8 @@ class LongTailed(ClassifierTask):
         if data is not None and self.algorithm.chooses_samples(self) and not isinstance(data, ClassificationData):
             raise UserError(
                 f"the method draws the training images itself, which {type(data).__name__} does not let it do: use a "
-                "data module of batchformer.data, or leave model.sampling and model.algorithm as they are by default."
+                "data module of batchformer.data, or draw by instance: model.sampling instance, which balms and "
+                "model.decoupled.features cached cannot."
             )
 
     # ---- evaluation
