@@ -39,6 +39,14 @@ def test_coral_is_the_mean_over_pairs_of_differences_of_means_and_covariances():
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
+def test_covariances_are_in_float32_under_autocast():
+    torch.manual_seed(0)
+    features = torch.randn(3, 7, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = coral_penalty(features)
+    assert torch.equal(found, coral_penalty(features))
+
+
 def test_irm_is_the_product_of_the_slopes_of_even_and_odd_rows():
     torch.manual_seed(0)
     logits = torch.randn(3, 6, 4, requires_grad=True)

@@ -36,6 +36,14 @@ def test_contrast_is_the_formula_and_leaves_out_rows_without_a_positive():
     assert gradients[0][[3, 6]].abs().sum() > 0  # they are still what others are told apart from
 
 
+def test_contrast_is_in_float32_under_autocast():
+    torch.manual_seed(0)
+    rows, labels = F.normalize(torch.randn(9, 5), dim=1), torch.tensor([0, 1, 0, 2, 1, 0, 3, 1, 0])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = supervised_contrast(rows, labels, 0.1)
+    assert torch.equal(found, supervised_contrast(rows, labels, 0.1))
+
+
 def test_contrast_of_rows_that_are_all_alone_is_zero_and_finite():
     rows = F.normalize(torch.randn(4, 3), dim=1).requires_grad_()
     loss = supervised_contrast(rows, torch.arange(4), 0.1)

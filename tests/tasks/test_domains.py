@@ -251,6 +251,14 @@ def test_adaptation_refuses_what_it_cannot_do(options):
         DomainAdaptation(**SMALL, adapt=options)
 
 
+@pytest.mark.parametrize(
+    ("kind", "adapt", "said"), [(DomainGeneralization, True, "to false"), (DomainAdaptation, False, "to true")]
+)
+def test_images_of_the_target_are_for_adaptation_alone(kind, adapt, said):
+    with pytest.raises(UserError, match=rf"set data\.adapt {said}"):
+        built(kind).check_data(SimpleNamespace(batch_size=6, image_size=8, adapt=adapt))
+
+
 def test_one_image_of_each_domain_is_too_few_for_a_covariance():
     class Data:
         batch_size, image_size = 3, 8

@@ -292,4 +292,4 @@ def _conclude(
     averaged = " --ema" if table.primary.key.endswith("_swad") else ""
     print(f"Next:     {program()} export {trained}{averaged}     the plain weights, without BatchFormer")
     print(f"          {program()} compare {again} --seeds 5 --out DIR   more seeds, a narrower interval")
-    print(f"          {program()} recipes   the other data sets, and folder-lt for your own images")
+    print(f"          {program()} recipes   all data sets and tasks, your own images among them")

@@ -36,7 +36,8 @@ def coral_penalty(features: Float[Tensor, "domains n dim"]) -> Float[Tensor, ""]
     features = features.float()
     means = features.mean(1, keepdim=True)
     centred = features - means
-    covariances = centred.transpose(1, 2) @ centred / (features.shape[1] - 1)
+    with torch.autocast(features.device.type, enabled=False):
+        covariances = centred.transpose(1, 2) @ centred / (features.shape[1] - 1)
     first, second = torch.triu_indices(count, count, 1, device=features.device)
     of_means = (means[first] - means[second]).square().mean()
     return of_means + (covariances[first] - covariances[second]).square().mean()

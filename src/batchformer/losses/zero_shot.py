@@ -21,7 +21,8 @@ def supervised_contrast(
     """
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     positive = (labels[:, None] == labels) & ~itself
-    scores = embedded.float() @ embedded.float().T / temperature
+    with torch.autocast(embedded.device.type, enabled=False):
+        scores = embedded.float() @ embedded.float().T / temperature
     likelihood = scores - scores.masked_fill(itself, float("-inf")).logsumexp(1, keepdim=True)
     count = positive.sum(1)
     of_rows = -torch.where(positive, likelihood, 0.0).sum(1) / count.clamp(min=1)

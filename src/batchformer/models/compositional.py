@@ -78,8 +78,8 @@ class GraphScorer(PairScorer):
     Eq. 1 to 3: two graph convolutions, H' = relu(A H W), over nodes that are word vectors (of a pair: the mean of its
     two words); the score is the product of an image's embedding and a pair's, and cross entropy is over the pairs
     trained on. As released: dropout before each convolution, no ReLU after the last, pairs of length 1 and images not,
-    no temperature. `embed_dim` None takes the feature itself (MIT-States, C-GQA), else it is Linear and ReLU (300 for
-    UT-Zappos).
+    no temperature. The weights begin as Xavier's, there as those of torch's Linear. `embed_dim` None takes the feature
+    itself (MIT-States, C-GQA), else it is Linear and ReLU (300 for UT-Zappos).
     """
 
     nodes: Float[Tensor, "nodes words"]

@@ -225,7 +225,7 @@ def find_file(name: str, root: str, keyword: str) -> Path:
     for path in candidates:
         if path.is_file():
             return path
-    looked = " or ".join(str(path) for path in candidates)
+    looked = " or ".join(dict.fromkeys(map(str, candidates)))
     raise UserError(f"data.{keyword}: there is no file {looked}.")
 
 

@@ -66,6 +66,8 @@ class DomainGeneralization(DomainTask):
 
     def check_data(self, data: Any) -> None:
         super().check_data(data)
+        if getattr(data, "adapt", False):
+            raise UserError("domain generalization never sees the target in training: set data.adapt to false.")
         each = data.batch_size // len(self.data_info.domains)
         if self.algorithm.name in ("irm", "coral") and each < 2:
             raise UserError(
