@@ -68,7 +68,7 @@ def refuse_to_replace(path: Path, is_ours: Callable[[bytes], bool]) -> None:
     """Refuse a file that is there, unless its content says that an earlier command of the same kind wrote it."""
     if path.is_file() and path.stat().st_size and not is_ours(path.read_bytes()):
         raise UserError(
-            f"{path} was not written by this command and is not replaced: remove it, or give another --out."
+            f"{path} was not written by this command and is not replaced: remove it, or choose another place."
         )
 
 

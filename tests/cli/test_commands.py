@@ -226,7 +226,9 @@ def test_predict_reads_images_and_folders(say, tiny_run, tmp_path, monkeypatch):
         assert row["class_1"] in {str(digit) for digit in range(10)}
 
 
-@pytest.mark.parametrize(("command", "name"), [("predict", "table.csv"), ("report", "page.html")])
+@pytest.mark.parametrize(
+    ("command", "name"), [("predict", "table.csv"), ("report", "page.html"), ("export", "net.pth")]
+)
 def test_out_replaces_what_the_same_command_wrote_and_nothing_else(command, name, say, tiny_run, tmp_path):
     Image.new("RGB", (20, 30), 77).save(tmp_path / "one.png")
     out, images = tmp_path / name, [tmp_path / "one.png"] if command == "predict" else []
@@ -234,7 +236,7 @@ def test_out_replaces_what_the_same_command_wrote_and_nothing_else(command, name
         out.write_text(mine)
         code, said, err = say(command, tiny_run, *images, "--out", out)
         assert (code, said, out.read_text()) == (2, "", mine)
-        assert f"{out} was not written by this command and is not replaced: remove it, or give another --out." in err
+        assert f"{out} was not written by this command and is not replaced: remove it, or choose another place." in err
     out.write_text("")
     for _ in range(2):
         assert say(command, tiny_run, *images, "--out", out)[0] == 0

@@ -85,6 +85,15 @@ def test_overwriting_removes_the_old_comparison_before_it_trains(say, monkeypatc
     assert not any(file.exists() and file.read_text() == "{}" for file in old)
 
 
+def test_a_page_of_somebody_else_is_not_replaced(say, tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text("<p>Years of work</p>")
+    code, _, err = say("compare", "digits-lt", "--seeds", "1", *TINY, "--no-analysis", "--out", tmp_path, "--overwrite")
+    assert (code, page.read_text()) == (2, "<p>Years of work</p>")
+    assert f"{page} was not written by this command" in err
+    assert not (tmp_path / "baseline-seed0").exists()
+
+
 def test_ctrl_c_says_how_to_go_on(say, monkeypatch, tmp_path):
     train = LongTailed.training_step
 

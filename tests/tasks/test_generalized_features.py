@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-import tomllib
-from pathlib import Path
-
 import numpy as np
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
 
+from batchformer.cli import _command
 from batchformer.data import AttributeFiles
 from batchformer.data.images import open_image
 from batchformer.data.sets.miniature import save_picture
 from batchformer.errors import UserError
 
-PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 CLASSES = ["auk", "crow", "dove", "finch", "gull"]
 
 
 @pytest.fixture(scope="module")
 def command():
-    """As the package registers it."""
-    points = tomllib.loads(PROJECT.read_text())["project"]["entry-points"]["batchformer.commands"]
-    return importlib.import_module(points["features"])
+    return _command("features")
 
 
 @pytest.fixture(scope="module")

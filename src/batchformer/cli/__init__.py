@@ -29,8 +29,10 @@ COMMANDS = {
     "grad-cam": "draw Grad-CAM maps of runs, on test images of rare classes",
     "recipes": "list the recipes, or print one",
     "data": "what data a recipe needs, and what is there",
+    "features": "write the features of images, for classes that are known by attributes alone",
     "completion": "print a script that completes commands, recipes and fields in the shell",
 }
+_ELSEWHERE = {"features": "batchformer.tasks.zero_shot.generalized_features"}  # commands of task families
 _TRAIN_EXTRA = ("lightning", "jsonargparse", "timm", "torchvision", "torchmetrics", "transformers", "scipy",
                 "tensorboard", "sklearn", "safetensors", "PIL", "yaml", "docstring_parser")  # fmt: skip
 
@@ -134,7 +136,7 @@ def _command(name: str) -> Any:
     `HELP` and `run(args)`.
     """
     if name in COMMANDS:
-        return importlib.import_module(f"batchformer.cli.{name.replace('-', '_')}")
+        return importlib.import_module(_ELSEWHERE.get(name, f"batchformer.cli.{name.replace('-', '_')}"))
     others = _registered()
     if name in others:
         return others[name].load()
@@ -144,7 +146,7 @@ def _command(name: str) -> Any:
 
 
 def _registered() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group="batchformer.commands")}
+    return {point.name: point for point in entry_points(group="batchformer.commands") if point.name not in COMMANDS}
 
 
 def _explain(problem: BaseException) -> tuple[int, str]:
@@ -168,6 +170,8 @@ def _explain(problem: BaseException) -> tuple[int, str]:
 
 def _help() -> str:
     commands = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
+    if others := _registered():
+        commands += f"\nOf other packages: {', '.join(others)}"
     return f"""batchformer: learn from the relations between the samples of a mini-batch
 
   batchformer compare digits-lt --seeds 3     see what the method gives; no download, about two minutes
@@ -176,7 +180,6 @@ def _help() -> str:
 
 Commands (batchformer COMMAND --help says more):
 {commands}
-Registered by task families and other packages: {", ".join(_registered()) or "none"}
 
 Any field of a recipe can be changed on the command line: --trainer.max_epochs 3 --model.batchformer.heads 8
 --debug shows where an error comes from; --version prints the version."""

@@ -24,7 +24,7 @@ from batchformer.cli.training import (
     words_again,
 )
 from batchformer.errors import UserError
-from batchformer.files import read_json, write_json
+from batchformer.files import read_json, refuse_to_replace, write_json
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.lock import locked
 
@@ -250,6 +250,10 @@ def _refuse_what_exists(out: Path, folders: list[RunFolder], allowed: bool) -> N
         raise UserError(f"{out} is a file, not a folder; choose another --out.")
     if not allowed and ((out / "compare.json").exists() or any(folder.started for folder in folders)):
         raise UserError(f"{out} exists already: add --resume to go on, --overwrite to start anew, or --out DIR.")
+    if not (out / "compare.json").exists():  # no folder of a comparison yet: the page may be somebody's own
+        from batchformer.report.page import MADE_BY
+
+        refuse_to_replace(out / "report.html", lambda content: MADE_BY.encode() in content)
 
 
 def _write_comparison(

@@ -33,6 +33,8 @@ def run(args: list[str]) -> int:
     words = given.positional
     if given.flag("out") and not given.flag("check"):
         raise UserError("--out is the folder of what --check writes: give that too, or leave it out.")
+    if not words and (given.values or given.recipe_keys):
+        raise UserError("These options are of a recipe: batchformer data digits-lt; batchformer recipes lists them.")
     if not words:
         print(f"{layout_table()}\n\n{FOOTNOTE}")
     elif words[0] == "miniature":

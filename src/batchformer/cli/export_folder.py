@@ -25,7 +25,9 @@ _WEIGHTS, _CONFIG, _CARD = "model.safetensors", "config.json", "README.md"
 def write_folder(found: Any, plain: Plain, out: Path, half: bool, license: str | None) -> tuple[str, list[str], float]:
     """Write it beside its place, load it as its user would, compare the outputs, then put it there in one step."""
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or _is_ours(out))):
-        raise UserError(f"{out} was not written by this command and is not replaced: remove it, or give another --out.")
+        raise UserError(
+            f"{out} was not written by this command and is not replaced: remove it, or choose another place."
+        )
     refuse_unwritable(out / _CONFIG)
     place = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(place, ignore_errors=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import batchformer as bf
 from batchformer.data.loading.epoch_loader import as_batch
 from batchformer.errors import UserError, reason_of
-from batchformer.files import refuse_unwritable, write_atomically
+from batchformer.files import refuse_to_replace, refuse_unwritable, write_atomically
 from batchformer.runs.result import variant_of
 
 _IMAGES = 4
@@ -74,6 +74,7 @@ def export(
         sentence, code, difference = write_folder(found, plain, out, half, license)
     else:
         refuse_unwritable(out)
+        refuse_to_replace(out, lambda content: b"recipe" in content)  # of the metadata
         content, sentence, code, difference = _WRITERS[kind](plain, half, out)
         write_atomically(out, lambda file: file.write(content))
     weights = plain.network.state_dict()

@@ -47,6 +47,8 @@ def unknown_key(key: str, known_keys: Iterable[str]) -> UserError:
             "--best and --early-stop choose by images held out of the training set (data.holdout), and these data hold "
             "none out; folders, lists and detection data can, the evaluation set chooses nothing."
         )
+    if key.rsplit(".", 1)[-1] == "skip_bad":
+        return UserError("--skip-bad leaves out files, and these data are not read from image files: leave it out.")
     return UserError(f"Unknown key {key}.{did_you_mean(key, known_keys)}")
 
 

@@ -3,10 +3,11 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import is_zipfile
 
 import numpy as np
 
-from batchformer.errors import UserError, did_you_mean
+from batchformer.errors import UserError, did_you_mean, reason_of
 
 _WANTED = "features, labels, att, allclasses, trainval_loc, test_seen_loc and test_unseen_loc"
 
@@ -76,7 +77,8 @@ def read_npz(file: Path) -> dict[str, np.ndarray]:
         with np.load(file, allow_pickle=False) as content:
             return {name: content[name] for name in content.files}
     except Exception as problem:  # not a zip file, cut off, pickled objects in it
-        raise UserError(f"{file} cannot be read as npz ({' '.join(str(problem).split())}).") from problem
+        why = reason_of(problem) if is_zipfile(file) else "it is none, or cut off; a table of text is named .csv"
+        raise UserError(f"{file} cannot be read as npz ({why}).") from problem
 
 
 def has_features(file: Path) -> bool:
