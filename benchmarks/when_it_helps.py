@@ -193,9 +193,9 @@ QUESTIONS = (
         "embedded",
         "You have a laptop and some minutes",
         "The recipes that need no download, one of each family: scikit-learn's digits of 8 x 8 pixels, some of them "
-        "turned, changed or joined, on a CPU. Accuracy over all classes; AUC of pairs; harmonic mean of seen and unseen "
-        "classes; nearest neighbours in MoCo's features and a linear classifier on MAE's. Small networks on small pictures: they show that a family works, not "
-        "what the module is worth on yours.",
+        "turned, changed or joined, on a CPU. Accuracy over all classes; AUC of pairs; harmonic mean of seen and "
+        "unseen classes; nearest neighbours in MoCo's features, a linear classifier on MAE's. Small networks on small "
+        "pictures: they show that a family works, not what the module is worth on yours.",
         (
             _module("long tail", "digits-lt"),
             _module("BatchFormerV2 in a ViT", "vit-digits"),
