@@ -46,7 +46,8 @@ def recipes():
 
 
 def settings(study, variant, recipes):
-    given = read_arguments([*study.common, *study.variants[variant]], [*COMMON, Option("method")], recipe_keys=True)
+    words = [study.recipe, *study.common, *study.variants[variant]]
+    given = read_arguments(words, [*COMMON, Option("method")], recipe_keys=True)
     loaded = recipes.load(find_recipe(study.recipe)[1], single_run_overrides(given))
     return {part: loaded[part] for part in ("model", "data", "trainer")}
 
