@@ -105,6 +105,7 @@ STUDIES = {
             more_seeds=(3, 4),
             most=("erm", "erm+batchformer"),
         ),
+        RecipeStudy("pacs-mobilenetv2", _PACS),
         RecipeStudy("imagenette-lt", seeds=range(5)),
         RecipeStudy("pacs-128-adapt", ("sketch",)),
         RecipeStudy("mnist-usps", ("usps", "mnist")),
