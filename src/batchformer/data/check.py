@@ -15,7 +15,7 @@ from PIL import Image
 from batchformer.data.images import ImageFacts, inspect_image, pixel_digest
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.data_module import ImageFile
-from batchformer.data.sets.annotations import Problem, Skipped, file_digest
+from batchformer.data.sets.annotations import Skipped, WrongEntry, file_digest
 from batchformer.errors import UserError
 
 FEW = 20  # images: below that a class is listed, as in the split Few of long-tailed recognition
@@ -59,7 +59,6 @@ class Check:
     smaller: int  # images with a side below `image_size`
     image_size: int | None
     class_counts: dict[str, int] = field(default_factory=dict)
-    counted: str = "images"
     skip: Skipped = field(default_factory=Skipped)
 
     @property
@@ -78,7 +77,7 @@ def check_data(data: Any, progress: Callable[[int, int], None] | None = None) ->
         raise UserError("the data of this recipe are not image files: there is nothing to check.")
     if data.targets and data.target is None:
         data.target = data.targets[0]  # every domain is read, whichever is left out of training
-    problems: list[Problem] = data.annotation_problems()
+    problems: list[WrongEntry] = data.annotation_problems()
     root = os.path.expanduser(data.root)
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     found["annotation"] = [f"{problem.file}: {problem.reason}" for problem in problems]
@@ -210,7 +209,7 @@ def _classes(data: Any, found: dict[str, list[str]]) -> None:
 
 
 def _skip_of(
-    root: str, problems: Sequence[Problem], files: set[str] | None = None, training: set[str] | None = None
+    root: str, problems: Sequence[WrongEntry], files: set[str] | None = None, training: set[str] | None = None
 ) -> Skipped:
     entries: dict[str, set[int]] = {}
     for problem in problems:
@@ -227,7 +226,6 @@ def _summary(
 ) -> Check:  # fmt: skip
     good = [fact for fact in facts.values() if not isinstance(fact, str)]
     size = getattr(data, "image_size", None)
-    things = "boxes" if hasattr(data, "train_boxes") else "images"
     return Check(
         root=str(data.root),
         sets={name: len(each) for name, each in files.items()},
@@ -239,7 +237,6 @@ def _summary(
         smaller=sum(min(fact.width, fact.height) < (size or 0) for fact in good),
         image_size=size,
         class_counts={str(n): int(c) for n, c in zip(data.class_names, data.class_counts, strict=True) if n != "N/A"},
-        counted=things,
         skip=skip,
     )
 
