@@ -145,7 +145,7 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     }
     if len(trained_on) > len({place for place, *_ in trained_on}):
         found.append("The training data are not the same in all runs (their fingerprints or class counts differ).")
-    with_it, without = ({loss_scale(run) for run in runs if has_module(run) == module} for module in (True, False))
+    with_it, without = ({loss_factor(run) for run in runs if has_module(run) == module} for module in (True, False))
     if with_it and without and with_it != without:
         found.append(
             "With BatchFormer the loss is three times the mean over the streams (stream_loss released), which trains "
@@ -174,7 +174,7 @@ def _differing(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def loss_scale(run: Run) -> float:
+def loss_factor(run: Run) -> float:
     """The factor between the loss of a run and the mean over its rows."""
     settings = flatten(run.raw.get("config"))
     two_streams = settings.get("model.method") == "batchformer" and (

@@ -182,7 +182,7 @@ class DataModule(L.LightningDataModule):
         return []
 
     def annotation_problems(self) -> list[Any]:
-        """Wrong entries of annotation files (`data.sets.annotations.Problem`), found without reading an image."""
+        """Wrong entries of annotation files (`data.sets.annotations.WrongEntry`), found without reading an image."""
         return []
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from batchformer.data.augment.options import check_fraction
-from batchformer.data.sets.annotations import Problem
+from batchformer.data.sets.annotations import WrongEntry
 from batchformer.data.sets.boxes import Categories, Scenes
 from batchformer.data.sets.coco import CocoDetection
 from batchformer.data.sets.coco import miniature as coco_miniature
@@ -51,7 +51,7 @@ class DetectionFolder(DetectionData):
             read = {part: read["train"].some(np.flatnonzero(mask)) for part, mask in parts.items()}
         return read, categories
 
-    def annotation_problems(self) -> list[Problem]:
+    def annotation_problems(self) -> list[WrongEntry]:
         return self._found(existing_root(self.root))[0].annotation_problems()
 
     def _found(self, root: str) -> tuple[DetectionData, bool]:
