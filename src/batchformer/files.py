@@ -50,7 +50,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Says what :func:`write_atomically` would say of this place, as far as it can be seen without writing."""
+    """Raise the error that :func:`write_atomically` would raise for this path, as far as that is known beforehand."""
     if (reason := _obstacle(path)) is not None:
         raise UserError(f"{path} could not be written: {reason}; choose another place.")
 
@@ -101,13 +101,13 @@ def read_json(file: Path, suspicion: str, remedy: str) -> Any:
 
 
 def remove_stale_temporaries(folder: Path) -> None:
-    """What a killed process left behind in the middle of a write."""
+    """Remove the temporary files of processes that were killed in the middle of a write."""
     for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
         leftover.unlink(missing_ok=True)
 
 
 def disk_problem(problem: BaseException | None) -> str | None:
-    """In words, if the disk (or a quota) is full or read-only somewhere in the chain of causes.
+    """The reason, if the disk (or a quota) is full or read-only somewhere in the chain of causes; else None.
 
     torch.save reports a short write as a RuntimeError of its zip writer, with the OSError as context or not at all.
     """

@@ -60,7 +60,7 @@ class Explained:
 
     pictures: list[Image.Image]
     classes: list[str]
-    said: list[str]
+    predicted: list[str]
     maps: Float[Tensor, "images row column"]
     layer: str
 
@@ -90,9 +90,11 @@ def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str
     maps = grad_cam(model, images, f"task.net.{layer}", labels)
     with untouched(model), torch.no_grad():
         model.eval()
-        said = model(images).argmax(1).tolist()
+        predicted = model(images).argmax(1).tolist()
     classes = [names[label] for label in labels.tolist()]
-    return Explained(to_pictures(images, data.mean, data.std), classes, [names[label] for label in said], maps, layer)
+    return Explained(
+        to_pictures(images, data.mean, data.std), classes, [names[label] for label in predicted], maps, layer
+    )
 
 
 def answered(
@@ -135,7 +137,9 @@ def draw_explained(explained: Mapping[str, Explained]) -> Image.Image:
     """The images with their classes, and below them a row for each network."""
     first = next(iter(explained.values()))
     maps = {name: each.maps for name, each in explained.items()}
-    return draw_grad_cam(maps, first.pictures, first.classes, {name: each.said for name, each in explained.items()})
+    return draw_grad_cam(
+        maps, first.pictures, first.classes, {name: each.predicted for name, each in explained.items()}
+    )
 
 
 def caption_of(explained: Explained, class_counts: Sequence[int], names: Sequence[str], seed: int) -> str:

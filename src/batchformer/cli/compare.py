@@ -217,17 +217,17 @@ def _variants(cli: Any, given: Arguments) -> dict[str, list[tuple[str, str]]]:
 
 def _targets(data: Any, given: Arguments) -> list[str | None]:
     known = list(getattr(data, "targets", ()))
-    asked = [word for part in given.values.get("targets", []) for word in part.split(",") if word]
-    if not asked:
+    wanted = [word for part in given.values.get("targets", []) for word in part.split(",") if word]
+    if not wanted:
         return [None]
     if not known:
         raise UserError(f"--targets: {type(data).__name__} has no targets to choose from: leave it out.")
-    if asked == ["all"]:
+    if wanted == ["all"]:
         return known
-    for name in asked:
+    for name in wanted:
         if name not in known:
             raise UserError(f"--targets {name}: the data have {', '.join(known)}.")
-    return list(asked)
+    return list(wanted)
 
 
 def read_seeds(words: list[str]) -> list[int]:

@@ -150,8 +150,8 @@ def _show(folder: RunFolder) -> None:
     result = folder.read_result()
     assert result is not None
     print(metrics_table(result))
-    if told := failures_text(result, str(folder.classes)):
-        print(f"\n{told}")
+    if failures := failures_text(result, str(folder.classes)):
+        print(f"\n{failures}")
     logs = "".join(f", {name}/" for name in ("tensorboard", "wandb") if (folder.path / name).is_dir())
     print(f"\nRun folder: {folder.path} (result.json, metrics.csv, checkpoints/{logs})")
     first = "report" if result["metrics"] else "test"  # without numbers there is nothing to report

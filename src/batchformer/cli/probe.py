@@ -19,9 +19,9 @@ What the backbone of a pre-training run is worth: train a linear classifier on i
   --labels PART     use the labels of this part of the training images only (0.01 or 0.1), drawn by class and seed
   --seed N          of the probe (that of the run)
   --out DIR         run folder (RUN-probe); DIR.yaml beside it is the recipe that was trained
-  --trust           import classes outside this package that the run folder names; only if you know where it comes from
   --data-root, --epochs, --lr, --batch-size, --device, --logger, --resume, --overwrite, --no-analysis,
                     --print-config and any field (--model.optimizer.lr 10) as in fit
+  --trust           import classes outside this package that the run folder names; only if you know where it comes from
 
 A network of timm or a file needs no run: batchformer fit linear-probe --model.backbone resnet50 --init-from FILE
 """

@@ -54,9 +54,9 @@ def recipe_of(given: Arguments, command: str) -> tuple[str, Path]:
 def name_of_recipe(given: Arguments, found: str, file: Path) -> str:
     """``--name``, else ``--run.recipe``, else what the file says under ``run: recipe:``, else the name of the file."""
     on_the_line = [value for key, value in given.recipe_keys if key == "run.recipe"]
-    said = _section(read_recipe(file), "run").get("recipe")
-    said = said if isinstance(said, str) else ""
-    return given.value("name") or (on_the_line[-1] if on_the_line else "") or said or found
+    in_file = _section(read_recipe(file), "run").get("recipe")
+    in_file = in_file if isinstance(in_file, str) else ""
+    return given.value("name") or (on_the_line[-1] if on_the_line else "") or in_file or found
 
 
 def _section(recipe: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def refuse_unreachable_weights(file: Path, overrides: Sequence[tuple[str, str]])
     recipe = read_recipe(file)
     sources, backbone = dict(_section(recipe, "run", "init_from")), _section(recipe, "model").get("backbone")
     if _section(recipe, "model", "backbone_args").get("pretrained") is True:
-        sources["network"] = PRETRAINED  # the older way to ask for them
+        sources["network"] = PRETRAINED  # the older option for them
     for key, value in overrides:
         if key == "run.init_from":
             sources = {}

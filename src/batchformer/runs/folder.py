@@ -150,8 +150,8 @@ class RunFolder:
             )
         if not self.config.is_file():
             runs = sorted(file.parent for file in self.path.glob("*/config.yaml"))
-            way_out = f"name one of the runs in it, {runs[0]} for example" if runs else "name the --out of a fit"
-            raise UserError(f"{self.path} is not a run folder: it has no config.yaml; {way_out}.")
+            advice = f"name one of the runs in it, {runs[0]} for example" if runs else "name the --out of a fit"
+            raise UserError(f"{self.path} is not a run folder: it has no config.yaml; {advice}.")
 
     def read_result(self) -> dict[str, Any] | None:
         if not self.finished:

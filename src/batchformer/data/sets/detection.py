@@ -224,18 +224,18 @@ class DetectionData(SkipsBad, DataModule):
         )
 
     def remarks(self) -> list[str]:
-        told = super().remarks()
+        lines = super().remarks()
         for scenes in self._scenes.values():
             if count := scenes.left_out:
                 boxes = "1 box is" if count == 1 else f"{count} boxes are"
-                told.append(f"{scenes.source}: {boxes} of negative width or height and left out")
+                lines.append(f"{scenes.source}: {boxes} of negative width or height and left out")
         skip = self.skipped
         if number := len(skip.files | skip.training) + sum(len(entries) for _, entries in skip.annotations.values()):
             what = "file or box is" if number == 1 else "files or boxes are"
-            told.append(f"{number} {what} left out ({self.skip_bad})")
+            lines.append(f"{number} {what} left out ({self.skip_bad})")
         if self.evaluate_on == "train":
-            told.append("results are those on the training images (data.evaluate_on: train)")
-        return told
+            lines.append("results are those on the training images (data.evaluate_on: train)")
+        return lines
 
     def declare(self) -> dict[str, Any]:
         return {**super().declare(), "category_ids": list(self.category_ids), "is_thing": list(self.is_thing)}
