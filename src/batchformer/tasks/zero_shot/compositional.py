@@ -1,6 +1,5 @@
 """Compositional zero-shot recognition: pairs of an attribute and an object, some of them unseen, with BatchFormer."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, Literal
@@ -33,7 +32,7 @@ from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.fixed_features import fixed_features
 from batchformer.training.optimizers import rated_groups, without
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
-from batchformer.training.schedules import check_has_end, place_in_run
+from batchformer.training.schedules import check_has_end, half_cosine, place_in_run
 from batchformer.training.task import Batch
 
 VAL = "val"
@@ -211,7 +210,7 @@ class CompositionalZeroShot(ClassifierTask):
         if options.schedule == "constant":
             return options.lr
         now, total = place_in_run(self.trainer, "step")
-        return options.lr * (1 + math.cos(math.pi * min(now / total, 1.0))) / 2
+        return options.lr * half_cosine(now / total)
 
     def begin_epoch(self) -> None:
         scorer: Any = self.net.scorer
