@@ -24,7 +24,7 @@ from batchformer.attach.contexts import untouched
 from batchformer.attach.probe import first_tensor
 from batchformer.data.loading.order import generator
 from batchformer.errors import UserError, did_you_mean
-from batchformer.metrics.shots import shot_of
+from batchformer.metrics.measures import shot_of
 
 FOLDER = "grad_cam"  # of the picture in a run folder
 TITLE = "Evidence for the true class (Grad-CAM)"

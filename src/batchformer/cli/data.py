@@ -6,7 +6,7 @@ from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.show import program
 from batchformer.cli.training import check_file, recipe_overrides, words_again
 from batchformer.errors import UserError
-from batchformer.metrics.shots import SHOTS
+from batchformer.metrics.measures import SHOTS
 from batchformer.recipes import find_recipe
 
 HELP = """

@@ -17,8 +17,8 @@ from batchformer.data.info import DataInfo
 from batchformer.data.loading.data_module import ImageFile
 from batchformer.data.sets.annotations import Skipped, WrongEntry, file_digest
 from batchformer.errors import UserError
+from batchformer.metrics.measures import FEW_BELOW
 
-FEW = 20  # images: below that a class is listed, as in the split Few of long-tailed recognition
 _AT_ONCE = 64
 _NAMED = 3  # copies of a picture that are named
 
@@ -38,7 +38,7 @@ KINDS = {
     "leak": Kind("The same picture in training and evaluation", True, "--skip-bad leaves out the training copy"),
     "classes": Kind("The same picture in several classes", True, "--skip-bad leaves out all copies in training"),
     "copies": Kind("The same picture twice in one set", False, "kept"),
-    "few": Kind(f"Classes of fewer than {FEW} training images or boxes", False, "add some"),
+    "few": Kind(f"Classes of fewer than {FEW_BELOW} training images or boxes", False, "add some"),
     "unseen": Kind("Classes without anything to evaluate on", False, "they have no result; add images"),
     "empty": Kind("Images without any box", False, "kept; --data.keep_empty false leaves them out of training"),
     "passed": Kind("Files passed over", False, "they are no images that can be read here"),
@@ -197,7 +197,7 @@ def _list(paths: set[str]) -> str:
 def _classes(data: Any, found: dict[str, list[str]]) -> None:
     names, counts = list(data.class_names), list(data.class_counts)
     trained = DataInfo.of(data).get("seen") or [name != "N/A" for name in names]  # unseen pairs have none on purpose
-    few = sorted((n, name) for name, n, seen in zip(names, counts, trained, strict=True) if n < FEW and seen)
+    few = sorted((n, name) for name, n, seen in zip(names, counts, trained, strict=True) if n < FEW_BELOW and seen)
     found["few"] = [f"{name}: {count}" for count, name in few]
     labels = getattr(data, "set_labels", {}).get(data.evaluation_sets[0])
     if labels is not None:

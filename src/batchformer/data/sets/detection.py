@@ -19,7 +19,7 @@ from batchformer.data.sets.boxes import Categories, DetectionSamples, Scenes
 from batchformer.data.sets.classification import stratified_part
 from batchformer.data.sets.files import existing_root
 from batchformer.errors import UserError
-from batchformer.metrics.shots import count_shots
+from batchformer.metrics.measures import count_shots
 
 Labels = Literal["contiguous", "official"]
 
