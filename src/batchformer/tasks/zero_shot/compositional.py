@@ -28,8 +28,8 @@ from batchformer.models.compositional import (
 )
 from batchformer.tasks.zero_shot.compositional_options import NEEDS_WORDS, PairMethodOptions, PairOptimizerOptions
 from batchformer.tasks.zero_shot.compositional_page import CURVE, pair_name, sections_of, summary_of
+from batchformer.tasks.zero_shot.fixed_features import fixed_features
 from batchformer.training.classifier_task import ClassifierTask
-from batchformer.training.fixed_features import fixed_features
 from batchformer.training.optimizers import rated_groups, without
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
 from batchformer.training.schedules import check_has_end, half_cosine, place_in_run
