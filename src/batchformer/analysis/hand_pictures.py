@@ -10,7 +10,7 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from batchformer.analysis.after_training import attending_alone
+from batchformer.analysis.after_training import attend_locally
 from batchformer.analysis.batch_attention import AttentionOverBatch, attention_over_batch
 from batchformer.analysis.drawing import (
     LESS,
@@ -69,7 +69,7 @@ def hand_meshes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
             f"Control: the mean mesh of the test set, for every picture, has a PA-MPVPE of {control:.1f} mm."
         )
     if task.attachment is not None and len(images) > 1:
-        with attending_alone(task.attachment), precision.forward_context():
+        with attend_locally(task.attachment), precision.forward_context():
             attention = attention_over_batch(net, images)
         kinds = token_kinds(net, attention)
         sheet = draw_token_attention(attention, kinds, pictures, found, task.topology.upsampling, faces)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from batchformer.analysis.after_training import attending_alone, evenly_spaced_samples
+from batchformer.analysis.after_training import attend_locally, evenly_spaced_samples
 from batchformer.analysis.batch_attention import AttentionOverBatch, attention_over_batch
 from batchformer.analysis.drawing import MORE, captioned, contact_sheet, tile, to_pictures, write_index
 from batchformer.analysis.pictures import MASS_CAPTION, MOST_SHOWN, draw_attention_masses, shown_of
@@ -108,7 +108,7 @@ def reconstructions_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
         else:
             with attachment.disabled():
                 streams["plain stream"] = net(entered, noise).float()
-            with attending_alone(attachment), attachment.infer_with_batch():
+            with attend_locally(attachment), attachment.infer_with_batch():
                 streams["related stream"] = net(entered, noise).float()
     mask, normalise = net.mask(noise), task.decoder_options.normalise_pixels
     made = []
@@ -218,5 +218,5 @@ def _decoder_attention(
     """Attention of the first and the last module in the decoder, by path."""
     paths = [point.paths[0] for point in attachment.points if point.paths[0].startswith("decoder_blocks.")]
     chosen = dict.fromkeys([*paths[:1], *paths[-1:]])
-    with attending_alone(attachment), precision.forward_context():
+    with attend_locally(attachment), precision.forward_context():
         return {path: attention_over_batch(net, images, path, noise=noise) for path in chosen}

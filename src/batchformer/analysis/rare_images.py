@@ -65,7 +65,7 @@ class Explained:
     layer: str
 
 
-class _Judging(nn.Module):
+class _LogitsModel(nn.Module):
     """A task as a model: images in, the logits that are evaluated out."""
 
     def __init__(self, task: Any) -> None:
@@ -86,7 +86,7 @@ def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str
             f"--layer {layer}: {type(task.net).__name__} has no such submodule.{did_you_mean(layer, known)}"
         )
     names = [str(name) for name in task.data_info.classes]
-    model = _Judging(task)
+    model = _LogitsModel(task)
     maps = grad_cam(model, images, f"task.net.{layer}", labels)
     with untouched(model), torch.no_grad():
         model.eval()
@@ -97,13 +97,13 @@ def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str
     )
 
 
-def answered(
+def explain_classes(
     task: Any, images: Tensor, answers: Int[Tensor, " images"]
 ) -> tuple[Float[Tensor, "images row column"], str]:
     """Grad-CAM for these classes, and the layer it is taken at; on the device and in the precision of the network."""
     images = images.to(task.device, next(task.net.parameters()).dtype)
     layer = usual_layer(task.net, images)
-    return grad_cam(_Judging(task), images, f"task.net.{layer}", answers), layer
+    return grad_cam(_LogitsModel(task), images, f"task.net.{layer}", answers), layer
 
 
 def usual_layer(net: nn.Module, images: Tensor) -> str:

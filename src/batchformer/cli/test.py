@@ -36,7 +36,7 @@ def run(args: list[str]) -> int:
     from batchformer.runs.progress import ProgressLine
     from batchformer.runs.recorder import RunRecorder
     from batchformer.runs.result import add_findings, variant_of
-    from batchformer.runs.trainer import interrupts_as_they_are, make_trainer
+    from batchformer.runs.trainer import as_keyboard_interrupt, make_trainer
 
     found = load_run(given.positional[0], root_override(given), given.flag("trust"))
     recorder = RunRecorder()
@@ -44,7 +44,7 @@ def run(args: list[str]) -> int:
     if keywords.get("limit_val_batches") == 0:  # of a run that was trained without evaluation; here it is wanted
         keywords["limit_val_batches"] = None
     trainer = make_trainer(found.folder, keywords, [recorder], ProgressLine())
-    with interrupts_as_they_are(trainer):
+    with as_keyboard_interrupt(trainer):
         trainer.validate(found.task, datamodule=found.data, verbose=False)
     if not is_main_process():
         return 0  # rank 0 has the results of all processes and prints them

@@ -169,7 +169,7 @@ def seed_overrides(seed: int) -> Overrides:
     return [("model.seed", str(seed)), ("data.init_args.seed", str(seed))]
 
 
-def variants_on_the_line(words: Sequence[str]) -> dict[str, Overrides]:
+def command_line_variants(words: Sequence[str]) -> dict[str, Overrides]:
     """``name:key=value,key=value``; a name given again changes more keys, one without keys is the recipe as it is."""
     variants: dict[str, Overrides] = {}
     for word in words:
@@ -190,7 +190,7 @@ def refuse_odd_names(names: Sequence[str]) -> None:
             raise UserError(f"{name!r} cannot name a run: use letters, digits, and . + - _ only.")
 
 
-def words_again(given: Arguments, *options: str) -> str:
+def shell_arguments(given: Arguments, *options: str) -> str:
     """The arguments of this command as text for the shell: the recipe, these options, all fields."""
     short: list[str] = []
     for name in options:
@@ -203,7 +203,7 @@ def words_again(given: Arguments, *options: str) -> str:
 
 
 @contextmanager
-def a_word_while_loading() -> Iterator[None]:
+def loading_message() -> Iterator[None]:
     """Show in a terminal that torch and Lightning are being imported, which takes seconds."""
     shown = sys.stderr.isatty() and "torch" not in sys.modules
     if shown:

@@ -59,7 +59,7 @@ _MAY_DIFFER_BELOW = ("run.variant", "run.init_from")
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Facts about the runs, as (name, value); unknown values are left out."""
-    run = shown_run(runs)
+    run = representative_run(runs)
     settings = flatten(run.raw.get("config"))
     if not has_module(run):
         settings = {key: value for key, value in settings.items() if not key.startswith(_OF_THE_MODULE)}
@@ -99,7 +99,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return [(question, answer) for question, answer in found.items() if answer]
 
 
-def shown_run(runs: Sequence[Run]) -> Run:
+def representative_run(runs: Sequence[Run]) -> Run:
     """The run whose settings are shown for all: of a variant other than the reference, where there is one."""
     others = _variants(runs)[1:]
     return next((run for run in runs if run.variant in others), runs[0])

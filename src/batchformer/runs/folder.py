@@ -129,7 +129,7 @@ class RunFolder:
             file.unlink(missing_ok=True)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
 
-    def take_back(self) -> None:
+    def remove_unstarted(self) -> None:
         """Remove the files of a run that failed before its first checkpoint, and the folder if it is empty then."""
         self.clear_unfinished()
         self.config.unlink(missing_ok=True)

@@ -68,14 +68,14 @@ class ClassifierTask(NetworkTask):
                 f"{len(data.class_counts)} class counts for {len(data.classes)} classes: there must be one per class."
             )
         super().build(data)
-        self._judge_by(data)
+        self._build_losses_and_metrics(data)
 
-    def take_up(self, data: DataInfo) -> None:
+    def set_data(self, data: DataInfo) -> None:
         if data.get("class_counts") != self.class_counts:
-            self._judge_by(data)
+            self._build_losses_and_metrics(data)
             self.to(self.device)
 
-    def _judge_by(self, data: DataInfo) -> None:
+    def _build_losses_and_metrics(self, data: DataInfo) -> None:
         """Build losses and metrics, which depend on the number of images of each class."""
         self.criterion = self.build_criterion(data)
         names = data.get("evaluation_sets") or ("val",)

@@ -184,7 +184,7 @@ class Task(L.LightningModule):
         info = DataInfo.of(data)
         if self.built:
             refuse_other_classes(info, self.data_info)
-            self.take_up(info)
+            self.set_data(info)
             self.data_info = info
             return
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
@@ -196,7 +196,7 @@ class Task(L.LightningModule):
                     if source != PRETRAINED:  # which the network was built with
                         self.load_part(part, source)
 
-    def take_up(self, data: DataInfo) -> None:
+    def set_data(self, data: DataInfo) -> None:
         """Called in place of `build` when the task is built already and is given other data with the same classes."""
 
     def expect_checkpoint(self) -> None:

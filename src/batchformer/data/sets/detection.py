@@ -135,17 +135,21 @@ class DetectionData(SkipsBad, DataModule):
         sets = {"train": train, "val": val}
         if self.holdout:
             held = scene_part(train, self.holdout, self.split_seed, HOLDOUT)
-            sets = {"train": train.some(np.flatnonzero(~held)), "val": val, HOLDOUT: train.some(np.flatnonzero(held))}
+            sets = {
+                "train": train.subset(np.flatnonzero(~held)),
+                "val": val,
+                HOLDOUT: train.subset(np.flatnonzero(held)),
+            }
         if self.skipped:
             sets = {name: self._without_bad(scenes, root, name == "train") for name, scenes in sets.items()}
         train = sets["train"]
         if not self.keep_empty:
-            sets["train"] = train.some(
+            sets["train"] = train.subset(
                 np.unique(np.repeat(np.arange(len(train)), np.diff(train.first))[train.trained()])
             )
         self._scenes: dict[str, Scenes] = {}
         for part, scenes in sets.items():
-            scenes = scenes.some(np.arange(len(scenes))[: self.limits.get(part)])
+            scenes = scenes.subset(np.arange(len(scenes))[: self.limits.get(part)])
             if not len(scenes):
                 raise UserError(f"{scenes.source} lists no image{' with a box' if not self.keep_empty else ''}.")
             if not os.path.isfile(scenes.path(0)):
@@ -163,7 +167,7 @@ class DetectionData(SkipsBad, DataModule):
 
     def _without_bad(self, scenes: Scenes, root: str, training: bool) -> Scenes:
         kept = [self.skipped.keeps(os.path.relpath(scenes.path(k), root), training) for k in range(len(scenes))]
-        return scenes.some(np.flatnonzero(kept))
+        return scenes.subset(np.flatnonzero(kept))
 
     def image_files(self) -> dict[str, list[ImageFile]]:
         self.setup()

@@ -48,7 +48,7 @@ class DetectionFolder(DetectionData):
             assert self.val_fraction is not None
             inside = scene_part(read["train"], self.val_fraction, self.split_seed, "val", at_least=1)
             parts = {"train": ~inside, "val": inside}
-            read = {part: read["train"].some(np.flatnonzero(mask)) for part, mask in parts.items()}
+            read = {part: read["train"].subset(np.flatnonzero(mask)) for part, mask in parts.items()}
         return read, categories
 
     def annotation_problems(self) -> list[WrongEntry]:

@@ -38,7 +38,7 @@ class Listing:
     others: Counter[str] = field(default_factory=Counter)
     passed: list[str] = field(default_factory=list)
 
-    def some(self, kept: np.ndarray) -> "Listing":
+    def subset(self, kept: np.ndarray) -> "Listing":
         """Only these images, by number or by a mask."""
         chosen = np.arange(len(self.paths))[kept]
         fields = {name: values[chosen] for name, values in self.fields.items()}
@@ -104,14 +104,14 @@ class FileData(SkipsBad, ClassificationData):
     def _without_bad(self, listing: Listing, training: bool) -> Listing:
         if not self.skipped:
             return listing
-        return listing.some(np.array([self.skipped.keeps(path, training) for path in listing.paths], dtype=bool))
+        return listing.subset(np.array([self.skipped.keeps(path, training) for path in listing.paths], dtype=bool))
 
     def _hold_out(self, train: Listing, fraction: float, seed: int) -> dict[str, Listing]:
         """The training images without a part, and that part, which is evaluated as `holdout`; see `stratified_part`."""
         if not fraction:
             return {"train": train}
         held = stratified_part(train.paths, train.labels, fraction, seed, HOLDOUT)
-        return {"train": train.some(~held), HOLDOUT: replace(train.some(held), others=Counter(), passed=[])}
+        return {"train": train.subset(~held), HOLDOUT: replace(train.subset(held), others=Counter(), passed=[])}
 
     def image_files(self) -> dict[str, list[ImageFile]]:
         self.setup()

@@ -93,8 +93,8 @@ class DomainTask(ClassifierTask):
     def build_criterion(self, data: DataInfo) -> nn.Module:
         return nn.CrossEntropyLoss()
 
-    def _judge_by(self, data: DataInfo) -> None:
-        super()._judge_by(data)
+    def _build_losses_and_metrics(self, data: DataInfo) -> None:
+        super()._build_losses_and_metrics(data)
         self.source_scores = DomainScores(len(data.domains))
 
     def attach_to(self, net: nn.Module) -> Any:

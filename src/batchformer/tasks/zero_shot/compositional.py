@@ -153,8 +153,8 @@ class CompositionalZeroShot(ClassifierTask):
         chosen = {**asdict(self.module_options), "before": self.module_options.before or "scorer"}
         return bf.attach(net, dim=width, example_inputs=torch.zeros(2, width), **chosen)  # features are enough
 
-    def _judge_by(self, data: DataInfo) -> None:
-        super()._judge_by(data)
+    def _build_losses_and_metrics(self, data: DataInfo) -> None:
+        super()._build_losses_and_metrics(data)
         pairs = torch.tensor(data.pairs)
         opened = self.pair_options.world == "open"
         place = pairs[:, 0] * len(data.objects) + pairs[:, 1] if opened else torch.arange(len(pairs))
