@@ -9,7 +9,7 @@ from typing import Any
 
 from batchformer.metrics.measures import Measure
 from batchformer.report.comparison import format_summary
-from batchformer.report.provenance import loss_scale
+from batchformer.report.provenance import loss_factor
 from batchformer.report.runs import Run
 from batchformer.report.statistics import PairedDifference, paired_difference, summarise
 from benchmarks.paper import ABLATIONS, MAIN, STUDIES, Ablation
@@ -131,7 +131,7 @@ def ablation_of(recipe: str, runs: Sequence[Run]) -> Ablation | None:
 def differs_from(base: Sequence[Run], runs: Sequence[Run]) -> list[str]:
     """What an ablation changes besides what it is named for: the scale of the loss, the number of updates."""
     found = []
-    scales, wanted = ({loss_scale(run) for run in part} for part in (runs, base))
+    scales, wanted = ({loss_factor(run) for run in part} for part in (runs, base))
     if wanted and scales != wanted:
         found.append(
             f"Its loss is {_listed(scales)} times the mean over the rows, that of {base[0].recipe} {_listed(wanted)} "

@@ -101,13 +101,13 @@ def read_json(file: Path, suspicion: str, remedy: str) -> Any:
 
 
 def remove_stale_temporaries(folder: Path) -> None:
-    """What a killed process left behind in the middle of a write."""
+    """Remove the temporary files of processes that were killed in the middle of a write."""
     for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
         leftover.unlink(missing_ok=True)
 
 
 def disk_problem(problem: BaseException | None) -> str | None:
-    """In words, if the disk (or a quota) is full or read-only somewhere in the chain of causes.
+    """The reason, if the disk (or a quota) is full or read-only somewhere in the chain of causes; else None.
 
     torch.save reports a short write as a RuntimeError of its zip writer, with the OSError as context or not at all.
     """

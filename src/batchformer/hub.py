@@ -56,15 +56,15 @@ def _reachable(address: str) -> bool:
     proxies = getproxies()
     proxy = proxies.get(urlsplit(address).scheme) or proxies.get("all")
     place = urlsplit(address if proxy is None else proxy if "://" in proxy else f"http://{proxy}")
-    taken = Event()
+    connected = Event()
 
     def connect() -> None:
         with suppress(OSError):
             port = place.port or (443 if place.scheme == "https" else 80)
             socket.create_connection((place.hostname or "", port), timeout=_PATIENCE).close()
-            taken.set()
+            connected.set()
 
-    asking = Thread(target=connect, daemon=True)  # a DNS lookup has no timeout
-    asking.start()
-    asking.join(_PATIENCE)
-    return taken.is_set()
+    attempt = Thread(target=connect, daemon=True)  # a DNS lookup has no timeout
+    attempt.start()
+    attempt.join(_PATIENCE)
+    return connected.is_set()

@@ -1,4 +1,4 @@
-"""Names of a room that are imported when first asked for."""
+"""Names of a package that are imported on first access."""
 
 import ast
 import sys

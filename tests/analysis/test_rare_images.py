@@ -65,11 +65,11 @@ def test_maps_are_of_the_true_class_and_words_are_what_the_network_says():
     assert found.layer == "layer2"
     assert found.classes == [str(label) for label in batch["labels"].tolist()]
     with torch.no_grad():
-        assert found.said == [str(label) for label in task.net.eval()(batch["images"]).argmax(1).tolist()]
+        assert found.predicted == [str(label) for label in task.net.eval()(batch["images"]).argmax(1).tolist()]
     assert task.training
     sheet = draw_explained({"one": found, "other": found})
     orange = (np.asarray(sheet) == np.array(MORE)).all(-1)
-    assert orange.any() == (found.said != found.classes)
+    assert orange.any() == (found.predicted != found.classes)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchformer.cli.recipe_cli import RecipeCLI
-from batchformer.cli.training import variants_on_the_line
+from batchformer.cli.training import command_line_variants
 from batchformer.recipes import find_recipe
 from benchmarks import study as script
 from benchmarks.study import STUDIES, RecipeStudy, Run
@@ -20,7 +20,7 @@ def test_every_variant_is_a_training_of_its_own(name):
     file = find_recipe(study.recipe)[1]
     for variant, words in study.variants.items():
         cli.load(file)
-        ((given, keys),) = variants_on_the_line([words]).items()
+        ((given, keys),) = command_line_variants([words]).items()
         assert given == variant
         target = [("data.init_args.target", study.targets[0])] if study.targets[0] else []
         loaded = cli.load(file, [*cli.variants.get(variant, []), *keys, *target])

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from batchformer.cli.arguments import Option, read_arguments
-from batchformer.cli.training import words_again
+from batchformer.cli.training import shell_arguments
 from batchformer.tasks import LongTailed
 from tests.cli.conftest import TINY
 
@@ -39,7 +39,7 @@ def test_the_commands_proposed_next_can_be_pasted(say, copy_of_run):
 def test_the_comparison_proposed_next_is_the_same_one():
     options = [Option("name"), Option("data-root"), Option("seeds", "many"), Option("out")]
     words = ["mine.yaml", "--data-root", "my photos", "--seeds", "2", "--out", "x", "--trainer.max_epochs", "3"]
-    again = words_again(read_arguments(words, options, recipe_keys=True), "name", "data-root", "no-analysis")
+    again = shell_arguments(read_arguments(words, options, recipe_keys=True), "name", "data-root", "no-analysis")
     assert again == "mine.yaml --data-root 'my photos' --trainer.max_epochs 3"
 
 

@@ -128,6 +128,17 @@ def test_commands_on_a_run_folder_import_its_code_only_when_trusted(run, folder,
     assert all(torch.equal(value, expected[key]) for key, value in names["model"].state_dict().items())
 
 
+def test_a_data_set_of_ones_own_beside_the_recipe_is_found_with_a_shipped_task(tmp_path, capsys):
+    code = "from batchformer.data import DigitsLT\n\n\nclass MyDigits(DigitsLT):\n    pass\n"
+    (tmp_path / "my_digits.py").write_text(code)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("extends: digits-lt\ndata: {class_path: my_digits.MyDigits, init_args: {imbalance: 5}}\n")
+    assert main(["fit", str(recipe), "--print-config"]) == 0
+    shown = capsys.readouterr().out
+    assert "class_path: my_digits.MyDigits" in shown
+    assert f"code: {tmp_path.resolve()}" in shown
+
+
 def test_report_needs_no_trust_and_imports_nothing(run, folder):
     alone = folder / "elsewhere"
     shutil.copytree(run, alone / "run")

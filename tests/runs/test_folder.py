@@ -54,7 +54,7 @@ def test_a_run_that_failed_is_taken_back_whatever_it_had_written_by_then(tmp_pat
         for name in written:
             (folder.path / name).parent.mkdir(exist_ok=True)
             (folder.path / name).write_text("x")
-        folder.take_back()
+        folder.remove_unstarted()
         assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == [n for n in written if "notes" in n]
         assert folder.path.exists() == ("notes.txt" in written)
 

@@ -51,7 +51,7 @@ def test_a_run_without_a_checkpoint_yet_begins_anew_with_the_settings_of_now(tmp
     before, now = ({"data": {"init_args": {"workers": workers, "seed": 0}}} for workers in (4, 0))
     folder = started_with(before, tmp_path / "run")
     folder.metrics.write_text("step\n1\n")
-    run = Prepared(folder, task=None, data=None, trainer=None, recorder=None, began={})
+    run = Prepared(folder, task=None, data=None, trainer=None, recorder=None, resumed_from={})
     assert open_folder(run, now, resume=True, overwrite=False) is None
     assert yaml.safe_load(folder.config.read_text()) == now
     assert not folder.metrics.exists()

@@ -15,7 +15,7 @@ from batchformer.errors import UserError
 from batchformer.metrics.compositional import MEASURES
 from batchformer.report import write_report
 from batchformer.tasks import CompositionalZeroShot
-from batchformer.training import fixed_features as features_module
+from batchformer.tasks.zero_shot import fixed_features as features_module
 
 PAIRS = [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]]
 INFO = DataInfo(

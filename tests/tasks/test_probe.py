@@ -135,3 +135,27 @@ def test_a_probe_has_the_data_of_the_run_without_its_views(tmp_path):
     # fine-tuned with the augmentation of the data
     assert recipe_of_probe(RunFolder(tmp_path), "finetune", None)["data"] == {**data, "init_args": {"imbalance": 3.0}}
     assert (made["model"]["backbone"], made["model"]["seed"], made["run"]["variant"]) == ("resnet20", 4, "baseline")
+
+
+def test_a_probe_imports_code_that_a_run_folder_names_only_when_trusted(tmp_path, monkeypatch, capsys):
+    config = {
+        "model": {"backbone": "resnet20", "method": "baseline"},
+        "data": {"class_path": "evil_data.Data", "init_args": {}},
+        "trainer": {"max_epochs": 1},
+        "run": {"recipe": "mine", "code": str(tmp_path / "code")},
+    }
+    run = tmp_path / "run"
+    (tmp_path / "code").mkdir()
+    run.mkdir()
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    marker = tmp_path / "ran"
+    code = f"from batchformer.data import DigitsLT\n\nopen({str(marker)!r}, 'w')\n\n\nclass Data(DigitsLT):\n    pass\n"
+    (tmp_path / "code" / "evil_data.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    assert main(["probe", str(run), "--print-config"]) == 2
+    assert "evil_data.Data, which is code outside this package: add --trust" in capsys.readouterr().err
+    assert not marker.exists()
+    monkeypatch.undo()  # found by run.code of the run
+    assert main(["probe", str(run), "--trust", "--print-config"]) == 0
+    assert marker.exists()
+    assert "class_path: evil_data.Data" in capsys.readouterr().out

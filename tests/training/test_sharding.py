@@ -10,11 +10,11 @@ from batchformer.errors import UserError
 from batchformer.tasks import LongTailed
 from batchformer.training.sharding import (
     ShardedStrategy,
-    as_one_process_has_it,
     is_sharded,
     load_whole,
     refuse_unshardable,
     shard,
+    unsharded,
 )
 
 from ..tasks.conftest import TinyData, make_trainer
@@ -39,12 +39,12 @@ def trained(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_a_sharded_task_is_whole_again_from_its_checkpoint(mesh, trained):
     task, checkpoint = trained
-    assert as_one_process_has_it(task, checkpoint) is task
+    assert unsharded(task, checkpoint) is task
     weights = {name: value.clone() for name, value in task.state_dict().items()}
     shard(task, mesh)
     assert is_sharded(task)
     assert all(isinstance(parameter, DTensor) for parameter in task.parameters())
-    whole = as_one_process_has_it(task, checkpoint)
+    whole = unsharded(task, checkpoint)
     assert type(whole) is LongTailed
     assert (whole.seed, whole.class_counts, whole.trainer) == (3, task.class_counts, task.trainer)
     assert whole.state_dict().keys() == weights.keys()

@@ -24,7 +24,7 @@ def gradient_influence_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     device, loaders = trainer.strategy.root_device, data.val_dataloader()
     task.net.to(device)
     task.net.float()  # of a run in 16 or 64 bits (precision bf16-true) too: training is over, and features are float32
-    with attending_alone(task.attachment):
+    with attend_locally(task.attachment):
         per_class = gradient_influence(
             task.net,
             task.attachment,
@@ -47,7 +47,7 @@ def stream_health_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     batch = as_batch(next(iter(data.train_dataloader())))
     images, labels = (batch[name][:HEALTH_IMAGES].to(device) for name in ("images", "labels"))
     precision = trainer.strategy.precision_plugin
-    with attending_alone(task.attachment), precision.forward_context():
+    with attend_locally(task.attachment), precision.forward_context():
         found = stream_health(task.net, precision.convert_input(images), labels, samples=4)
     return {"stream_health": found.as_dict()}
 
@@ -74,7 +74,7 @@ def domain_planes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
             task.net(images)
         found = {"Features of two domains": entered[0]}
         if task.attachment is not None:
-            with attending_alone(task.attachment):
+            with attend_locally(task.attachment):
                 related = record_inference(task.net, images).related
             found["Features of two domains, after the module"] = related.mean(1)
     return {"sections": [_plane(title, features.float().cpu(), rows) for title, features in found.items()]}
@@ -121,7 +121,7 @@ def _plane(title: str, features: "Tensor", rows: dict[str, int]) -> dict[str, An
     return {"title": title, "text": text, "points": points}
 
 
-def attending_alone(attachment: Any) -> AbstractContextManager[None]:
+def attend_locally(attachment: Any) -> AbstractContextManager[None]:
     """Attend over this process alone: only one process measures, and with scope="global" it would deadlock."""
     return temporary_attributes({point.module: {"scope": "local"} for point in attachment.points})
 

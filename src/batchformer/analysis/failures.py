@@ -20,7 +20,7 @@ from torch import Tensor
 
 from batchformer.analysis.drawing import GAP, MARGIN, MORE, TILE, blank, captioned, tile, to_pictures, write_index
 from batchformer.analysis.pictures import MOST_SHOWN, draw_grad_cam
-from batchformer.analysis.rare_images import answered
+from batchformer.analysis.rare_images import explain_classes
 from batchformer.attach.contexts import keep_modes
 from batchformer.data.drawing import draw_boxes
 from batchformer.data.loading.epoch_loader import as_batch
@@ -33,7 +33,7 @@ FOLDER = "failures"  # of the pictures in a run folder
 _ANSWER = "evidence for the predicted class"
 _COLUMNS, _WIDTH = 4, TILE + 60  # of tiles with mistakes
 
-LOOKED_AT = 64  # images that misses and false alarms are drawn from
+EXAMINED = 64  # images that misses and false alarms are drawn from
 _DRAWN, _SIDE = 4, 420  # images of each kind, and their size
 _NOTE = (
     "Found, and false alarms: of boxes with a score of {limit:.2f} or more, the limit with the best F1 over all "
@@ -144,7 +144,7 @@ def _draw_worst(folder: Path, task: Any, data: Any, wrong: np.ndarray, logits: T
     pictures = to_pictures(batch["images"], data.mean, data.std)
     caption = "The wrong predictions with the highest probability, at most two of the same confusion."
     try:
-        maps, layer = answered(task, batch["images"], logits.argmax(1))
+        maps, layer = explain_classes(task, batch["images"], logits.argmax(1))
         sheet = draw_grad_cam({_ANSWER: maps}, pictures, classes, {_ANSWER: said})
         caption += f" Above: the true class. Below: the predicted one, bright its evidence at {layer} (Grad-CAM)."
     except UserError:
@@ -197,10 +197,14 @@ def box_failures(task: Any, data: Any, trainer: Any, pictures: bool = True) -> d
 def _draw_boxes(folder: Path, task: Any, data: Any, trainer: Any, limit: float) -> bool:
     if not hasattr(data, "undivided_loader") or not hasattr(data, "mean"):
         return False
-    looked_at, names, made = _looked_at(task, data, trainer, limit), [str(name) for name in task.data_info.classes], []
+    examined, names, made = (
+        _examined_images(task, data, trainer, limit),
+        [str(name) for name in task.data_info.classes],
+        [],
+    )
     for kind, (title, caption) in _KINDS.items():
-        there = [one for one in looked_at if len(one[kind]["labels"])]
-        worst = sorted(there, key=lambda one: _badness(one[kind]), reverse=True)[:_DRAWN]
+        there = [one for one in examined if len(one[kind]["labels"])]
+        worst = sorted(there, key=lambda one: _severity(one[kind]), reverse=True)[:_DRAWN]
         if not worst:
             continue
         tiles = []
@@ -208,22 +212,22 @@ def _draw_boxes(folder: Path, task: Any, data: Any, trainer: Any, limit: float) 
             boxes, picture = one[kind], to_pictures(one["pixels"], data.mean, data.std)[0]
             drawn = draw_boxes(picture, boxes["boxes"] * one["scale"], boxes["labels"], names, boxes.get("scores"))
             tiles.append(captioned(tile(drawn, _SIDE), f"{len(boxes['labels'])} {kind}"))
-        told = f"{caption} Of {len(looked_at)} images, evenly spaced in the set."
+        told = f"{caption} Of {len(examined)} images, evenly spaced in the set."
         made.append((f"{kind}.png", _beside(tiles), title, told))
     if made:
         write_index(folder, made, keep=False)
     return bool(made)
 
 
-def _badness(boxes: dict[str, Any]) -> float:
+def _severity(boxes: dict[str, Any]) -> float:
     """Of false alarms the highest score, of misses their number."""
     return max(boxes["scores"]) if "scores" in boxes else len(boxes["labels"])
 
 
-def _looked_at(task: Any, data: Any, trainer: Any, limit: float) -> list[dict[str, Any]]:
+def _examined_images(task: Any, data: Any, trainer: Any, limit: float) -> list[dict[str, Any]]:
     """Some images with the objects that were missed and the boxes that are wrong, in pixels of the original image."""
     loader, count = data.undivided_loader(getattr(data, "evaluate_on", "val")), data.test_images
-    chosen = np.unique(np.linspace(0, count - 1, min(LOOKED_AT, count)).round().astype(int))
+    chosen = np.unique(np.linspace(0, count - 1, min(EXAMINED, count)).round().astype(int))
     seen: list[dict[str, Any]] = []
     precision = trainer.strategy.precision_plugin
     with keep_modes(task.to(trainer.strategy.root_device)), torch.no_grad():

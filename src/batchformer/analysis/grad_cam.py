@@ -11,8 +11,6 @@ from batchformer.attach.probe import first_tensor
 from batchformer.errors import UserError, check_choice
 from batchformer.nn.token_layout import as_tokens, layout_of, side_of_channels
 
-Channels = Literal["auto", "first", "last"]
-
 
 def grad_cam(
     model: nn.Module,
@@ -20,7 +18,7 @@ def grad_cam(
     layer: str,
     targets: Int[Tensor, " batch"] | None = None,
     *,
-    channels: Channels = "auto",
+    channels: Literal["auto", "first", "last"] = "auto",
 ) -> Float[Tensor, "batch row column"]:
     """Grad-CAM maps for a class, each scaled to a maximum of 1; on the CPU.
 

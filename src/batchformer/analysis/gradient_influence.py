@@ -37,7 +37,7 @@ from batchformer.nn.streams import plain_count, repeat_targets
 Relate = Callable[[Tensor], Tensor]
 Criterion = Callable[[Tensor, Tensor], Tensor]
 RowLosses = Callable[[Any, Any], Tensor]
-Norm = Literal["euclidean", "absolute"]
+GradientNorm = Literal["euclidean", "absolute"]
 
 _CHUNK_BYTES = 256 * 2**20
 
@@ -54,7 +54,7 @@ def gradient_influence(
     max_batches: int | None = None,
     criterion: Criterion | None = None,
     mix_seed: int | None = 0,
-    norm: Norm = "euclidean",
+    norm: GradientNorm = "euclidean",
 ) -> list[float]:
     """Per class: mean influence of its test samples on the other samples of their batch; nan for a class without any.
 
@@ -116,7 +116,7 @@ def influence_on_features(
     relate: Relate,
     classify: Relate,
     criterion: Criterion | None = None,
-    norm: Norm = "euclidean",
+    norm: GradientNorm = "euclidean",
 ) -> Float[Tensor, " batch"]:
     """For each sample i: sum over j != i of the norm of dL_i / d features_j, or their mean absolute entry."""
     influence = torch.empty(len(features), dtype=features.dtype, device=features.device)
@@ -132,7 +132,7 @@ def influence_on_images(
     relate: Relate,
     classify: Relate,
     criterion: Criterion | None = None,
-    norm: Norm = "euclidean",
+    norm: GradientNorm = "euclidean",
 ) -> Float[Tensor, " batch"]:
     """The same at the pixels: the gradients at the features go on through the graph that made `features` of `images`.
 
@@ -167,7 +167,9 @@ def _feature_gradients(
         yield rows, gradients
 
 
-def _norm_on_others(gradients: Float[Tensor, "batch rows *rest"], rows: Int[Tensor, " rows"], norm: Norm) -> Tensor:
+def _norm_on_others(
+    gradients: Float[Tensor, "batch rows *rest"], rows: Int[Tensor, " rows"], norm: GradientNorm
+) -> Tensor:
     gradients = gradients.flatten(2)
     norms = gradients.norm(dim=2) if norm == "euclidean" else gradients.abs().mean(2) / (len(gradients) - 1)
     norms[rows, torch.arange(len(rows), device=rows.device)] = 0

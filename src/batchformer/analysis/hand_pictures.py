@@ -10,7 +10,7 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from batchformer.analysis.after_training import attending_alone
+from batchformer.analysis.after_training import attend_locally
 from batchformer.analysis.batch_attention import AttentionOverBatch, attention_over_batch
 from batchformer.analysis.drawing import (
     LESS,
@@ -69,16 +69,16 @@ def hand_meshes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
             f"Control: the mean mesh of the test set, for every picture, has a PA-MPVPE of {control:.1f} mm."
         )
     if task.attachment is not None and len(images) > 1:
-        with attending_alone(task.attachment), precision.forward_context():
+        with attend_locally(task.attachment), precision.forward_context():
             attention = attention_over_batch(net, images)
         kinds = token_kinds(net, attention)
         sheet = draw_token_attention(attention, kinds, pictures, found, task.topology.upsampling, faces)
-        told = (
+        explanation = (
             f"{attention.side.capitalize()} {attention.path!r}, mean over the heads, {len(pictures)} of {len(images)} "
             "pictures of one batch. At each token the pictures attend to each other; orange: the others look here more "
             "than by chance (uniform attention), blue: less."
         )
-        made.append(("attention.jpg", sheet, "Batch attention over the tokens", told))
+        made.append(("attention.jpg", sheet, "Batch attention over the tokens", explanation))
         rows = [[name, *attention_of(attention, tokens)] for name, tokens in kinds.items()]
         section["text"] = f"{section.get('text', '')}\n\n{_TABLE}"
         section["table"] = {"header": ["tokens", "number", "to itself", "to the picture looked at most"], "rows": rows}
@@ -121,12 +121,12 @@ def draw_hands(
     )}  # fmt: skip
     plain = torch.ones(3, _FINE, _FINE)
     for k, picture in enumerate(pictures):
-        behind, mine, theirs = _pixels(picture), (found["vertices"][k], found["camera"][k]), (truth[k], camera[k])
+        behind, predicted, true = _pixels(picture), (found["vertices"][k], found["camera"][k]), (truth[k], camera[k])
         painted = error_colours(errors[k])
         drawn = [
-            behind, draw_mesh(behind, *mine, faces), draw_mesh(behind, *theirs, faces),
-            draw_mesh(plain, *mine, faces, from_right=True), draw_mesh(plain, *theirs, faces, from_right=True),
-            draw_mesh(plain, *mine, faces, colours=painted),
+            behind, draw_mesh(behind, *predicted, faces), draw_mesh(behind, *true, faces),
+            draw_mesh(plain, *predicted, faces, from_right=True), draw_mesh(plain, *true, faces, from_right=True),
+            draw_mesh(plain, *predicted, faces, colours=painted),
         ]  # fmt: skip
         for tiles, pixels in zip(rows.values(), drawn, strict=True):
             tiles.append(_tile(pixels))

@@ -103,8 +103,8 @@ def write_mix_picture(
     """
     method = options.pop("method", type(mixed).__name__.removesuffix("ed"))
     picture = draw_mixed(mixed, images, **options)
-    told = f"{CAPTION} {ATTENTION_CAPTION}" if isinstance(mixed, TransMixed) else CAPTION
-    (path,) = write_index(folder, [(FILE, picture, f"{method}: images and labels", told)], keep=False)
+    caption = f"{CAPTION} {ATTENTION_CAPTION}" if isinstance(mixed, TransMixed) else CAPTION
+    (path,) = write_index(folder, [(FILE, picture, f"{method}: images and labels", caption)], keep=False)
     return path
 
 

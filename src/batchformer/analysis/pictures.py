@@ -124,7 +124,7 @@ def draw_grad_cam(
     maps: Mapping[str, Float[Tensor, "batch row column"]],
     pictures: Sequence[Image.Image],
     classes: Sequence[str] | None = None,
-    said: Mapping[str, Sequence[str]] | None = None,
+    predicted: Mapping[str, Sequence[str]] | None = None,
 ) -> Image.Image:
     """Fig. 5: the images, and below them a row for each model by its name; bright is where the evidence lies.
 
@@ -137,8 +137,8 @@ def draw_grad_cam(
     rows.append(("images", plain))
     for name, evidence in maps.items():
         tiles = [tile(light_over(fit(pictures[k]), evidence[k])) for k in shown]
-        if classes is not None and said is not None:
-            words = said[name]
+        if classes is not None and predicted is not None:
+            words = predicted[name]
             colours = [MUTED if words[k] == classes[k] else MORE for k in shown]
             tiles = [captioned(each, words[k], c) for each, k, c in zip(tiles, shown, colours, strict=True)]
         rows.append((name, tiles))
@@ -216,11 +216,11 @@ def write_pictures(
         maps = draw_features(features, pictures)
         made.append(("features.png", maps, "Features without and with the module", FEATURES_CAPTION))
     table = draw_who_looks_at_whom(attention, pictures, position)
-    told = TABLE_CAPTION.format(position=named, images=several)
-    made.append(("who-looks-at-whom.png", table, "Attention between the images", told))
+    caption = TABLE_CAPTION.format(position=named, images=several)
+    made.append(("who-looks-at-whom.png", table, "Attention between the images", caption))
     made.append(("plane.png", draw_plane(features, labels), "How far the module moves each image", PLANE_CAPTION))
     where = f"{attention.side.capitalize()} {attention.path!r}."
-    made = [(name, picture, title, f"{where} {told}") for name, picture, title, told in made]
+    made = [(name, picture, title, f"{where} {caption}") for name, picture, title, caption in made]
     return write_index(folder, made, keep=False)
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from batchformer.analysis.after_training import attending_alone, evenly_spaced_samples
+from batchformer.analysis.after_training import attend_locally, evenly_spaced_samples
 from batchformer.analysis.batch_attention import AttentionOverBatch, attention_over_batch
 from batchformer.analysis.drawing import MORE, captioned, contact_sheet, tile, to_pictures, write_index
 from batchformer.analysis.pictures import MASS_CAPTION, MOST_SHOWN, draw_attention_masses, shown_of
@@ -38,14 +38,14 @@ def neighbours_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
         with torch.no_grad(), precision.forward_context():
             return task.features(precision.convert_input(images.to(device))).float()
 
-    asked = evenly_spaced_samples(data.evaluation_loader(task.evaluation_sets[0]), MOST_SHOWN, "images", "labels")
-    found, searched = nearest_samples(features, asked["images"], data.spaced_train_loader(task.judge.images))
+    queries = evenly_spaced_samples(data.evaluation_loader(task.evaluation_sets[0]), MOST_SHOWN, "images", "labels")
+    found, searched = nearest_samples(features, queries["images"], data.spaced_train_loader(task.judge.images))
     classes, normalised = [str(name) for name in task.data_info.classes], (data.mean, data.std)
-    rows = [("test images", _named(to_pictures(asked["images"], *normalised), asked["labels"], classes))]
+    rows = [("test images", _named(to_pictures(queries["images"], *normalised), queries["labels"], classes))]
     for place in range(found["labels"].shape[1]):
         pictures, labels = to_pictures(found["images"][:, place], *normalised), found["labels"][:, place]
-        rows.append((_ORDINALS[place], _named(pictures, labels, classes, asked["labels"])))
-    right = 100 * (found["labels"] == asked["labels"][:, None]).float().mean().item()
+        rows.append((_ORDINALS[place], _named(pictures, labels, classes, queries["labels"])))
+    right = 100 * (found["labels"] == queries["labels"][:, None]).float().mean().item()
     caption = (
         f"By the cosine of features, among {searched:,} unaugmented training images; orange: of another class, which "
         f"the training never saw. {right:.0f} % of these are of the class of their test image."
@@ -63,12 +63,12 @@ def nearest_samples(
     Goes once through the loader and keeps only what is nearest so far, so that it serves any number of images. Also
     returns how many samples were compared.
     """
-    asked = F.normalize(features(queries), dim=1)
+    query_features = F.normalize(features(queries), dim=1)
     kept: dict[str, Tensor] = {}
     seen = 0
     for batch in map(as_batch, loader):
         images, labels = batch["images"], batch["labels"].cpu()
-        cosines = (asked @ F.normalize(features(images), dim=1).T).cpu()
+        cosines = (query_features @ F.normalize(features(images), dim=1).T).cpu()
         seen += len(images)
         best, place = cosines.topk(min(count, len(images)), dim=1)
         new = {"cosines": best, "labels": labels[place], "images": images.cpu()[place]}
@@ -108,14 +108,14 @@ def reconstructions_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
         else:
             with attachment.disabled():
                 streams["plain stream"] = net(entered, noise).float()
-            with attending_alone(attachment), attachment.infer_with_batch():
+            with attend_locally(attachment), attachment.infer_with_batch():
                 streams["related stream"] = net(entered, noise).float()
     mask, normalise = net.mask(noise), task.decoder_options.normalise_pixels
     made = []
     for pasted, words in ((True, "with the visible patches pasted in"), (False, "all patches as predicted")):
         sheet = draw_reconstructions(net, images, mask, streams, normalise, pasted, data.mean, data.std)
-        told = "Patches are predicted up to their mean and contrast, which are taken from the image. " * normalise
-        caption = f"{mask.mean().item():.0%} of the patches are masked. {told}{_STREAMS * (attachment is not None)}"
+        note = "Patches are predicted up to their mean and contrast, which are taken from the image. " * normalise
+        caption = f"{mask.mean().item():.0%} of the patches are masked. {note}{_STREAMS * (attachment is not None)}"
         file = f"reconstructions{'' if pasted else '-whole'}.jpg"
         made.append((file, sheet, f"Masked images and what is made of them, {words}", caption))
     section: dict[str, Any] = {"title": "Reconstructions", "pictures": RECONSTRUCTIONS}
@@ -123,8 +123,8 @@ def reconstructions_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     if attended and len(images) > 1:
         masked = to_pictures(blanked(net, images, mask), data.mean, data.std)
         rows = {f"where the others look {each.side} {path}": each for path, each in attended.items()}
-        told = MASS_CAPTION.format(images=f"{len(shown_of(len(images)))} of {len(images)} images")
-        made.append(("attention.jpg", draw_attention_masses(rows, masked), "Batch attention in the decoder", told))
+        note = MASS_CAPTION.format(images=f"{len(shown_of(len(images)))} of {len(images)} images")
+        made.append(("attention.jpg", draw_attention_masses(rows, masked), "Batch attention in the decoder", note))
         section["text"] = _TABLE
         section["table"] = {
             "header": ["module", "to images that show the patch", "to images that mask it", "to itself"],
@@ -206,8 +206,8 @@ def attention_of_masked(
     hidden = mask.T.bool()
     itself = torch.eye(weights.shape[-1], dtype=torch.bool)
     targets = [~hidden[:, None, :] & ~itself, hidden[:, None, :] & ~itself, itself[None]]
-    asking = hidden[:, :, None]
-    found = [weights[(asking & target).expand_as(weights)] * weights.shape[-1] for target in targets]
+    masked = hidden[:, :, None]
+    found = [weights[(masked & target).expand_as(weights)] * weights.shape[-1] for target in targets]
     first, second, third = (float(each.mean()) if len(each) else float("nan") for each in found)
     return first, second, third
 
@@ -218,5 +218,5 @@ def _decoder_attention(
     """Attention of the first and the last module in the decoder, by path."""
     paths = [point.paths[0] for point in attachment.points if point.paths[0].startswith("decoder_blocks.")]
     chosen = dict.fromkeys([*paths[:1], *paths[-1:]])
-    with attending_alone(attachment), precision.forward_context():
+    with attend_locally(attachment), precision.forward_context():
         return {path: attention_over_batch(net, images, path, noise=noise) for path in chosen}

@@ -24,7 +24,7 @@ from batchformer.attach.contexts import untouched
 from batchformer.attach.probe import first_tensor
 from batchformer.data.loading.order import generator
 from batchformer.errors import UserError, did_you_mean
-from batchformer.metrics.shots import shot_of
+from batchformer.metrics.measures import shot_of
 
 FOLDER = "grad_cam"  # of the picture in a run folder
 TITLE = "Evidence for the true class (Grad-CAM)"
@@ -60,12 +60,12 @@ class Explained:
 
     pictures: list[Image.Image]
     classes: list[str]
-    said: list[str]
+    predicted: list[str]
     maps: Float[Tensor, "images row column"]
     layer: str
 
 
-class _Judging(nn.Module):
+class _LogitsModel(nn.Module):
     """A task as a model: images in, the logits that are evaluated out."""
 
     def __init__(self, task: Any) -> None:
@@ -86,22 +86,24 @@ def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str
             f"--layer {layer}: {type(task.net).__name__} has no such submodule.{did_you_mean(layer, known)}"
         )
     names = [str(name) for name in task.data_info.classes]
-    model = _Judging(task)
+    model = _LogitsModel(task)
     maps = grad_cam(model, images, f"task.net.{layer}", labels)
     with untouched(model), torch.no_grad():
         model.eval()
-        said = model(images).argmax(1).tolist()
+        predicted = model(images).argmax(1).tolist()
     classes = [names[label] for label in labels.tolist()]
-    return Explained(to_pictures(images, data.mean, data.std), classes, [names[label] for label in said], maps, layer)
+    return Explained(
+        to_pictures(images, data.mean, data.std), classes, [names[label] for label in predicted], maps, layer
+    )
 
 
-def answered(
+def explain_classes(
     task: Any, images: Tensor, answers: Int[Tensor, " images"]
 ) -> tuple[Float[Tensor, "images row column"], str]:
     """Grad-CAM for these classes, and the layer it is taken at; on the device and in the precision of the network."""
     images = images.to(task.device, next(task.net.parameters()).dtype)
     layer = usual_layer(task.net, images)
-    return grad_cam(_Judging(task), images, f"task.net.{layer}", answers), layer
+    return grad_cam(_LogitsModel(task), images, f"task.net.{layer}", answers), layer
 
 
 def usual_layer(net: nn.Module, images: Tensor) -> str:
@@ -135,7 +137,9 @@ def draw_explained(explained: Mapping[str, Explained]) -> Image.Image:
     """The images with their classes, and below them a row for each network."""
     first = next(iter(explained.values()))
     maps = {name: each.maps for name, each in explained.items()}
-    return draw_grad_cam(maps, first.pictures, first.classes, {name: each.said for name, each in explained.items()})
+    return draw_grad_cam(
+        maps, first.pictures, first.classes, {name: each.predicted for name, each in explained.items()}
+    )
 
 
 def caption_of(explained: Explained, class_counts: Sequence[int], names: Sequence[str], seed: int) -> str:

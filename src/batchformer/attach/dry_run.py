@@ -15,7 +15,7 @@ from batchformer.errors import UserError
 from batchformer.nn.streams import count_rows, resize_rows
 
 _SIZES = (224, 32, 64, 299, 384, 28, 96, 128, 256, 160, 192, 288, 336, 448, 512)  # a wrong one is refused at once
-_PIXEL_MASK = "pixel_mask"  # how transformers' detectors are told which pixels are image
+_PIXEL_MASK = "pixel_mask"  # the argument of transformers' detectors that marks image pixels
 _ATTENTION_MASK, _TOKEN_TYPES = "attention_mask", "token_type_ids"  # what tokenizers give beside the token ids
 
 
@@ -120,9 +120,9 @@ def takes_text(model: nn.Module) -> bool:
 
 
 def _input_shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    """What the model, or the one that transformers wraps, says of its input; then usual sizes."""
+    """Input shapes that the model declares, or the one that transformers wraps; then usual sizes."""
     inner = model._modules.get(getattr(model, "base_model_prefix", None) or "")
-    shapes = [shape for part in (model, inner) if part is not None for shape in _said_shapes(part)]
+    shapes = [shape for part in (model, inner) if part is not None for shape in _declared_shapes(part)]
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)), None)
     if isinstance(first, nn.Linear):
         shapes.append((first.in_features,))
@@ -130,7 +130,7 @@ def _input_shapes(model: nn.Module) -> list[tuple[int, ...]]:
     return shapes + [(channels, s, s) for s in _SIZES if (channels, s, s) not in shapes]
 
 
-def _said_shapes(model: nn.Module) -> list[tuple[int, ...]]:
+def _declared_shapes(model: nn.Module) -> list[tuple[int, ...]]:
     config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     size = config.get("input_size") if isinstance(config, dict) else getattr(config, "input_size", None)
     # a ViT made for another size than its weights
@@ -140,7 +140,7 @@ def _said_shapes(model: nn.Module) -> list[tuple[int, ...]]:
 
 
 def _shape_in_config(model: nn.Module) -> list[tuple[int, ...]]:
-    """What the configuration of transformers' models says, where it says anything."""
+    """The input shape in the configuration of a model of transformers, where it has one."""
     config = getattr(model, "config", None)
     config = getattr(config, "vision_config", config)
     size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)

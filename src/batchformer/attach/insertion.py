@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from batchformer.attach.doubled_input import PlainHalfOnly
     from batchformer.attach.hooks import InputHook
 
-_MASK = "attention_mask"  # how transformers' detectors tell their encoder layers which positions are image
+_MASK = "attention_mask"  # the argument of transformers' encoder layers that marks image positions
 
 
 def weak_reference(module: nn.Module | None) -> weakref.ref[nn.Module] | None:
@@ -109,7 +109,7 @@ class Site:
     def __init__(self) -> None:
         self.rows: int | None = None  # in the forward under way, for `hooks.RowCheck`
         self.made: set[int] = set()  # in every forward so far, for `Attachment.plain`
-        self.compiled = False  # then `made` does not tell: adding to it would fix the shapes of the compiled code
+        self.compiled = False  # then `made` is not complete: adding to it would fix the shapes of the compiled code
         self.infers = False  # see `Attachment.infer_with_batch`
 
     def note(self, rows: int) -> None:

@@ -11,9 +11,10 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveragi
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from batchformer.attach.attachment import PREFIX, Attachment, attach, attachment_of
+from batchformer.attach.attachment import Attachment, attach, attachment_of
 from batchformer.attach.insertion import InstanceForward
 from batchformer.attach.locate import get_submodule
+from batchformer.attach.state_dicts import PREFIX
 from batchformer.errors import UserError
 from batchformer.nn import StreamGuard, TwoStreamLoss, repeat_targets
 
@@ -118,7 +119,7 @@ class _PlainCheckpoint(InstanceForward):
     """Stands in for `on_save_checkpoint` of the LightningModule: takes the module's weights out of the model's.
 
     The callback's own hook would be too early, because the callbacks behind it may yet exchange the weights; and with
-    `save_weights_only=True` Lightning asks no callback. The LightningModule is asked always, and last.
+    `save_weights_only=True` Lightning calls no callback. The LightningModule is always called, and last.
     """
 
     def __init__(self, pl_module: L.LightningModule, prefix: str) -> None:

@@ -138,7 +138,7 @@ class Probe:
     def called_before(self, submodule: str) -> list[str]:
         """The largest submodules whose every call ends before that of `submodule` begins.
 
-        Which lies inside which is told by the times of the calls: one submodule may have several parents (CoaT's
+        Which lies inside which follows from the times of the calls: one submodule may have several parents (CoaT's
         blocks share some). One that is called by itself as well is left out, as it cannot know what it is given.
         """
         start = self.two[submodule].begins[0]

@@ -14,14 +14,14 @@ from batchformer.cli.training import (
     SEED_OF_LIGHTNING,
     SHORT,
     RunMaker,
-    a_word_while_loading,
+    command_line_variants,
+    loading_message,
     recipe_of,
     recipe_overrides,
     refuse_odd_names,
     refuse_unreachable_weights,
     seed_overrides,
-    variants_on_the_line,
-    words_again,
+    shell_arguments,
 )
 from batchformer.errors import UserError
 from batchformer.files import read_json, refuse_to_replace, write_json
@@ -97,7 +97,7 @@ def compared(args: list[str], show: bool = False) -> Path:
 
     if not resume:
         refuse_unreachable_weights(file, overrides)
-    with a_word_while_loading():
+    with loading_message():
         import torch
 
         from batchformer.cli.recipe_cli import RecipeCLI
@@ -116,7 +116,7 @@ def compared(args: list[str], show: bool = False) -> Path:
         _refuse_what_exists(out, folders, allowed)
     line, results = ProgressLine(len(planned)), []
     kept = ("name", "seeds", "variant", "variants", "targets", "init-from", *SHORT, "logger", "no-analysis")
-    again = f"batchformer compare {words_again(given, *kept)}"
+    again = f"batchformer compare {shell_arguments(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
 
     def clear() -> None:  # only when the first run is ready: a wrong call must not delete the old comparison
@@ -164,7 +164,7 @@ def compared(args: list[str], show: bool = False) -> Path:
         shown = [option for option in kept if option != "seeds"]
         table, content = _write_comparison(name, out, planned, results)
         if show:
-            _conclude(out, planned, results, table, content, words_again(given, *shown, "data-root"))
+            _conclude(out, planned, results, table, content, shell_arguments(given, *shown, "data-root"))
     return out
 
 
@@ -210,24 +210,24 @@ def _variants(cli: Any, given: Arguments) -> dict[str, list[tuple[str, str]]]:
     if given.flag("variants"):
         return read_variants(Path(given.value("variants") or ""))
     if given.flag("variant"):
-        on_the_line = variants_on_the_line(given.values["variant"])
+        on_the_line = command_line_variants(given.values["variant"])
         return {name: changed or known.get(name, []) for name, changed in on_the_line.items()}
     return known
 
 
 def _targets(data: Any, given: Arguments) -> list[str | None]:
     known = list(getattr(data, "targets", ()))
-    asked = [word for part in given.values.get("targets", []) for word in part.split(",") if word]
-    if not asked:
+    wanted = [word for part in given.values.get("targets", []) for word in part.split(",") if word]
+    if not wanted:
         return [None]
     if not known:
         raise UserError(f"--targets: {type(data).__name__} has no targets to choose from: leave it out.")
-    if asked == ["all"]:
+    if wanted == ["all"]:
         return known
-    for name in asked:
+    for name in wanted:
         if name not in known:
             raise UserError(f"--targets {name}: the data have {', '.join(known)}.")
-    return list(asked)
+    return list(wanted)
 
 
 def read_seeds(words: list[str]) -> list[int]:

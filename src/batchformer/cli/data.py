@@ -4,9 +4,9 @@ from pathlib import Path
 
 from batchformer.cli.arguments import Option, read_arguments
 from batchformer.cli.show import program
-from batchformer.cli.training import check_file, recipe_overrides, words_again
+from batchformer.cli.training import check_file, recipe_overrides, shell_arguments
 from batchformer.errors import UserError
-from batchformer.metrics.shots import SHOTS
+from batchformer.metrics.measures import SHOTS
 from batchformer.recipes import find_recipe
 
 HELP = """
@@ -45,7 +45,7 @@ def run(args: list[str]) -> int:
         made = write_miniature(*words[1:])
         print(f"{made}: a tiny {words[1]} in its official layout; use it with --data-root {words[2]}")
     elif len(words) == 1 and given.flag("check"):
-        return _check(words[0], recipe_overrides(given), given.value("out"), words_again(given, "data-root"))
+        return _check(words[0], recipe_overrides(given), given.value("out"), shell_arguments(given, "data-root"))
     elif len(words) == 1:
         _describe(words[0], recipe_overrides(given))
     else:

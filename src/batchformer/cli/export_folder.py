@@ -86,9 +86,9 @@ def _is_of_timm(found: Any, network: nn.Module) -> bool:
         return False
     arguments = {key: v for key, v in found.task.backbone_args.items() if not key.startswith("pretrained")}
     stock = timm.create_model(name, num_classes=network.num_classes, **arguments)
-    own, theirs = ({key: t.shape for key, t in each.state_dict().items()} for each in (network, stock))
+    own, expected = ({key: t.shape for key, t in each.state_dict().items()} for each in (network, stock))
     kinds = ([type(module) for module in each.modules()] for each in (network, stock))
-    return own == theirs and next(kinds) == next(kinds)
+    return own == expected and next(kinds) == next(kinds)
 
 
 def _write_timm_config(found: Any, network: Any, file: Path, labels: list[str]) -> None:
@@ -182,5 +182,5 @@ def _card(found: Any, plain: Plain, library: str, code: list[str], proof: str, h
         lines += ["```console", f"$ {result['command']}", "```", ""]
     made = {**versions(), **result.get("versions", {})}
     lines += ["With " + ", ".join(f"{name} {number}" for name, number in made.items()) + "."]
-    said = f"{license}." if license else "none was given; the weights may be bound by the licences of the data."
-    return "\n".join([*lines, "", "## Licence", "", said, ""])
+    licence = f"{license}." if license else "none was given; the weights may be bound by the licences of the data."
+    return "\n".join([*lines, "", "## Licence", "", licence, ""])

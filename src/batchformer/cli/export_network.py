@@ -41,8 +41,8 @@ class Plain:
     def difference(self, answers: Sequence[Tensor], half: bool, what: str) -> float:
         """The largest difference to the trained network; refused where it is more than rounding."""
         pairs = list(zip(answers, self.expected, strict=True))
-        found = max(float((mine.float() - theirs).abs().max()) for mine, theirs in pairs)
-        largest = max(float(theirs.abs().max()) for _, theirs in pairs)
+        found = max(float((answer.float() - expected).abs().max()) for answer, expected in pairs)
+        largest = max(float(expected.abs().max()) for _, expected in pairs)
         if not found <= TOLERANCE[half] * max(1.0, largest):
             raise UserError(
                 f"{what} does not reproduce the outputs of the trained network: they differ by {found:.3g} where the "
@@ -222,7 +222,7 @@ def _onnx(plain: Plain, half: bool, out: Path) -> tuple[bytes, str, list[str], f
     quiet.log_severity_level = 3
     providers = ["CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(model.SerializeToString(), quiet, providers=providers)
-    # the exporter has ways of its own to trace, some of which fix the size in spite of what was asked
+    # the exporter has several ways to trace, some of which fix the size in spite of `dynamic_shapes`
     batch = batch and not any(isinstance(given.shape[0], int) for given in session.get_inputs() if given.shape)
 
     def answer(given: tuple[Any, ...]) -> list[Tensor]:

@@ -12,12 +12,12 @@ from batchformer.cli.training import (
     SEED_OF_LIGHTNING,
     SHORT,
     RunMaker,
-    a_word_while_loading,
+    command_line_variants,
+    loading_message,
     recipe_of,
     refuse_unreachable_weights,
+    shell_arguments,
     single_run_overrides,
-    variants_on_the_line,
-    words_again,
 )
 from batchformer.errors import UserError, did_you_mean
 from batchformer.report.failures import failures_text
@@ -74,7 +74,7 @@ def trained(args: list[str]) -> RunFolder | None:
     overrides = [*single_run_overrides(given), ("run.recipe", name)]
     if not given.flag("resume"):
         refuse_unreachable_weights(file, overrides)
-    with a_word_while_loading():
+    with loading_message():
         from batchformer.cli.recipe_cli import RecipeCLI
         from batchformer.runs.progress import ProgressLine
         from batchformer.runs.result import variant_of
@@ -84,7 +84,7 @@ def trained(args: list[str]) -> RunFolder | None:
     cli, resume = RecipeCLI(), given.flag("resume")
     line = ProgressLine()
     kept = ("name", "method", "variant", SEED_OF_LIGHTNING, "seed", "init-from", *SHORT, "logger", "no-analysis")
-    again = f"batchformer fit {words_again(given, *kept)}"
+    again = f"batchformer fit {shell_arguments(given, *kept)}"
     maker = RunMaker(cli, file, line, resume, not given.flag("no-analysis"), again)
     overrides = [*variant_overrides(cli, file, given, overrides), *overrides]
     first = cli.load(file, overrides)
@@ -128,7 +128,7 @@ def variant_overrides(
     as_it_is = cli.load(file, [] if given.flag("variant") else overrides)
     known = cli.variants
     if given.flag("variant"):
-        name, changed = list(variants_on_the_line(given.values["variant"]).items())[-1]
+        name, changed = list(command_line_variants(given.values["variant"]).items())[-1]
         if not changed and name not in known:
             hint = did_you_mean(name, known) or f" There are: {', '.join(known)}."
             raise UserError(f"{file.stem} has no variant {name}.{hint}")
@@ -150,8 +150,8 @@ def _show(folder: RunFolder) -> None:
     result = folder.read_result()
     assert result is not None
     print(metrics_table(result))
-    if told := failures_text(result, str(folder.classes)):
-        print(f"\n{told}")
+    if failures := failures_text(result, str(folder.classes)):
+        print(f"\n{failures}")
     logs = "".join(f", {name}/" for name in ("tensorboard", "wandb") if (folder.path / name).is_dir())
     print(f"\nRun folder: {folder.path} (result.json, metrics.csv, checkpoints/{logs})")
     first = "report" if result["metrics"] else "test"  # without numbers there is nothing to report

@@ -64,7 +64,7 @@ def run(args: list[str]) -> int:
         explained[name] = explain(task, data, chosen, given.value("layer"))
     save_marked(draw_explained(explained), out, "grad-cam")
     for name, each in explained.items():
-        right = sum(said == true for said, true in zip(each.said, each.classes, strict=True))
+        right = sum(p == true for p, true in zip(each.predicted, each.classes, strict=True))
         print(f"{name}: {right} of {len(each.classes)} right, at {each.layer}")
     layers = " and ".join(dict.fromkeys(each.layer for each in explained.values()))
     print(f"\n{caption_of(replace(next(iter(explained.values())), layer=layers), counts, classes, seed)}\n{out}")

@@ -42,7 +42,7 @@ def unknown_key(key: str, known_keys: Iterable[str]) -> UserError:
     """The error about a key that no recipe has, with the nearest one."""
     if key.rsplit(".", 1)[-1] == "num_classes":
         return UserError(f"Unknown key {key}: how many classes there are is read from the data, leave it out.")
-    if key.rsplit(".", 1)[-1] == "holdout":  # which --best and --early-stop ask for
+    if key.rsplit(".", 1)[-1] == "holdout":  # which --best and --early-stop set
         return UserError(
             "--best and --early-stop choose by images held out of the training set (data.holdout), and these data hold "
             "none out; folders, lists and detection data can, the evaluation set chooses nothing."

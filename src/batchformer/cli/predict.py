@@ -80,8 +80,8 @@ def other_class_folders(places: list[str], images: list[Path], classes: list[str
     others = [name for name in names if name not in classes]
     if not others or len(others) == len(names):
         return ""
-    told, known = (", ".join(words[:5]) + ", ..." * (len(words) > 5) for words in (others, classes))
-    return f"Note: no class of the training has the name of the folders {told} (its classes are {known})."
+    unknown, known = (", ".join(words[:5]) + ", ..." * (len(words) > 5) for words in (others, classes))
+    return f"Note: no class of the training has the name of the folders {unknown} (its classes are {known})."
 
 
 def find_images(places: list[str]) -> Iterator[Path]:

@@ -21,6 +21,7 @@ What the backbone of a pre-training run is worth: train a linear classifier on i
   --out DIR         run folder (RUN-probe); DIR.yaml beside it is the recipe that was trained
   --data-root, --epochs, --lr, --batch-size, --device, --logger, --resume, --overwrite, --no-analysis,
                     --print-config and any field (--model.optimizer.lr 10) as in fit
+  --trust           import classes outside this package that the run folder names; only if you know where it comes from
 
 A network of timm or a file needs no run: batchformer fit linear-probe --model.backbone resnet50 --init-from FILE
 """
@@ -58,7 +59,8 @@ _LEFT_OUT = ("views", "augment_repeats")
 
 
 def run(args: list[str]) -> int:
-    given = read_arguments(args, [*_PASSED_ON, *map(Option, ("protocol", "labels", "out"))], recipe_keys=True)
+    own = [*map(Option, ("protocol", "labels", "out")), Option("trust", "nothing")]
+    given = read_arguments(args, [*_PASSED_ON, *own], recipe_keys=True)
     if len(given.positional) != 1:
         raise UserError("probe needs one run folder: batchformer probe runs/mae-digits/batchformer-seed0")
     protocol = given.value("protocol") or "moco-v3"
@@ -73,7 +75,10 @@ def run(args: list[str]) -> int:
     import yaml
 
     from batchformer.cli import fit
+    from batchformer.cli.recipe_cli import refuse_code_of_others
 
+    if not given.flag("trust"):
+        refuse_code_of_others(recipe["task"], recipe, folder.config)
     out = given.value("out") or f"{folder.path}-{'finetune' if protocol == 'finetune' else 'probe'}"
     name = f"{recipe['run'].pop('recipe')}-{protocol}"
     words = [word for key, value in given.recipe_keys for word in (f"--{key}", value)]
@@ -134,5 +139,6 @@ def recipe_of_probe(folder: RunFolder, protocol: str, labels: str | None) -> dic
             "reference": config["run"].get("reference", "baseline"),
             "init_from": {"network": str(folder.path)},
             "threads": config["run"].get("threads"),
+            "code": config["run"].get("code"),
         },
     }

@@ -54,7 +54,12 @@ class RecipeCLI:
         kept = run.get("code") if isinstance(run := content.get("run"), dict) else None  # the folder a run recorded
         code = Path(kept) if isinstance(kept, str) else file.resolve().parent
         if not self.trust:
-            _refuse_code_of_others(name, content, file)
+            refuse_code_of_others(name, content, file)
+        named = [name, *(path for key, path in (*_texts(content), *overrides) if key.endswith("class_path"))]
+        if any("." in path and not path.startswith(_KNOWN_CODE) for path in map(str, named)):
+            overrides = [("run.code", str(code)), *overrides]
+            if str(code) not in sys.path:
+                sys.path.append(str(code))  # at the end: it must not shadow other modules
         task = self._task(name, file, code)
         if task not in self._parsers:
             self._parsers[task] = TaskCLI(task)
@@ -65,9 +70,6 @@ class RecipeCLI:
         usual = _named_overrides(PAIR, "variants") if "model.method" in keys else {"default": []}
         self.variants = usual if variants is None else _named_overrides(variants, f"variants in {file}")
         self.stages = _stages_in(stages, file)
-        outside = {name, *(path for key, path in _texts(content) if key == "class_path")} - set(TASKS)
-        if any(not path.startswith(_KNOWN_CODE) for path in outside):
-            overrides = [("run.code", str(code)), *overrides]
         resolved = self._current.load(content, file, [(current_key(key), value) for key, value in overrides])
         return resolved if name == DEFAULT_TASK else {"task": name, **resolved}
 
@@ -83,8 +85,6 @@ class RecipeCLI:
         if not isinstance(name, str) or "." not in name:
             hint = did_you_mean(str(name), TASKS) or f" There are: {', '.join(TASKS)}, or the class path of your own."
             raise UserError(f"task in {file}: there is no {name}.{hint}")
-        if str(code) not in sys.path:
-            sys.path.append(str(code))  # at the end: it must not shadow other modules
         module, _, kind = name.rpartition(".")
         try:
             found = getattr(importlib.import_module(module), kind)
@@ -218,7 +218,8 @@ def _texts(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(value, inner)
 
 
-def _refuse_code_of_others(task: Any, content: dict[str, Any], file: Path) -> None:
+def refuse_code_of_others(task: Any, content: dict[str, Any], file: Path) -> None:
+    """Refuse a file that names classes outside this package, wherever one may stand in it."""
     named = [task] if isinstance(task, str) and task not in TASKS else []
     named += [path for key, path in _texts(content) if key == "class_path"]
     # jsonargparse takes a text for a class path, or for a file with more settings, wherever a class may stand

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from batchformer.metrics.measures import Measure, measures_of, with_current_names
-from batchformer.metrics.shots import count_shots
+from batchformer.metrics.measures import Measure, count_shots, measures_of, with_current_names
 
 
 def program() -> str:

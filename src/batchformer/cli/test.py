@@ -35,8 +35,8 @@ def run(args: list[str]) -> int:
     from batchformer.runs.folder import is_main_process
     from batchformer.runs.progress import ProgressLine
     from batchformer.runs.recorder import RunRecorder
-    from batchformer.runs.result import variant_of
-    from batchformer.runs.trainer import interrupts_as_they_are, make_trainer
+    from batchformer.runs.result import add_findings, variant_of
+    from batchformer.runs.trainer import as_keyboard_interrupt, make_trainer
 
     found = load_run(given.positional[0], root_override(given), given.flag("trust"))
     recorder = RunRecorder()
@@ -44,7 +44,7 @@ def run(args: list[str]) -> int:
     if keywords.get("limit_val_batches") == 0:  # of a run that was trained without evaluation; here it is wanted
         keywords["limit_val_batches"] = None
     trainer = make_trainer(found.folder, keywords, [recorder], ProgressLine())
-    with interrupts_as_they_are(trainer):
+    with as_keyboard_interrupt(trainer):
         trainer.validate(found.task, datamodule=found.data, verbose=False)
     if not is_main_process():
         return 0  # rank 0 has the results of all processes and prints them
@@ -61,7 +61,8 @@ def run(args: list[str]) -> int:
         "class_names": found.task.data_info.get("classes", []),
     }
     print(metrics_table(fresh))
-    _tell_failures(fresh, failures(found.task, found.data, trainer), given.value("classes"))
+    add_findings(fresh, failures(found.task, found.data, trainer))
+    _show_failures(fresh, given.value("classes"))
     if stored is None:
         print(f"\nThe run is not finished (epoch {found.epochs_done} of {found.config['trainer']['max_epochs']}): "
               "there is no result.json to compare with.")  # fmt: skip
@@ -87,20 +88,12 @@ def run(args: list[str]) -> int:
     return 1
 
 
-def _tell_failures(fresh: dict[str, Any], found: dict[str, Any], listed: str | None) -> None:
-    """Print which classes fail, and write the list of all where it was asked for."""
+def _show_failures(fresh: dict[str, Any], listed: str | None) -> None:
+    """Print which classes fail, and with --classes write the list of all."""
     from batchformer.report.failures import failures_csv, failures_text
 
-    measured = found.pop("measured", [])
-    fresh = {
-        **fresh,
-        **found,
-        "measures": [*fresh["measures"], *(measure.as_dict() for measure, _ in measured)],
-        "metrics": {**fresh["metrics"], **{measure.key: value for measure, value in measured}},
-    }
-    told = failures_text(fresh, "with --classes FILE.csv" if listed is None else listed)
-    if told:
-        print(f"\n{told}")
+    if summary := failures_text(fresh, "with --classes FILE.csv" if listed is None else listed):
+        print(f"\n{summary}")
     if listed is None:
         return
     if not (text := failures_csv(fresh)):

@@ -54,9 +54,9 @@ def recipe_of(given: Arguments, command: str) -> tuple[str, Path]:
 def name_of_recipe(given: Arguments, found: str, file: Path) -> str:
     """``--name``, else ``--run.recipe``, else what the file says under ``run: recipe:``, else the name of the file."""
     on_the_line = [value for key, value in given.recipe_keys if key == "run.recipe"]
-    said = _section(read_recipe(file), "run").get("recipe")
-    said = said if isinstance(said, str) else ""
-    return given.value("name") or (on_the_line[-1] if on_the_line else "") or said or found
+    in_file = _section(read_recipe(file), "run").get("recipe")
+    in_file = in_file if isinstance(in_file, str) else ""
+    return given.value("name") or (on_the_line[-1] if on_the_line else "") or in_file or found
 
 
 def _section(recipe: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def refuse_unreachable_weights(file: Path, overrides: Sequence[tuple[str, str]])
     recipe = read_recipe(file)
     sources, backbone = dict(_section(recipe, "run", "init_from")), _section(recipe, "model").get("backbone")
     if _section(recipe, "model", "backbone_args").get("pretrained") is True:
-        sources["network"] = PRETRAINED  # the older way to ask for them
+        sources["network"] = PRETRAINED  # the older option for them
     for key, value in overrides:
         if key == "run.init_from":
             sources = {}
@@ -169,7 +169,7 @@ def seed_overrides(seed: int) -> Overrides:
     return [("model.seed", str(seed)), ("data.init_args.seed", str(seed))]
 
 
-def variants_on_the_line(words: Sequence[str]) -> dict[str, Overrides]:
+def command_line_variants(words: Sequence[str]) -> dict[str, Overrides]:
     """``name:key=value,key=value``; a name given again changes more keys, one without keys is the recipe as it is."""
     variants: dict[str, Overrides] = {}
     for word in words:
@@ -190,7 +190,7 @@ def refuse_odd_names(names: Sequence[str]) -> None:
             raise UserError(f"{name!r} cannot name a run: use letters, digits, and . + - _ only.")
 
 
-def words_again(given: Arguments, *options: str) -> str:
+def shell_arguments(given: Arguments, *options: str) -> str:
     """The arguments of this command as text for the shell: the recipe, these options, all fields."""
     short: list[str] = []
     for name in options:
@@ -203,7 +203,7 @@ def words_again(given: Arguments, *options: str) -> str:
 
 
 @contextmanager
-def a_word_while_loading() -> Iterator[None]:
+def loading_message() -> Iterator[None]:
     """Show in a terminal that torch and Lightning are being imported, which takes seconds."""
     shown = sys.stderr.isatty() and "torch" not in sys.modules
     if shown:

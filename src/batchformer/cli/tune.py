@@ -10,11 +10,11 @@ from batchformer.cli.show import program
 from batchformer.cli.training import (
     COMMON,
     SHORT,
-    a_word_while_loading,
+    loading_message,
     recipe_of,
     refuse_unreachable_weights,
+    shell_arguments,
     single_run_overrides,
-    words_again,
 )
 from batchformer.errors import UserError
 
@@ -42,7 +42,7 @@ def run(args: list[str]) -> int:
         raise UserError(f"--find {what}: expected {', '.join(_CHOICES)}.")
     overrides = single_run_overrides(given)
     refuse_unreachable_weights(file, overrides)
-    with a_word_while_loading():
+    with loading_message():
         import torch
 
         from batchformer.cli.recipe_cli import RecipeCLI
@@ -71,7 +71,7 @@ def run(args: list[str]) -> int:
             found += ["--lr", f"{rate:.2g}"]
             print(f"learning rate:  {rate:.2g}, where the loss falls fastest (it was {optimizer['lr']:g})")
     names = ("variant", "method", "seed", "data-root", "init-from", *SHORT, "name", "out", "logger", "no-analysis")
-    again = words_again(given, *(name for name in names if f"--{name}" not in found))
+    again = shell_arguments(given, *(name for name in names if f"--{name}" not in found))
     print(f"\nNext: {program()} fit {again} {shlex.join(found)}")
     return 0
 

@@ -15,10 +15,10 @@ from PIL import Image
 from batchformer.data.images import ImageFacts, inspect_image, pixel_digest
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.data_module import ImageFile
-from batchformer.data.sets.annotations import Problem, Skipped, file_digest
+from batchformer.data.sets.annotations import Skipped, WrongEntry, file_digest
 from batchformer.errors import UserError
+from batchformer.metrics.measures import FEW_BELOW
 
-FEW = 20  # images: below that a class is listed, as in the split Few of long-tailed recognition
 _AT_ONCE = 64
 _NAMED = 3  # copies of a picture that are named
 
@@ -38,7 +38,7 @@ KINDS = {
     "leak": Kind("The same picture in training and evaluation", True, "--skip-bad leaves out the training copy"),
     "classes": Kind("The same picture in several classes", True, "--skip-bad leaves out all copies in training"),
     "copies": Kind("The same picture twice in one set", False, "kept"),
-    "few": Kind(f"Classes of fewer than {FEW} training images or boxes", False, "add some"),
+    "few": Kind(f"Classes of fewer than {FEW_BELOW} training images or boxes", False, "add some"),
     "unseen": Kind("Classes without anything to evaluate on", False, "they have no result; add images"),
     "empty": Kind("Images without any box", False, "kept; --data.keep_empty false leaves them out of training"),
     "passed": Kind("Files passed over", False, "they are no images that can be read here"),
@@ -59,7 +59,6 @@ class Check:
     smaller: int  # images with a side below `image_size`
     image_size: int | None
     class_counts: dict[str, int] = field(default_factory=dict)
-    counted: str = "images"
     skip: Skipped = field(default_factory=Skipped)
 
     @property
@@ -78,7 +77,7 @@ def check_data(data: Any, progress: Callable[[int, int], None] | None = None) ->
         raise UserError("the data of this recipe are not image files: there is nothing to check.")
     if data.targets and data.target is None:
         data.target = data.targets[0]  # every domain is read, whichever is left out of training
-    problems: list[Problem] = data.annotation_problems()
+    problems: list[WrongEntry] = data.annotation_problems()
     root = os.path.expanduser(data.root)
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     found["annotation"] = [f"{problem.file}: {problem.reason}" for problem in problems]
@@ -198,7 +197,7 @@ def _list(paths: set[str]) -> str:
 def _classes(data: Any, found: dict[str, list[str]]) -> None:
     names, counts = list(data.class_names), list(data.class_counts)
     trained = DataInfo.of(data).get("seen") or [name != "N/A" for name in names]  # unseen pairs have none on purpose
-    few = sorted((n, name) for name, n, seen in zip(names, counts, trained, strict=True) if n < FEW and seen)
+    few = sorted((n, name) for name, n, seen in zip(names, counts, trained, strict=True) if n < FEW_BELOW and seen)
     found["few"] = [f"{name}: {count}" for count, name in few]
     labels = getattr(data, "set_labels", {}).get(data.evaluation_sets[0])
     if labels is not None:
@@ -210,7 +209,7 @@ def _classes(data: Any, found: dict[str, list[str]]) -> None:
 
 
 def _skip_of(
-    root: str, problems: Sequence[Problem], files: set[str] | None = None, training: set[str] | None = None
+    root: str, problems: Sequence[WrongEntry], files: set[str] | None = None, training: set[str] | None = None
 ) -> Skipped:
     entries: dict[str, set[int]] = {}
     for problem in problems:
@@ -227,7 +226,6 @@ def _summary(
 ) -> Check:  # fmt: skip
     good = [fact for fact in facts.values() if not isinstance(fact, str)]
     size = getattr(data, "image_size", None)
-    things = "boxes" if hasattr(data, "train_boxes") else "images"
     return Check(
         root=str(data.root),
         sets={name: len(each) for name, each in files.items()},
@@ -239,7 +237,6 @@ def _summary(
         smaller=sum(min(fact.width, fact.height) < (size or 0) for fact in good),
         image_size=size,
         class_counts={str(n): int(c) for n, c in zip(data.class_names, data.class_counts, strict=True) if n != "N/A"},
-        counted=things,
         skip=skip,
     )
 

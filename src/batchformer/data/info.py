@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from batchformer.errors import UserError
+
 HOLDOUT = "holdout"  # the evaluation set that is cut from the training images of a folder, to choose by
 _NAMED = 2  # of the classes that differ
-_ASKED = ("class_counts", "image_size", "mean", "std", "category_ids", "is_thing")
+_ATTRIBUTES = ("class_counts", "image_size", "mean", "std", "category_ids", "is_thing")
 
 
 class DataInfo(dict[str, Any]):
@@ -24,7 +26,7 @@ class DataInfo(dict[str, Any]):
             return data
         if hasattr(data, "declare"):
             return cls(data.declare())
-        values = {name: getattr(data, name) for name in _ASKED if getattr(data, name, None) is not None}
+        values = {name: getattr(data, name) for name in _ATTRIBUTES if getattr(data, name, None) is not None}
         names = getattr(data, "class_names", None) or getattr(data, "classes", None)
         if names is None and (number := getattr(data, "num_classes", None)) is not None:
             names = [str(label) for label in range(number)]
@@ -41,7 +43,7 @@ class DataInfo(dict[str, Any]):
         return dict(self)
 
 
-def class_differences(before: Sequence[str], now: Sequence[str]) -> str:
+def _class_differences(before: Sequence[str], now: Sequence[str]) -> str:
     """What differs in the names of classes or their order: missing, new and moved ones, of each kind the first two."""
     at, at_now = ({name: label for label, name in enumerate(names)} for names in (before, now))
     kinds = {
@@ -49,8 +51,26 @@ def class_differences(before: Sequence[str], now: Sequence[str]) -> str:
         "new": [f"{name} ({label})" for name, label in at_now.items() if name not in at],
         "moved": [f"{n} ({at[n]} to {label})" for n, label in at_now.items() if at.get(n, label) != label],
     }
-    told = []
+    parts = []
     for kind, names in kinds.items():
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        told += [f"{kind}: {', '.join(names[:_NAMED])}{more}"] if names else []
-    return "; ".join(told)
+        parts += [f"{kind}: {', '.join(names[:_NAMED])}{more}"] if names else []
+    return "; ".join(parts)
+
+
+def refuse_other_classes(now: DataInfo, trained: DataInfo) -> None:
+    """Refuse data with other classes than in training, or in another order: labels would mean other classes."""
+    before, after = ([str(name) for name in info.get("classes", ())] for info in (trained, now))
+    if before == after:
+        return
+    if any(names == [str(label) for label in range(len(names))] for names in (before, after)):  # without names
+        if len(before) == len(after):
+            return
+        raise UserError(
+            f"this task was built for {len(before)} classes and cannot take {len(after)}: use the data it was "
+            "trained on, or a new task."
+        )
+    raise UserError(
+        f"the classes of the data are not those of the training ({_class_differences(before, after)}), so labels "
+        "would mean other classes: name and order them as in the training, or train on these data."
+    )

@@ -1,6 +1,6 @@
 """Word vectors of class names, from files of GloVe, word2vec and fastText (text or binary) and arrays (.npz).
 
-Only the words that are asked for are kept. Nothing is downloaded.
+Only the requested words are kept. Nothing is downloaded.
 """
 
 import mmap
@@ -19,7 +19,7 @@ from batchformer.errors import UserError, reason_of
 Vectors = dict[str, np.ndarray]
 _PARTS = re.compile(r"[\s_\-./]+")
 _FASTTEXT, _FASTTEXT_VERSIONS = 793712314, (11, 12)
-_WAY_OUT = "give a text or binary file of GloVe, word2vec or fastText, or an .npz with `words` and `vectors`"
+_ADVICE = "give a text or binary file of GloVe, word2vec or fastText, or an .npz with `words` and `vectors`"
 
 
 def embed_names(
@@ -78,7 +78,7 @@ def read_vectors(file: Path, wanted: Iterable[str]) -> Vectors:
     except (OSError, ValueError, KeyError, struct.error, EOFError) as problem:
         if isinstance(problem, UserError):
             raise
-        raise UserError(f"{file} cannot be read as word vectors ({reason_of(problem)}): {_WAY_OUT}.") from problem
+        raise UserError(f"{file} cannot be read as word vectors ({reason_of(problem)}): {_ADVICE}.") from problem
     if bad := [word for word, vector in found.items() if not np.isfinite(vector).all()]:
         raise UserError(f"{file}: the vector of {bad[0]!r} has values that are no numbers: repair the file.")
     return found

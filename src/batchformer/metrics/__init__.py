@@ -1,10 +1,9 @@
-"""Metrics. `shots`, the limits of many, medium and few, needs no torch; what does is imported lazily."""
+"""Metrics. `measures` needs no torch; what does is imported lazily."""
 
 from typing import TYPE_CHECKING
 
 from batchformer.lazy import lazy_names
-from batchformer.metrics.measures import Measure
-from batchformer.metrics.shots import count_shots, shot_of
+from batchformer.metrics.measures import Measure, count_shots, shot_of
 
 if TYPE_CHECKING:
     from batchformer.metrics.accuracy import DomainScores, ShotAccuracy, TopAccuracy

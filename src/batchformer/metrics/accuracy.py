@@ -8,7 +8,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from batchformer.errors import UserError
-from batchformer.metrics.shots import SHOTS, shot_of
+from batchformer.metrics.measures import SHOTS, shot_of
 
 TOP = 5
 

@@ -39,16 +39,16 @@ def class_report(predictions: Int[Tensor, " images"], labels: Int[Tensor, " imag
     """Compare the predicted with the true classes.
 
     Balanced accuracy is the mean recall over the classes that have images; macro F1 the mean F1 over the classes that
-    have images or were said.
+    have images or were predicted.
     """
-    images, said = (torch.bincount(each, minlength=classes) for each in (labels, predictions))
+    images, predicted = (torch.bincount(each, minlength=classes) for each in (labels, predictions))
     each: dict[str, Any] = {"num_classes": classes, "average": "none"}
     precision = 100 * tm.multiclass_precision(predictions, labels, **each).double()
     recall = 100 * tm.multiclass_recall(predictions, labels, **each).double()
     f1 = 100 * tm.multiclass_f1_score(predictions, labels, **each).double()
-    precision[said == 0] = math.nan
+    precision[predicted == 0] = math.nan
     recall[images == 0] = math.nan
-    f1[(images == 0) & (said == 0)] = math.nan
+    f1[(images == 0) & (predicted == 0)] = math.nan
     matrix: list[list[int]] = []
     if classes <= MOST_IN_MATRIX:
         matrix = tm.multiclass_confusion_matrix(predictions, labels, num_classes=classes).tolist()
@@ -108,8 +108,8 @@ def calibration(
         scaled = _confidence(logits, temperature)
     else:
         temperature, fitted_on, scaled = fit_temperature(logits, labels), "halves", torch.empty_like(confidence)
-        for mine, others in ((0, 1), (1, 0)):
-            scaled[mine::2] = _confidence(logits[mine::2], fit_temperature(logits[others::2], labels[others::2]))
+        for half, others in ((0, 1), (1, 0)):
+            scaled[half::2] = _confidence(logits[half::2], fit_temperature(logits[others::2], labels[others::2]))
     return Calibration(ece, bins, temperature, fitted_on, expected_error(scaled, right), reliability(scaled, right))
 
 
@@ -162,12 +162,12 @@ def worst_mistakes(logits: Float[Tensor, "images classes"], labels: Int[Tensor, 
 
     At most two with the same true and predicted class: one confusion must not fill the picture.
     """
-    confidence, said = _confidence(logits, 1.0), logits.argmax(1)
-    wrong = torch.nonzero(said != labels)[:, 0]
+    confidence, predicted = _confidence(logits, 1.0), logits.argmax(1)
+    wrong = torch.nonzero(predicted != labels)[:, 0]
     seen: dict[tuple[int, int], int] = {}
     chosen: list[int] = []
     for image in wrong[torch.argsort(-confidence[wrong], stable=True)].tolist():
-        pair = int(labels[image]), int(said[image])
+        pair = int(labels[image]), int(predicted[image])
         seen[pair] = seen.get(pair, 0) + 1
         if seen[pair] <= 2:
             chosen.append(image)

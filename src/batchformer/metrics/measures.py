@@ -13,6 +13,11 @@ from typing import Any, Literal
 
 from batchformer.errors import UserError
 
+# How the tables of long-tailed recognition split the classes by their training images.
+Shot = Literal["many", "medium", "few"]
+SHOTS: tuple[Shot, ...] = ("many", "medium", "few")
+MANY_ABOVE, FEW_BELOW = 100, 20
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -99,9 +104,9 @@ def _with_the_module(*named: tuple[str, str], detail: bool = False) -> Iterator[
 
 LONG_TAILED = (
     Measure("accuracy", "All", primary=True, name="accuracy over all classes"),
-    Measure("many", "Many", note="> 100 images"),
-    Measure("medium", "Medium", note="20 to 100"),
-    Measure("few", "Few", note="< 20", in_progress=True),
+    Measure("many", "Many", note=f"> {MANY_ABOVE} images"),
+    Measure("medium", "Medium", note=f"{FEW_BELOW} to {MANY_ABOVE}"),
+    Measure("few", "Few", note=f"< {FEW_BELOW}", in_progress=True),
 )
 CLASSIFICATION = (
     Measure("top1", "Top-1", primary=True, name="top-1 accuracy"),
@@ -291,3 +296,16 @@ def with_current_names(result: Mapping[str, Any]) -> dict[str, Any]:
 def known(values: Iterable[Any]) -> list[float]:
     """Those of the values that are finite numbers."""
     return [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
+
+
+def shot_of(training_images: float) -> Shot:
+    """Many: more than 100 training images; medium: 20 to 100, both included; few: less than 20."""
+    if training_images > MANY_ABOVE:
+        return "many"
+    return "medium" if training_images >= FEW_BELOW else "few"
+
+
+def count_shots(class_counts: Iterable[float]) -> dict[str, int]:
+    """How many classes each split has."""
+    shots = [shot_of(count) for count in class_counts]
+    return {shot: shots.count(shot) for shot in SHOTS}

@@ -57,10 +57,12 @@ def attention_rows(
         rope: rotary embedding of the tokens behind the prefix: timm's tensor, or cosines and sines (transformers).
     """
     start = prefix if query == "mean" else 0
-    asking = tokens[:, :1] if query == "class" else tokens[:, start:]
+    query_tokens = tokens[:, :1] if query == "class" else tokens[:, start:]
     if query == "mean" and rope is None and isinstance(getattr(layer, "q_norm", None), nn.Identity | None):
-        asking = asking.mean(1, keepdim=True)  # the mean of the queries is the query of the mean: one row to project
-    q = _rotated(layer, project(layer, asking, "q"), rope, prefix - start)
+        query_tokens = query_tokens.mean(
+            1, keepdim=True
+        )  # the mean of the queries is the query of the mean: one row to project
+    q = _rotated(layer, project(layer, query_tokens, "q"), rope, prefix - start)
     k = _rotated(layer, project(layer, tokens if keys is None else keys, "k"), rope, prefix)
     if query == "mean":
         q = q.mean(2, keepdim=True)

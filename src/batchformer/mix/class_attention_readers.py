@@ -30,9 +30,6 @@ class Reader(ABC):
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False) -> Tensor:
         """The rows of this layer."""
 
-    def asked(self, whole: bool) -> Query:
-        return "all" if whole else self.query
-
 
 class TokenReader(Reader):
     """Attention over a row of tokens (batch, tokens, width): ViT, DeiT, BEiT, EVA; class attention of CaiT and XCiT.
@@ -61,19 +58,19 @@ class TokenReader(Reader):
         keys = given.get("key")
         if isinstance(layer, nn.MultiheadAttention) and not layer.batch_first:
             tokens, keys = tokens.transpose(0, 1), None if keys is None else keys.transpose(0, 1)
-        asked = self.asked(whole and not self.class_alone)
+        query: Query = "all" if whole and not self.class_alone else self.query
         if keys is not None and keys.shape[1] != tokens.shape[1]:
             if whole or tokens.shape[1] != 1:
                 raise UserError(
                     f"{tokens.shape[1]} tokens of a {type(layer).__name__} attend to {keys.shape[1]} others, and "
                     f"TransMix reads self-attention or the attention of one probe: choose another block= by its number."
                 )
-            asked = "class"
+            query = "class"
         position, rope, bias = given.get("position_embeddings"), given.get("rope"), _bias(layer, given)
         if position is not None and rotates_halves(layer):
             rope = position[0], position[1]
         _refuse_unknown_inputs(layer, given, self.names)
-        rows = attention_rows(layer, tokens, asked, self.prefix, keys=keys, bias=bias, rope=rope).mean(1)
+        rows = attention_rows(layer, tokens, query, self.prefix, keys=keys, bias=bias, rope=rope).mean(1)
         if whole and self.class_alone:
             others = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)[1:]
             return torch.cat([rows, others.expand(len(rows), -1, -1)], dim=1)

@@ -77,7 +77,7 @@ def creation_code(name: str, num_classes: int, arguments: Mapping[str, Any]) -> 
     return f"timm.create_model({name!r}, num_classes={num_classes}{given})", "import timm"
 
 
-def read_tensors(file: Path, way_out: str = "give a .pth, .pt or .safetensors file") -> dict[str, Tensor]:
+def read_tensors(file: Path, advice: str = "give a .pth, .pt or .safetensors file") -> dict[str, Tensor]:
     """Tensors by name, from a state dict or from a checkpoint that holds one; nothing in the file is executed."""
     try:
         if file.suffix == ".safetensors":
@@ -87,7 +87,7 @@ def read_tensors(file: Path, way_out: str = "give a .pth, .pt or .safetensors fi
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as problem:  # the type depends on what is wrong with the file
         raise UserError(  # the first sentence only: torch then recommends an unsafe load
-            f"{file} is no file of weights that torch can read ({reason_of(problem)}): {way_out}."
+            f"{file} is no file of weights that torch can read ({reason_of(problem)}): {advice}."
         ) from problem
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):

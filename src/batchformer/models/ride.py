@@ -219,7 +219,7 @@ def expert_network(
         channels = list(net.widths)
     else:
         blocks = [net.get_submodule(name)[0] for name in stages]
-        channels = [told["num_chs"] // b.expansion for told, b in zip(net.feature_info[1:], blocks, strict=True)]
+        channels = [info["num_chs"] // b.expansion for info, b in zip(net.feature_info[1:], blocks, strict=True)]
     narrow = [round(width * count) if name in late else count for count, name in zip(channels, stages, strict=True)]
     _refuse_too_narrow(experts, width, dict(zip(stages, narrow, strict=True)), late, grows=small)
     if width != 1:

@@ -172,8 +172,8 @@ def exchange_sizes(
 
 def _check(lines: list[list[int]], ranks: list[int]) -> None:
     for rank, line in zip(ranks[1:], lines[1:], strict=True):
-        for field, theirs, first in zip(_FIELDS[1:], line[1:], lines[0][1:], strict=True):
-            if theirs != first:
+        for field, value, first in zip(_FIELDS[1:], line[1:], lines[0][1:], strict=True):
+            if value != first:
                 raise UserError(
                     f'scope="global" needs the same {_WORDS.get(field, field)} on every process: rank {ranks[0]} has '
                     f"{_describe(lines[0])}, rank {rank} has {_describe(line)}; {_WAYS_OUT.get(field, _SAME_MODEL)}."

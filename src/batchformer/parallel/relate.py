@@ -196,16 +196,16 @@ class _ToRows(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, positions: int, peers: Peers) -> Tensor:  # type: ignore[override]
         ctx.peers = peers
         share = shares(positions, peers.count)
-        width, own, mine = x.shape[2], share[peers.rank], peers.rows[peers.rank]
+        width, own, own_rows = x.shape[2], share[peers.rank], peers.rows[peers.rank]
         received = _exchange(
             x.reshape(-1),
             [rows * own * width for rows in peers.rows],
-            [mine * positions * width for positions in share],
+            [own_rows * positions * width for positions in share],
             peers,
             x,
         )
-        pieces = received.split([mine * positions * width for positions in share])
-        return torch.cat([p.view(mine, n, width) for p, n in zip(pieces, share, strict=True)], dim=1)
+        pieces = received.split([own_rows * positions * width for positions in share])
+        return torch.cat([p.view(own_rows, n, width) for p, n in zip(pieces, share, strict=True)], dim=1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

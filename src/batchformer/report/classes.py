@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from statistics import fmean
 
-from batchformer.metrics.measures import Measure
-from batchformer.metrics.shots import FEW_BELOW, MANY_ABOVE
+from batchformer.metrics.measures import FEW_BELOW, MANY_ABOVE, Measure
 from batchformer.report.charts import (
     Axis,
     Chart,

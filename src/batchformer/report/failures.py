@@ -67,11 +67,12 @@ def failures_text(result: Mapping[str, Any], where: str) -> str:
 def _scores(result: Mapping[str, Any]) -> list[str]:
     measures: dict[str, Measure] = {each.key: each for each in measures_of(with_current_names(result))}
     values = {key: result["metrics"].get(key) for key in KEYS}
-    told = [f"{measures[k].label} {v:.1f} %" for k, v in values.items() if v is not None and k != "ece_scaled"]
-    if values["ece_scaled"] is not None:
+    texts = {k: f"{v:.1f} {measures[k].unit}".strip() for k, v in values.items() if v is not None}
+    scores = [f"{measures[k].label} {text}" for k, text in texts.items() if k != "ece_scaled"]
+    if "ece_scaled" in texts:
         temperature = result["failures"]["calibration"]["temperature"]
-        told[-1] += f" ({values['ece_scaled']:.1f} % with temperature {temperature:.2f}: predict --calibrated)"
-    return told
+        scores[-1] += f" ({texts['ece_scaled']} with temperature {temperature:.2f}: predict --calibrated)"
+    return scores
 
 
 def failures_csv(result: Mapping[str, Any]) -> str:
@@ -144,12 +145,12 @@ def _of_variant(name: str, runs: Sequence[Run]) -> str:
 
 
 def _totals(runs: Sequence[Run]) -> str:
-    told = []
+    totals = []
     for key in KEYS:
         values = [value for run in runs if (value := run.metrics.get(key)) is not None]
-        label = next((m.label for m in runs[0].measures if m.key == key), key)
-        told += [f"{escape(label)} <b>{format_summary(summarise(values), 1)} %</b>"] if values else []
-    return f'<p class="totals">{" · ".join(told)}</p>' if told else ""
+        label, unit = next(((m.label, m.unit) for m in runs[0].measures if m.key == key), (key, ""))
+        totals += [f"{escape(label)} <b>{format_summary(summarise(values), 1)} {escape(unit)}</b>"] if values else []
+    return f'<p class="totals">{" · ".join(totals)}</p>' if totals else ""
 
 
 def _collapsed(kind: str, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, what: str) -> str:

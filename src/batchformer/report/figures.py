@@ -21,7 +21,7 @@ from batchformer.report.comparison import Comparison, measure_word, rows_word, s
 from batchformer.report.runs import Run
 from batchformer.report.statistics import PairedDifference
 
-Curve = list[tuple[float, list[float]]]  # epochs, and the values of the seeds there
+EpochCurve = list[tuple[float, list[float]]]  # epochs, and the values of the seeds there
 _MOST_EPOCHS = 240
 _LONGEST_NAME = 22  # letters beside the axis; the whole name is in the tip
 
@@ -187,7 +187,7 @@ def points_chart(
     return chart.svg(title, "; ".join(f"{group}: {len(points)} points" for group, points in found.items()))
 
 
-def epoch_curve(found: Iterable[tuple[int, float | None, float | None]]) -> Curve:
+def epoch_curve(found: Iterable[tuple[int, float | None, float | None]]) -> EpochCurve:
     """From (seed or run, epoch counted from 0, value): epochs from 1 and the mean of each seed, thinned for drawing."""
     seen: dict[float, dict[int, list[float]]] = {}
     for seed, epoch, value in found:
@@ -198,7 +198,7 @@ def epoch_curve(found: Iterable[tuple[int, float | None, float | None]]) -> Curv
     return [(epochs[k], means[epochs[k]]) for k in thin(range(len(epochs)), _MOST_EPOCHS)]
 
 
-def draw_curves(chart: Chart, styles: Mapping[str, str], curves: Mapping[str, Curve]) -> None:
+def draw_curves(chart: Chart, styles: Mapping[str, str], curves: Mapping[str, EpochCurve]) -> None:
     """All bands, from the smallest to the largest seed, and over them all lines, the means of the seeds."""
     for name, curve in curves.items():
         if any(len(values) > 1 for _, values in curve):

@@ -81,10 +81,10 @@ def reading(health: Mapping[str, Any]) -> Reading:
         return Reading(None, "The measurement is not complete, so it cannot be told whether the streams relate.")
     squared = number(health, "gradient_on_others", "quiet", "squared_share")
     by_squares = "" if squared is None else f", {squared:.1%} by squares"
-    told = (
+    text = (
         f"each changes the related tokens by {min(changes):.1%} of their norm or more, and {share:.1%} of the gradient "
         f"of a sample's loss falls on other samples (by norms{by_squares})."
     )
     if min(changes) >= 0.05 and share >= 0.01:
-        return Reading(True, f"The modules relate samples: {told}")
-    return Reading(False, f"The modules hardly relate samples: {told}")
+        return Reading(True, f"The modules relate samples: {text}")
+    return Reading(False, f"The modules hardly relate samples: {text}")

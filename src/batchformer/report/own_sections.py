@@ -60,8 +60,8 @@ def series_together(name: str, title: str, runs: Sequence[Run]) -> str:
 def _label(variant: str, runs: Sequence[Run]) -> str:
     measure = runs[0].primary
     value = _mean([run.metrics.get(measure.key) for run in runs])
-    told = "" if value is None else f", {measure.label} {value:.1f} {measure.unit}".rstrip()
-    return f"{shown_name(variant)}{told}{f', mean of {len(runs)} runs' if len(runs) > 1 else ''}"
+    amount = "" if value is None else f", {measure.label} {value:.1f} {measure.unit}".rstrip()
+    return f"{shown_name(variant)}{amount}{f', mean of {len(runs)} runs' if len(runs) > 1 else ''}"
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

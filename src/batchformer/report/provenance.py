@@ -59,7 +59,7 @@ _MAY_DIFFER_BELOW = ("run.variant", "run.init_from")
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Facts about the runs, as (name, value); unknown values are left out."""
-    run = shown_run(runs)
+    run = representative_run(runs)
     settings = flatten(run.raw.get("config"))
     if not has_module(run):
         settings = {key: value for key, value in settings.items() if not key.startswith(_OF_THE_MODULE)}
@@ -99,7 +99,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return [(question, answer) for question, answer in found.items() if answer]
 
 
-def shown_run(runs: Sequence[Run]) -> Run:
+def representative_run(runs: Sequence[Run]) -> Run:
     """The run whose settings are shown for all: of a variant other than the reference, where there is one."""
     others = _variants(runs)[1:]
     return next((run for run in runs if run.variant in others), runs[0])
@@ -145,7 +145,7 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     }
     if len(trained_on) > len({place for place, *_ in trained_on}):
         found.append("The training data are not the same in all runs (their fingerprints or class counts differ).")
-    with_it, without = ({loss_scale(run) for run in runs if has_module(run) == module} for module in (True, False))
+    with_it, without = ({loss_factor(run) for run in runs if has_module(run) == module} for module in (True, False))
     if with_it and without and with_it != without:
         found.append(
             "With BatchFormer the loss is three times the mean over the streams (stream_loss released), which trains "
@@ -174,7 +174,7 @@ def _differing(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def loss_scale(run: Run) -> float:
+def loss_factor(run: Run) -> float:
     """The factor between the loss of a run and the mean over its rows."""
     settings = flatten(run.raw.get("config"))
     two_streams = settings.get("model.method") == "batchformer" and (

@@ -250,8 +250,8 @@ def _failures(data: Mapping[str, Any], file: Path) -> dict[str, Any]:
         raise UserError(f"{file} has 'failures' with confusions that are not two classes and a count")
     if matrix and [len(row) for row in matrix] != [classes] * classes:
         raise UserError(f"{file} has 'failures' with a matrix that is not classes times classes")
-    trusted = _mapping(found.get("calibration"), "failures: calibration", file)
-    if trusted and (_number(trusted.get("ece"), "failures: ece", file) is None or _bad_bins(trusted, file)):
+    calibration = _mapping(found.get("calibration"), "failures: calibration", file)
+    if calibration and (_number(calibration.get("ece"), "failures: ece", file) is None or _bad_bins(calibration, file)):
         raise UserError(f"{file} has 'failures' with a calibration that cannot be read")
     if not isinstance(found.get("pictures", ""), str) or Path(found.get("pictures", "")).name != found.get(
         "pictures", ""
@@ -260,9 +260,9 @@ def _failures(data: Mapping[str, Any], file: Path) -> dict[str, Any]:
     return {**found, "columns": checked}
 
 
-def _bad_bins(trusted: Mapping[str, Any], file: Path) -> bool:
-    parts = [_list(trusted.get(key), f"failures: {key}", file) for key in ("bins", "bins_scaled")]
-    numbers = [_number(trusted.get(key), f"failures: {key}", file) for key in ("temperature", "ece_scaled")]
+def _bad_bins(calibration: Mapping[str, Any], file: Path) -> bool:
+    parts = [_list(calibration.get(key), f"failures: {key}", file) for key in ("bins", "bins_scaled")]
+    numbers = [_number(calibration.get(key), f"failures: {key}", file) for key in ("temperature", "ece_scaled")]
     rows = [_numbers(row, "failures: bins", file) for part in parts for row in part]
     return len({value is None for value in numbers}) > 1 or any(len(row) != 3 or None in row for row in rows)
 

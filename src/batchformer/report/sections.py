@@ -14,7 +14,7 @@ from batchformer.report.figures import curve_chart
 from batchformer.report.first_screen import arrows, curve_figure, first_screen, legend, verdict_line
 from batchformer.report.html_parts import figure, missing, pictures_of
 from batchformer.report.own_sections import own_section, series_together
-from batchformer.report.provenance import caveats, command, facts, knows_its_command, shown_run
+from batchformer.report.provenance import caveats, command, facts, knows_its_command, representative_run
 from batchformer.report.runs import Run
 from batchformer.report.streams import streams_section
 
@@ -34,7 +34,7 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
     ]
     parts = [
         first.html,
-        _care(runs),
+        _caveats(runs),
         _curves(name, runs, table, first.curve),
         failures_section(name, runs, table),
         _own_sections(name, runs, first.section),
@@ -51,7 +51,7 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
             )
             for k, variant in enumerate(table.variants)
         ),
-        _made(runs),
+        _provenance(runs),
     ]
     return f'<section class="recipe" id="{name}">{title}{"".join(parts)}</section>'
 
@@ -65,11 +65,11 @@ def brief_section(name: str, runs: Sequence[Run]) -> str:
         # the id is inside: browsers open what holds the target of a link
         f'<details class="recipe"><summary><h2>{escape(table.recipe)}</h2>'
         f'<span class="line {kind}">{escape(line)}</span></summary><div id="{name}"></div>{first.html}'
-        f'{_care(runs)}{_curves(name, runs, table, first.curve)}<div class="card"><dl>{entries}</dl></div></details>'
+        f'{_caveats(runs)}{_curves(name, runs, table, first.curve)}<div class="card"><dl>{entries}</dl></div></details>'
     )
 
 
-def _care(runs: Sequence[Run]) -> str:
+def _caveats(runs: Sequence[Run]) -> str:
     warned = "".join(f"<li>{escape(text)}</li>" for text in caveats(runs))
     return f'<div class="card caveats"><b>Read with care</b><ul>{warned}</ul></div>' if warned else ""
 
@@ -163,9 +163,9 @@ def _classes(name: str, runs: Sequence[Run], table: Comparison) -> str:
     return f'{title}<div class="grid">{figures}{by_name}</div>'
 
 
-def _made(runs: Sequence[Run]) -> str:
+def _provenance(runs: Sequence[Run]) -> str:
     entries = "".join(f"<dt>{escape(question)}</dt><dd>{escape(answer)}</dd>" for question, answer in facts(runs))
-    run = shown_run(runs)
+    run = representative_run(runs)
     config = run.raw.get("config")
     whole = ""
     if config:

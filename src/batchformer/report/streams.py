@@ -22,11 +22,11 @@ def streams_section(name: str, runs: Sequence[Run]) -> str:
     """Losses of both streams, their health per depth, pictures of the attention: whatever a variant's runs have."""
     found: dict[str, tuple[str, str]] = {}
     for variant in dict.fromkeys(run.variant for run in runs):
-        mine = [run for run in runs if run.variant == variant]
-        measured = next((run for run in mine if run.health), None)
-        figures = _losses(label := f"{name}-streams{len(found)}", mine, measured.health if measured else {})
+        its_runs = [run for run in runs if run.variant == variant]
+        measured = next((run for run in its_runs if run.health), None)
+        figures = _losses(label := f"{name}-streams{len(found)}", its_runs, measured.health if measured else {})
         figures += _summary(measured) + _depth_figures(label, measured.health) if measured else ""
-        found[variant] = (figures, pictures_of(mine, PICTURES))
+        found[variant] = (figures, pictures_of(its_runs, PICTURES))
     found = {variant: parts for variant, parts in found.items() if any(parts)}
     shown = []
     for variant, (figures, seen) in found.items():
@@ -53,8 +53,8 @@ def _losses(name: str, runs: Sequence[Run], health: Mapping[str, Any]) -> str:
 
 
 def _summary(run: Run) -> str:
-    health, told = run.health, reading(run.health)
-    tone = {True: "helped", False: "hurt", None: "incomplete"}[told.alive]
+    health, found = run.health, reading(run.health)
+    tone = {True: "helped", False: "hurt", None: "incomplete"}[found.alive]
     rows = [
         ("Loss, plain rows", _show(number(health, "plain_loss"), ".2f")),
         ("Loss, related rows", _show(number(health, "related_loss"), ".2f")),
@@ -69,7 +69,7 @@ def _summary(run: Run) -> str:
         "the sum of norms / of the squared norms."
     )
     return (
-        f'<div class="card health {tone}"><p><strong>{escape(told.sentence)}</strong></p><table>'
+        f'<div class="card health {tone}"><p><strong>{escape(found.sentence)}</strong></p><table>'
         f"<caption>{escape(caption)}</caption><tbody>{body}</tbody></table></div>"
     )
 

@@ -6,7 +6,7 @@ From Python: `runs.fit`, `runs.compare` and `runs.load` do what the commands of 
 from importlib import import_module
 from typing import Any
 
-_FRONT = ("Run", "Runs", "compare", "fit", "load")  # of the commands, which parse recipes: imported when asked for
+_FRONT = ("Run", "Runs", "compare", "fit", "load")  # of the commands, which parse recipes: imported on first access
 
 
 def __getattr__(name: str) -> Any:

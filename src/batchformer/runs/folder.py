@@ -129,7 +129,7 @@ class RunFolder:
             file.unlink(missing_ok=True)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
 
-    def take_back(self) -> None:
+    def remove_unstarted(self) -> None:
         """Remove the files of a run that failed before its first checkpoint, and the folder if it is empty then."""
         self.clear_unfinished()
         self.config.unlink(missing_ok=True)
@@ -150,8 +150,8 @@ class RunFolder:
             )
         if not self.config.is_file():
             runs = sorted(file.parent for file in self.path.glob("*/config.yaml"))
-            way_out = f"name one of the runs in it, {runs[0]} for example" if runs else "name the --out of a fit"
-            raise UserError(f"{self.path} is not a run folder: it has no config.yaml; {way_out}.")
+            advice = f"name one of the runs in it, {runs[0]} for example" if runs else "name the --out of a fit"
+            raise UserError(f"{self.path} is not a run folder: it has no config.yaml; {advice}.")
 
     def read_result(self) -> dict[str, Any] | None:
         if not self.finished:

@@ -52,7 +52,7 @@ def _mlflow(experiment: str, run: str, run_id: str | None) -> Logger:
     from lightning.pytorch.loggers import MLFlowLogger
 
     place = os.environ.get("MLFLOW_TRACKING_URI", "file:./mlruns")
-    if place.startswith(("file:", ".", "/")):  # needs no database, and MLflow refuses it unless told
+    if place.startswith(("file:", ".", "/")):  # needs no database, and MLflow refuses it by default
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     try:
         return MLFlowLogger(experiment, run, place, run_id=run_id)

@@ -55,8 +55,8 @@ def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: d
         "main_picture": dict(task.main_picture),
         "lengthened": recorder.lengthened,
     }
-    told = ("fingerprint", "train_images", "test_images", "evaluate_on")
-    known = {name: getattr(data, name) for name in told if hasattr(data, name)}
+    reported = ("fingerprint", "train_images", "test_images", "evaluate_on")
+    known = {name: getattr(data, name) for name in reported if hasattr(data, name)}
     return {
         "recipe": config["run"]["recipe"],
         "variant": variant_of(config),
@@ -81,11 +81,7 @@ def build_result(*, task: Any, data: Any, trainer: Any, recorder: Any, config: d
 
 
 def add_analyses(result: dict[str, Any], task: Any, data: Any, trainer: Any) -> None:
-    """Run the task's analyses and add what they find; one that cannot be measured is left out with a warning.
-
-    `sections` of an analysis come after those that the task has itself; `measured` are (measure, value) that the
-    evaluations along the training do not have.
-    """
+    """Run the task's analyses and add what they find; one that cannot be measured is left out with a warning."""
     from batchformer.analysis.after_training import ANALYSES
 
     for analysis in task.analyses:
@@ -95,9 +91,18 @@ def add_analyses(result: dict[str, Any], task: Any, data: Any, trainer: Any) -> 
         except UserError as obstacle:
             warnings.warn(f"an analysis after this run is left out: {obstacle}", UserWarning, stacklevel=1)
             continue
-        sections, measured = found.pop("sections", []), found.pop("measured", [])
-        result.update(found)
-        result["measures"] = [*result["measures"], *(measure.as_dict() for measure, _ in measured)]
-        result["metrics"] = {**result["metrics"], **{measure.key: value for measure, value in measured}}
-        if sections:
-            result["sections"] = [*result.get("sections", []), *sections]
+        add_findings(result, found)
+
+
+def add_findings(result: dict[str, Any], found: dict[str, Any]) -> None:
+    """Add the entries that an analysis returned.
+
+    Its `sections` come after those that are there; `measured` are (measure, value) that the evaluations along the
+    training do not have.
+    """
+    sections, measured = found.pop("sections", []), found.pop("measured", [])
+    result.update(found)
+    result["measures"] = [*result["measures"], *(measure.as_dict() for measure, _ in measured)]
+    result["metrics"] = {**result["metrics"], **{measure.key: value for measure, value in measured}}
+    if sections:
+        result["sections"] = [*result.get("sections", []), *sections]

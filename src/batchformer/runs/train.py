@@ -22,13 +22,13 @@ from batchformer.runs.recorder import RunRecorder
 from batchformer.runs.result import add_analyses, build_result
 from batchformer.runs.settings import defaults_of, has_ended, is_longer, refuse_other_settings
 from batchformer.runs.trainer import (
-    in_one_sentence,
-    interrupts_as_they_are,
+    as_keyboard_interrupt,
+    as_user_error,
     make_trainer,
-    refuse_to_train_nothing,
-    say_what_devices_mean,
+    note_cpu_processes,
+    refuse_empty_training,
 )
-from batchformer.training.sharding import as_one_process_has_it, load_whole
+from batchformer.training.sharding import load_whole, unsharded
 from batchformer.training.weights import read_checkpoint
 
 
@@ -41,7 +41,7 @@ class Prepared:
     data: Any
     trainer: L.Trainer
     recorder: RunRecorder
-    began: dict[str, Any]  # the checkpoint it goes on from, without tensors; empty if there is none
+    resumed_from: dict[str, Any]  # the checkpoint it goes on from, without tensors; empty if there is none
 
 
 def prepare(
@@ -54,29 +54,29 @@ def prepare(
     if is_main_process():
         for remark in getattr(data, "remarks", list)():
             warnings.warn(remark, UserWarning, stacklevel=1)  # shown once for all runs of a comparison
-    goes_on = resume and folder.checkpoint.is_file()
-    task.restored = goes_on
+    resumes = resume and folder.checkpoint.is_file()
+    task.restored = resumes
     task.construct(data)
     task.check_data(data)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.matmul_precision is not None:
         torch.set_float32_matmul_precision(options.matmul_precision)
-    began = _how_far(folder) if goes_on else {}
+    resumed_from = _last_checkpoint(folder) if resumes else {}
     recorder = RunRecorder()
     last = LastCheckpoint(folder.checkpoint, options.checkpoint_every_epochs, options.checkpoint_every_steps)
-    ids = began.get("logger_ids", {})
-    loggers = make_loggers(options.loggers, folder.path, began.get("global_step", 0), options.recipe, ids)
+    ids = resumed_from.get("logger_ids", {})
+    loggers = make_loggers(options.loggers, folder.path, resumed_from.get("global_step", 0), options.recipe, ids)
     choosing = choosing_callbacks(folder, options, task, data)
     trainer = make_trainer(folder, trainer_keywords, [recorder, *choosing, last], line, loggers)
-    refuse_to_train_nothing(trainer)
+    refuse_empty_training(trainer)
     task.trainer = trainer
     task.setup("fit")  # Lightning calls it again; here it refuses schedules without an end before there is a folder
-    say_what_devices_mean(trainer, line)
-    return Prepared(folder, task, data, trainer, recorder, began)
+    note_cpu_processes(trainer, line)
+    return Prepared(folder, task, data, trainer, recorder, resumed_from)
 
 
-def _how_far(folder: RunFolder) -> dict[str, Any]:
+def _last_checkpoint(folder: RunFolder) -> dict[str, Any]:
     """Epochs and steps of the last checkpoint, and what loggers call the run."""
     saved = read_checkpoint(folder.checkpoint)
     recorded = saved["callbacks"].get(RunRecorder.__name__, {})
@@ -102,15 +102,19 @@ def open_folder(run: Prepared, config: dict[str, Any], resume: bool, overwrite: 
         folder.open_new(overwrite)
         write_text(folder.config, config_text(config))
         return None
-    longer = bool(run.began) and is_longer(folder, config) and (folder.finished or has_ended(folder, run.began))
+    longer = (
+        bool(run.resumed_from)
+        and is_longer(folder, config)
+        and (folder.finished or has_ended(folder, run.resumed_from))
+    )
     if folder.config.is_file():
         classes = {"model": type(run.task), "data": type(run.data), "trainer": L.Trainer, "run": RunOptions}
         refuse_other_settings(folder, config, defaults_of(**classes), longer)
     if longer:
-        if run.began["inside_epoch"]:
+        if run.resumed_from["inside_epoch"]:
             raise UserError(
-                f"{folder.path} ended inside an epoch (step {run.began['global_step']}), and only whole epochs can be "
-                "added to: train another run with --out."
+                f"{folder.path} ended inside an epoch (step {run.resumed_from['global_step']}), and only whole epochs "
+                "can be added to: train another run with --out."
             )
         folder.result.unlink(missing_ok=True)  # first: killed in between, it is a run that has ended, without a result
         write_text(folder.config, config_text(config))
@@ -141,7 +145,7 @@ def _train(
     # With max_steps Lightning would run the end of the checkpoint's epoch a second time, and count it twice.
     trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
     try:
-        with interrupts_as_they_are(trainer):
+        with as_keyboard_interrupt(trainer):
             with torch.autograd.set_multithreading_enabled(False):
                 # A process has one device: switching to autograd's thread for it and back only costs time.
                 trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
@@ -153,23 +157,23 @@ def _train(
         left = kept if folder.checkpoint.is_file() else "there is no checkpoint from before it"
         raise NonFiniteLoss(f"{str(problem).rstrip('.')}; {left}.") from problem
     except UserError as problem:
-        what_is_left = _leave_what_can_go_on(folder)
+        what_is_left = _keep_or_remove(folder)
         if isinstance(problem, BadSample):
             raise BadSample(f"{str(problem).rstrip('.')}; {what_is_left}.") from problem
         raise
     except Exception as problem:
         if trainer.current_epoch == 0:  # later the logs are worth keeping
-            _leave_what_can_go_on(folder)
-        if (mistake := in_one_sentence(problem)) is not None:
+            _keep_or_remove(folder)
+        if (mistake := as_user_error(problem)) is not None:
             raise mistake from problem
         raise
-    chosen = _take_best(run) if config["run"].get("best") and folder.best.is_file() else {}
+    chosen = _evaluate_best(run) if config["run"].get("best") and folder.best.is_file() else {}
     result = build_result(task=task, data=data, trainer=trainer, recorder=recorder, config=config) | chosen
     if command is not None:
         result["command"] = command
     if trainer.is_global_zero:
         if analysis:
-            whole = as_one_process_has_it(task, folder.best if chosen else folder.checkpoint)
+            whole = unsharded(task, folder.best if chosen else folder.checkpoint)
             add_analyses(result, whole, data, trainer)
             if classes := failures_csv(result):
                 write_text(folder.classes, classes)
@@ -178,14 +182,14 @@ def _train(
     return result
 
 
-def _take_best(run: Prepared) -> dict[str, Any]:
+def _evaluate_best(run: Prepared) -> dict[str, Any]:
     """Load the weights of the best epoch on the held-out images and evaluate them; what result.json says of that."""
     task, recorder = run.task, run.recorder
     history = list(recorder.history)
     saved = read_checkpoint(run.folder.best)
     task.on_load_checkpoint(saved)
     load_whole(task, saved["state_dict"])
-    with interrupts_as_they_are(run.trainer):
+    with as_keyboard_interrupt(run.trainer):
         run.trainer.validate(task, datamodule=run.data, verbose=False)
     metrics = recorder.metrics
     recorder.history = history  # of the training, not of this evaluation
@@ -193,12 +197,12 @@ def _take_best(run: Prepared) -> dict[str, Any]:
     return {"protocol": f"best on {run.data.holdout_set}", "metrics": metrics, "chosen": chosen}
 
 
-def _leave_what_can_go_on(folder: RunFolder) -> str:
+def _keep_or_remove(folder: RunFolder) -> str:
     """After a failure: keep the run folder if it has a checkpoint to resume from, else remove it."""
     if folder.checkpoint.is_file():
         return f"{folder.path} is kept: go on with --resume once all images are back, or start anew with --overwrite"
     if is_main_process():
-        folder.take_back()
+        folder.remove_unstarted()
     return (
         f"there was no checkpoint yet, so nothing of this run is kept in {folder.path}: afterwards give the same "
         "command again (compare: with --resume)"

@@ -75,7 +75,7 @@ def make_trainer(
     return trainer
 
 
-def say_what_devices_mean(trainer: L.Trainer, line: ProgressLine) -> None:
+def note_cpu_processes(trainer: L.Trainer, line: ProgressLine) -> None:
     """Print a note before Lightning starts processes on the CPU: the user may have expected GPUs."""
     environment = trainer._accelerator_connector.cluster_environment
     on_cpu = isinstance(trainer.accelerator, CPUAccelerator)
@@ -87,7 +87,7 @@ def say_what_devices_mean(trainer: L.Trainer, line: ProgressLine) -> None:
 
 
 @contextmanager
-def interrupts_as_they_are(trainer: L.Trainer) -> Iterator[None]:
+def as_keyboard_interrupt(trainer: L.Trainer) -> Iterator[None]:
     """Raise KeyboardInterrupt on Ctrl-C and SIGTERM; Lightning raises SystemExit, and an error for killed workers.
 
     With several processes Lightning's handler broadcasts SIGTERM by a collective, which deadlocks while another process
@@ -104,7 +104,7 @@ def interrupts_as_they_are(trainer: L.Trainer) -> Iterator[None]:
         raise KeyboardInterrupt from None
 
 
-def refuse_to_train_nothing(trainer: L.Trainer) -> None:
+def refuse_empty_training(trainer: L.Trainer) -> None:
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if getattr(trainer, name) == 0:
             raise UserError(f"trainer.{name} 0 trains nothing: give 1 or more.")
@@ -114,7 +114,7 @@ def refuse_to_train_nothing(trainer: L.Trainer) -> None:
         )
 
 
-def in_one_sentence(problem: Exception) -> UserError | None:
+def as_user_error(problem: Exception) -> UserError | None:
     """torch's errors about batches that are too small or too large, with a remedy; None for other errors.
 
     Also Lightning's error, raised once it has the loaders, about a fraction of the batches below one batch.

@@ -15,7 +15,7 @@ from lightning.pytorch.tuner import Tuner
 
 from batchformer.errors import UserError
 from batchformer.runs.folder import RunFolder
-from batchformer.runs.trainer import in_one_sentence, interrupts_as_they_are, make_trainer
+from batchformer.runs.trainer import as_keyboard_interrupt, as_user_error, make_trainer
 
 _STEPS_PER_TRIAL = 3
 _FIRST_STEPS = 10
@@ -112,11 +112,11 @@ def _tuned(trainer: L.Trainer, search: Any) -> Any:
     try:
         # the tuner's bar is for terminals
         bar = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
-        with interrupts_as_they_are(trainer), bar:
+        with as_keyboard_interrupt(trainer), bar:
             return search(Tuner(trainer))
     except UserError:
         raise
     except Exception as problem:
-        if (mistake := in_one_sentence(problem)) is not None:
+        if (mistake := as_user_error(problem)) is not None:
             raise mistake from problem
         raise

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from batchformer.errors import UserError
+
 Step = Callable[[Any], Any]
 
 
@@ -107,3 +109,15 @@ def align_step_counts(trainer: L.Trainer) -> None:
         steps = max(getattr(total, name) for total in totals)
         for total in totals:
             setattr(total, name, steps)
+
+
+def refuse_uncapturable(trainer: L.Trainer) -> None:
+    """Refuse settings of the trainer that a captured step would not follow."""
+    for given, what in (
+        (trainer.accumulate_grad_batches != 1, "trainer.accumulate_grad_batches"),
+        (bool(trainer.gradient_clip_val), "trainer.gradient_clip_val"),
+        (trainer.world_size > 1, "several devices"),
+        (trainer.precision == "16-mixed", "precision 16-mixed (use bf16-mixed)"),
+    ):
+        if given:
+            raise UserError(f"cuda_graph=true cannot be combined with {what}: set model.cuda_graph=false or drop it.")

@@ -38,7 +38,7 @@ class ClassifierTask(NetworkTask):
         "strict": "stop at the first image that cannot be read",
         "calibrated": "probabilities of logits divided by the temperature of the run",
     }
-    #: logits are divided by it before they become probabilities: 1 unless calibrated scores were asked for
+    #: logits are divided by it before they become probabilities: 1 unless `predict --calibrated`
     temperature: float = 1.0
 
     analyses: Sequence[Any] = ("class_failures",)
@@ -68,14 +68,14 @@ class ClassifierTask(NetworkTask):
                 f"{len(data.class_counts)} class counts for {len(data.classes)} classes: there must be one per class."
             )
         super().build(data)
-        self._judge_by(data)
+        self._build_losses_and_metrics(data)
 
-    def take_up(self, data: DataInfo) -> None:
+    def set_data(self, data: DataInfo) -> None:
         if data.get("class_counts") != self.class_counts:
-            self._judge_by(data)
+            self._build_losses_and_metrics(data)
             self.to(self.device)
 
-    def _judge_by(self, data: DataInfo) -> None:
+    def _build_losses_and_metrics(self, data: DataInfo) -> None:
         """Build losses and metrics, which depend on the number of images of each class."""
         self.criterion = self.build_criterion(data)
         names = data.get("evaluation_sets") or ("val",)
@@ -159,11 +159,11 @@ class ClassifierTask(NetworkTask):
             raise UserError(rows[0][-1])
         columns = ["path", *(f"{kind}_{k + 1}" for k in range(top) for kind in ("class", "score")), "error"]
         write_text(out, csv_text(columns, rows))
-        told = [f"{row[0]}: {row[1]} ({float(row[2]):.1%})" for row in good[:5]]
+        shown = [f"{row[0]}: {row[1]} ({float(row[2]):.1%})" for row in good[:5]]
         if len(good) > 5:
-            told.append(f"... and {len(good) - 5} more")
+            shown.append(f"... and {len(good) - 5} more")
         many = f"{len(good)} {'image' if len(good) == 1 else 'images'}"
-        return "\n".join([*told, f"\n{many} classified: {out}"])
+        return "\n".join([*shown, f"\n{many} classified: {out}"])
 
     def _classified(
         self, images: list[Path], transform: Any, top: int, strict: bool

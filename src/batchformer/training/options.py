@@ -19,6 +19,7 @@ class ModuleOptions:
     """Options of the module that every task has.
 
     Args:
+        heads: attention heads; must divide the width of the features.
         hidden_dim: width of the module's MLP; null means the width of the features, as published.
         layers: encoder layers of one module.
         group_size: attend inside groups of so many samples, as the per-GPU batches of the papers; null: whole batch.
@@ -29,6 +30,7 @@ class ModuleOptions:
         memory: "lean" stores less and recomputes it in the backward; or "fast".
     """
 
+    heads: int = 4
     hidden_dim: int | None = None
     layers: int = 1
     group_size: int | None = None
@@ -48,13 +50,11 @@ class BatchFormerOptions(ModuleOptions):
     """How the module is attached.
 
     Args:
-        heads: attention heads; must divide the width of the features.
         dropout: on attention, MLP and residual branches.
         norm: "post" as published, "pre", or "relative".
         before: dotted name of the submodule to insert the module before; null means the classifier.
     """
 
-    heads: int = 4
     dropout: float = 0.5
     norm: Norm = "post"
     before: str | None = None
@@ -66,14 +66,12 @@ class InnerModuleOptions(ModuleOptions):
 
     Args:
         share: one module at all places instead of one each (V2, Table 4); the places must be of one width.
-        heads: attention heads (the paper has 4 but for classification).
         variant: "published", or "stable": trains after any number of blocks.
         dropout: on attention, MLP and residual branches.
         norm: "post" as published, "pre", or "relative" (what "stable" takes).
     """
 
     share: bool = False
-    heads: int = 4
     variant: Literal["published", "stable"] = "published"
     dropout: float | None = None
     norm: Norm | None = None

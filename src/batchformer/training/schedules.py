@@ -113,7 +113,12 @@ def warm_cosine(schedule: CosineOptions, lr: float, epoch: float, total_epochs: 
         return schedule.min_lr
     begin = schedule.warmup_epochs if schedule.begins_after_warmup else 0.0
     way = (epoch - begin) / (total_epochs - begin)
-    return schedule.min_lr + (lr - schedule.min_lr) * (1 + math.cos(math.pi * way)) / 2
+    return schedule.min_lr + (lr - schedule.min_lr) * half_cosine(way)
+
+
+def half_cosine(share: float) -> float:
+    """(1 + cos(pi share)) / 2: from 1 at the start of a schedule to 0 at its end, and 0 behind it."""
+    return (1 + math.cos(math.pi * min(share, 1.0))) / 2
 
 
 def total_epochs_of(trainer: L.Trainer) -> int:

@@ -107,7 +107,7 @@ def load_whole(task: nn.Module, state: dict[str, Any]) -> None:
     set_model_state_dict(task, state, options=StateDictOptions(full_state_dict=True))
 
 
-def as_one_process_has_it(task: Any, checkpoint: Path) -> Any:
+def unsharded(task: Any, checkpoint: Path) -> Any:
     """A sharded task anew, whole, from its checkpoint; another task is returned as it is.
 
     What is measured after training runs in one process alone, where gathering a sharded parameter would wait for ever.

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from batchformer.data.images import open_image
-from batchformer.data.info import HOLDOUT, DataInfo, class_differences
+from batchformer.data.info import HOLDOUT, DataInfo, refuse_other_classes
 from batchformer.data.loading.epoch_loader import Batch, as_batch, samples_in
 from batchformer.errors import UserError
 from batchformer.hub import PRETRAINED
 from batchformer.metrics.gather import gathered
 from batchformer.metrics.measures import Measure, primary_of
-from batchformer.training.captured_step import CapturedStep, align_step_counts, count_step
+from batchformer.training.captured_step import CapturedStep, align_step_counts, count_step, refuse_uncapturable
 from batchformer.training.meter import Meter
 from batchformer.training.optimizers import set_lr
 from batchformer.training.reseed import reseed
@@ -183,8 +183,8 @@ class Task(L.LightningModule):
         """Build from a data module or a `DataInfo`, once: the same seed gives the same weights on every device."""
         info = DataInfo.of(data)
         if self.built:
-            self._refuse_other_classes(info)
-            self.take_up(info)
+            refuse_other_classes(info, self.data_info)
+            self.set_data(info)
             self.data_info = info
             return
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
@@ -196,25 +196,8 @@ class Task(L.LightningModule):
                     if source != PRETRAINED:  # which the network was built with
                         self.load_part(part, source)
 
-    def take_up(self, data: DataInfo) -> None:
+    def set_data(self, data: DataInfo) -> None:
         """Called in place of `build` when the task is built already and is given other data with the same classes."""
-
-    def _refuse_other_classes(self, now: DataInfo, trained: DataInfo | None = None) -> None:
-        """Refuse data with other classes than in training, or in another order: labels would mean other classes."""
-        before, after = ([str(n) for n in one.get("classes", ())] for one in (trained or self.data_info, now))
-        if before == after:
-            return
-        if any(names == [str(label) for label in range(len(names))] for names in (before, after)):  # without names
-            if len(before) == len(after):
-                return
-            raise UserError(
-                f"this task was built for {len(before)} classes and cannot take {len(after)}: use the data it was "
-                "trained on, or a new task."
-            )
-        raise UserError(
-            f"the classes of the data are not those of the training ({class_differences(before, after)}), so labels "
-            "would mean other classes: name and order them as in the training, or train on these data."
-        )
 
     def expect_checkpoint(self) -> None:
         """Prepare for loading a checkpoint without training: fetch no weights, compile and capture nothing."""
@@ -238,28 +221,15 @@ class Task(L.LightningModule):
         if stage != "fit":
             data = getattr(self.trainer, "datamodule", None)
             if self.built and data is not None and (info := DataInfo.of(data)).get("classes"):
-                self._refuse_other_classes(info)
+                refuse_other_classes(info, self.data_info)
             return
         if self.cuda_graph:
-            self._refuse_what_a_graph_cannot_do()
+            refuse_uncapturable(self.trainer)
         refuse_unshardable(self)
         self.check_trainer()
         self._whole_step = self.cuda_graph and self.trainer.strategy.root_device.type == "cuda"
         if self._whole_step:
             self.automatic_optimization = False
-
-    def _refuse_what_a_graph_cannot_do(self) -> None:
-        trainer = self.trainer
-        for given, what in (
-            (trainer.accumulate_grad_batches != 1, "trainer.accumulate_grad_batches"),
-            (bool(trainer.gradient_clip_val), "trainer.gradient_clip_val"),
-            (trainer.world_size > 1, "several devices"),
-            (trainer.precision == "16-mixed", "precision 16-mixed (use bf16-mixed)"),
-        ):
-            if given:
-                raise UserError(
-                    f"cuda_graph=true cannot be combined with {what}: set model.cuda_graph=false or drop it."
-                )
 
     # ---- training
 
@@ -459,7 +429,7 @@ class Task(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint["task"] = self._saved_state(checkpoint)
         if self.built:  # resumed
-            self._refuse_other_classes(self.data_info, DataInfo(**saved["data"]))
+            refuse_other_classes(self.data_info, DataInfo(**saved["data"]))
         self.restored = True
         self.init_from = self.init_from or dict(saved.get("init_from") or {})  # what is frozen may depend on it
         self.construct(DataInfo(**saved["data"]))

@@ -25,6 +25,7 @@ from torch import Tensor
 from batchformer.data.augment.draws import ATTEMPTS, RegionDraw, uniform_integers
 
 Range = tuple[float, float]
+_RATIO: Range = (3 / 4, 4 / 3)  # of width to height, of a random region
 _COARSE, _FINE = 2.0**7, 2.0**15
 
 
@@ -65,13 +66,11 @@ def _placed(draws: np.ndarray, tall: np.ndarray, wide: np.ndarray, height: int, 
     return Rectangles(top, left, tall, wide)
 
 
-def crop_rectangles(
-    draws: Float[np.ndarray, "n draws"], height: int, width: int, area: Range, ratio: Range = (3 / 4, 4 / 3)
-) -> Rectangles:
+def crop_rectangles(draws: Float[np.ndarray, "n draws"], height: int, width: int, area: Range) -> Rectangles:
     """torchvision's RandomResizedCrop: the first of ten attempts that fits, or else the largest centre that may be."""
-    tall, wide = _sides(draws, height, width, area, ratio, (height, width))
+    tall, wide = _sides(draws, height, width, area, _RATIO, (height, width))
     drawn = _placed(draws, tall, wide, height, width)
-    last_tall, last_wide = min(height, round(width / ratio[0])), min(width, round(height * ratio[1]))
+    last_tall, last_wide = min(height, round(width / _RATIO[0])), min(width, round(height * _RATIO[1]))
     centre = (height - last_tall) // 2, (width - last_wide) // 2, last_tall, last_wide
     found = tall > 0
     return Rectangles(*(np.where(found, value, last) for value, last in zip(drawn, centre, strict=True)))

@@ -16,7 +16,7 @@ from batchformer.data.info import HOLDOUT, DataInfo
 from batchformer.data.loading.epoch_loader import EpochLoader, JoinedLoader
 from batchformer.data.loading.order import derived_key
 from batchformer.errors import UserError, did_you_mean
-from batchformer.metrics.shots import count_shots
+from batchformer.metrics.measures import count_shots
 
 _MOST_WORKERS = 256  # more only where there are as many cores
 _DECLARED = ("class_counts", "image_size", "mean", "std", "train_images", "test_images", "fingerprint")
@@ -182,7 +182,7 @@ class DataModule(L.LightningDataModule):
         return []
 
     def annotation_problems(self) -> list[Any]:
-        """Wrong entries of annotation files (`data.sets.annotations.Problem`), found without reading an image."""
+        """Wrong entries of annotation files (`data.sets.annotations.WrongEntry`), found without reading an image."""
         return []
 
     @property

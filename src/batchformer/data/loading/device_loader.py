@@ -117,7 +117,7 @@ class DeviceLoader(SampleLoader):
         if self._drawn is None or self._drawn[0] != epoch:
             order = self._order(epoch)
             samples = self._order.count
-            repeats = max(self._order.repeats, int(order.max(initial=0)) // samples + 1)  # a sampler may ask for more
+            repeats = max(self._order.repeats, int(order.max(initial=0)) // samples + 1)  # a sampler may use more
             tables = [
                 {purpose: draw_table(samples, self.seed, epoch, purpose, repeats, view) for purpose in one.purposes}
                 for view, one in enumerate(self.augmentations)

@@ -78,9 +78,9 @@ class EpochLoader(ABC):
             yield batch
 
     def _begin(self) -> tuple[int, int]:
-        told = self._epoch_source() if self._epoch_source is not None else None
+        current = self._epoch_source() if self._epoch_source is not None else None
         pending, self._start = self._start, None
-        epoch = self._epoch + (self._batch >= len(self) > 0) if told is None else told
+        epoch = self._epoch + (self._batch >= len(self) > 0) if current is None else current
         return epoch, min(pending[1], len(self)) if pending is not None and pending[0] == epoch else 0
 
     def end_workers(self) -> None:  # noqa: B027 - most loaders have none

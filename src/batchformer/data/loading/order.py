@@ -19,7 +19,7 @@ import numpy as np
 from batchformer.errors import UserError
 
 #: From an epoch to the slots of all processes in it, the same number in every epoch. One that depends on what was
-#: learnt before the epoch has an attribute `learnt = True`: no loader asks it ahead of time.
+#: learnt before the epoch has an attribute `learnt = True`: no loader calls it ahead of time.
 Sampler = Callable[[int], np.ndarray]
 
 

@@ -17,7 +17,7 @@ from batchformer.files import read_json
 BEYOND = 0.1  # fraction of an image's side by which a box may exceed it; annotated boxes do by a pixel or two
 
 
-class Problem(NamedTuple):
+class WrongEntry(NamedTuple):
     """A wrong entry, and what is left out of training because of it: an entry of the file, or the whole image."""
 
     file: str  # relative to the root
@@ -43,17 +43,17 @@ def box_problem(corners: Sequence[float], height: int, width: int) -> str | None
     return None
 
 
-def coco_problems(content: dict[str, Any], file: str) -> list[Problem]:
+def coco_problems(content: dict[str, Any], file: str) -> list[WrongEntry]:
     """The wrong entries of the list `annotations` of a file in COCO's format."""
     images = {entry.get("id"): entry for entry in content["images"]}
     categories = {entry.get("id") for entry in content["categories"]}
-    found: list[Problem] = []
+    found: list[WrongEntry] = []
     names: dict[Any, int] = {}
     boxes: dict[Any, str] = {}
     for number, entry in enumerate(content["annotations"]):
         name = f"annotation {entry.get('id', f'number {number + 1}')}"
         if (identity := entry.get("id")) is not None and names.setdefault(_plain(identity), number) != number:
-            found.append(Problem(file, f"{name}: another annotation has the same id"))
+            found.append(WrongEntry(file, f"{name}: another annotation has the same id"))
         reason = _coco_problem(entry, images, categories)
         if reason is None:
             key = (entry["image_id"], entry["category_id"], *entry["bbox"], entry.get("iscrowd", 0))
@@ -61,7 +61,7 @@ def coco_problems(content: dict[str, Any], file: str) -> list[Problem]:
                 reason = f"it is a copy of {boxes[key]}"
             boxes.setdefault(key, name)
         if reason is not None:
-            found.append(Problem(file, f"{name}: {reason}", number))
+            found.append(WrongEntry(file, f"{name}: {reason}", number))
     return found
 
 

@@ -69,7 +69,7 @@ class Scenes:
         inside = self.boxes.clip(0, np.repeat(self.sizes[:, [1, 0, 1, 0]], np.diff(self.first), axis=0))
         return ~self.crowd & ~self.ignore & (inside[:, 2:] > inside[:, :2]).all(1)
 
-    def some(self, images: Int[np.ndarray, " some"]) -> "Scenes":
+    def subset(self, images: Int[np.ndarray, " some"]) -> "Scenes":
         """Only these images, in this order."""
         counts = np.diff(self.first)[images]
         rows = np.concatenate([np.arange(0), *(np.arange(self.first[k], self.first[k + 1]) for k in images)])

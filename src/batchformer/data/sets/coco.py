@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from batchformer.data.sets.annotations import Problem, coco_problems, is_box
+from batchformer.data.sets.annotations import WrongEntry, coco_problems, is_box
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
 from batchformer.data.sets.files import existing_root, refuse_outside
@@ -46,13 +46,13 @@ class CocoDetection(DetectionData):
         val, _ = read_instances(root, *self.files["val"], known=categories, skip=skip["val"])
         return {"train": train, "val": val}, categories
 
-    def annotation_problems(self) -> list[Problem]:
+    def annotation_problems(self) -> list[WrongEntry]:
         root = existing_root(self.root)
         check_folders(root, self.files)
         return [
             problem
             for annotations in dict.fromkeys(annotations for annotations, _ in self.files.values())
-            for problem in coco_problems(read_json(Path(root) / annotations), annotations)
+            for problem in coco_problems(read_coco_file(Path(root) / annotations), annotations)
         ]
 
 
@@ -67,7 +67,7 @@ def check_folders(root: str, files: Mapping[str, tuple[str, ...]]) -> None:
                 )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_coco_file(path: Path) -> dict[str, Any]:
     """Read the three lists of a COCO file, as lists of dicts."""
     if not path.is_file():
         raise UserError(f"there is no file {path}: check data.root, or name the annotations that are there.")
@@ -138,7 +138,7 @@ def read_instances(
     `skip`: numbers of annotations to leave out.
     """
     path = Path(root) / annotations
-    content = read_json(path)
+    content = read_coco_file(path)
     own = read_categories(content, path)
     categories = own if known is None else same_categories(own, known, path)
     images = read_images(content, path, root, folder)
@@ -234,10 +234,10 @@ def write_scenes(folder: Path, part: str, scene_numbers: Iterable[int]) -> list[
             crowd = int(scene.crowded and position == 0)
             annotations.append({"id": len(annotations) + 1, "iscrowd": crowd, **entry})
     things = [{"id": identity, "name": name} for identity, name in THINGS.items()]
-    write_json(folder / f"annotations/instances_{part}.json", images, annotations, things)
+    write_coco_file(folder / f"annotations/instances_{part}.json", images, annotations, things)
     return images
 
 
-def write_json(path: Path, images: list, annotations: list, categories: list) -> None:
+def write_coco_file(path: Path, images: list, annotations: list, categories: list) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))

@@ -80,7 +80,7 @@ def read_panoptic(
 ) -> tuple[PanopticScenes, Categories]:
     """The images that have a segmentation, in the order of their ids."""
     path = Path(root) / annotations
-    content = coco.read_json(path)
+    content = coco.read_coco_file(path)
     own = coco.read_categories(content, path)
     categories = own if known is None else coco.same_categories(own, known, path)
     entries = content["annotations"]
@@ -208,7 +208,7 @@ def miniature(folder: Path) -> None:
     for part, scenes in (("train2017", TRAIN_SCENES), ("val2017", VAL_SCENES)):
         images = coco.write_scenes(folder, part, scenes)
         segments = [_write_segments(folder / f"panoptic_{part}", number, draw_scene(number)) for number in scenes]
-        coco.write_json(folder / f"annotations/panoptic_{part}.json", images, segments, kinds)
+        coco.write_coco_file(folder / f"annotations/panoptic_{part}.json", images, segments, kinds)
 
 
 def _write_segments(folder: Path, number: int, scene: GeneratedScene) -> dict:

@@ -190,17 +190,17 @@ class CompositionalData(ClassificationData):
     def describe(self) -> dict[str, Any]:
         numbers = super().describe()
         seen = set(self._lists["train"])
-        told = [
+        details = [
             f"{len(seen)} of {len(self.pairs)} pairs are trained on; {len(self.attributes)} attributes, "
             f"{len(self.objects)} objects"
         ]
         for name in self.evaluation_sets:
             unseen = {pair: count for pair, count in self._counts[name].items() if pair not in seen}
-            told.append(
+            details.append(
                 f"{name}: {self._counts[name].total():,} images, {sum(unseen.values()):,} of them of {len(unseen)} "
                 f"unseen pairs"
             )
-        return numbers | {"details": told}
+        return numbers | {"details": details}
 
 
 class PairFolders(CompositionalData, FileData):
@@ -259,8 +259,8 @@ class PairFolders(CompositionalData, FileData):
 
     def _read_entries(self, root: str) -> tuple[list[Entry], str, Counter[str]]:
         """All images with their pairs; the sets where metadata say them."""
-        if (told := read_metadata(root, self.split)) is not None:
-            return *told, Counter()
+        if (metadata := read_metadata(root, self.split)) is not None:
+            return *metadata, Counter()
         others: Counter[str] = Counter()
         folders = visible_folders(Path(root) / "images")
         above = len(os.path.join(root, ""))

@@ -19,7 +19,7 @@ from batchformer.data.sets.boxes import Categories, DetectionSamples, Scenes
 from batchformer.data.sets.classification import stratified_part
 from batchformer.data.sets.files import existing_root
 from batchformer.errors import UserError
-from batchformer.metrics.shots import count_shots
+from batchformer.metrics.measures import count_shots
 
 Labels = Literal["contiguous", "official"]
 
@@ -135,17 +135,21 @@ class DetectionData(SkipsBad, DataModule):
         sets = {"train": train, "val": val}
         if self.holdout:
             held = scene_part(train, self.holdout, self.split_seed, HOLDOUT)
-            sets = {"train": train.some(np.flatnonzero(~held)), "val": val, HOLDOUT: train.some(np.flatnonzero(held))}
+            sets = {
+                "train": train.subset(np.flatnonzero(~held)),
+                "val": val,
+                HOLDOUT: train.subset(np.flatnonzero(held)),
+            }
         if self.skipped:
             sets = {name: self._without_bad(scenes, root, name == "train") for name, scenes in sets.items()}
         train = sets["train"]
         if not self.keep_empty:
-            sets["train"] = train.some(
+            sets["train"] = train.subset(
                 np.unique(np.repeat(np.arange(len(train)), np.diff(train.first))[train.trained()])
             )
         self._scenes: dict[str, Scenes] = {}
         for part, scenes in sets.items():
-            scenes = scenes.some(np.arange(len(scenes))[: self.limits.get(part)])
+            scenes = scenes.subset(np.arange(len(scenes))[: self.limits.get(part)])
             if not len(scenes):
                 raise UserError(f"{scenes.source} lists no image{' with a box' if not self.keep_empty else ''}.")
             if not os.path.isfile(scenes.path(0)):
@@ -163,7 +167,7 @@ class DetectionData(SkipsBad, DataModule):
 
     def _without_bad(self, scenes: Scenes, root: str, training: bool) -> Scenes:
         kept = [self.skipped.keeps(os.path.relpath(scenes.path(k), root), training) for k in range(len(scenes))]
-        return scenes.some(np.flatnonzero(kept))
+        return scenes.subset(np.flatnonzero(kept))
 
     def image_files(self) -> dict[str, list[ImageFile]]:
         self.setup()
@@ -224,18 +228,18 @@ class DetectionData(SkipsBad, DataModule):
         )
 
     def remarks(self) -> list[str]:
-        told = super().remarks()
+        lines = super().remarks()
         for scenes in self._scenes.values():
             if count := scenes.left_out:
                 boxes = "1 box is" if count == 1 else f"{count} boxes are"
-                told.append(f"{scenes.source}: {boxes} of negative width or height and left out")
+                lines.append(f"{scenes.source}: {boxes} of negative width or height and left out")
         skip = self.skipped
         if number := len(skip.files | skip.training) + sum(len(entries) for _, entries in skip.annotations.values()):
             what = "file or box is" if number == 1 else "files or boxes are"
-            told.append(f"{number} {what} left out ({self.skip_bad})")
+            lines.append(f"{number} {what} left out ({self.skip_bad})")
         if self.evaluate_on == "train":
-            told.append("results are those on the training images (data.evaluate_on: train)")
-        return told
+            lines.append("results are those on the training images (data.evaluate_on: train)")
+        return lines
 
     def declare(self) -> dict[str, Any]:
         return {**super().declare(), "category_ids": list(self.category_ids), "is_thing": list(self.is_thing)}

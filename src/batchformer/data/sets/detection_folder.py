@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from batchformer.data.augment.options import check_fraction
-from batchformer.data.sets.annotations import Problem
+from batchformer.data.sets.annotations import WrongEntry
 from batchformer.data.sets.boxes import Categories, Scenes
 from batchformer.data.sets.coco import CocoDetection
 from batchformer.data.sets.coco import miniature as coco_miniature
@@ -48,10 +48,10 @@ class DetectionFolder(DetectionData):
             assert self.val_fraction is not None
             inside = scene_part(read["train"], self.val_fraction, self.split_seed, "val", at_least=1)
             parts = {"train": ~inside, "val": inside}
-            read = {part: read["train"].some(np.flatnonzero(mask)) for part, mask in parts.items()}
+            read = {part: read["train"].subset(np.flatnonzero(mask)) for part, mask in parts.items()}
         return read, categories
 
-    def annotation_problems(self) -> list[Problem]:
+    def annotation_problems(self) -> list[WrongEntry]:
         return self._found(existing_root(self.root))[0].annotation_problems()
 
     def _found(self, root: str) -> tuple[DetectionData, bool]:

@@ -38,7 +38,7 @@ class Listing:
     others: Counter[str] = field(default_factory=Counter)
     passed: list[str] = field(default_factory=list)
 
-    def some(self, kept: np.ndarray) -> "Listing":
+    def subset(self, kept: np.ndarray) -> "Listing":
         """Only these images, by number or by a mask."""
         chosen = np.arange(len(self.paths))[kept]
         fields = {name: values[chosen] for name, values in self.fields.items()}
@@ -104,14 +104,14 @@ class FileData(SkipsBad, ClassificationData):
     def _without_bad(self, listing: Listing, training: bool) -> Listing:
         if not self.skipped:
             return listing
-        return listing.some(np.array([self.skipped.keeps(path, training) for path in listing.paths], dtype=bool))
+        return listing.subset(np.array([self.skipped.keeps(path, training) for path in listing.paths], dtype=bool))
 
     def _hold_out(self, train: Listing, fraction: float, seed: int) -> dict[str, Listing]:
         """The training images without a part, and that part, which is evaluated as `holdout`; see `stratified_part`."""
         if not fraction:
             return {"train": train}
         held = stratified_part(train.paths, train.labels, fraction, seed, HOLDOUT)
-        return {"train": train.some(~held), HOLDOUT: replace(train.some(held), others=Counter(), passed=[])}
+        return {"train": train.subset(~held), HOLDOUT: replace(train.subset(held), others=Counter(), passed=[])}
 
     def image_files(self) -> dict[str, list[ImageFile]]:
         self.setup()
@@ -125,10 +125,10 @@ class FileData(SkipsBad, ClassificationData):
 
     def remarks(self) -> list[str]:
         others = sum((listing.others for listing in self._listings.values()), Counter[str]())
-        told = [f"{self.root}: {passed_over(others)}"] if others else []
+        lines = [f"{self.root}: {passed_over(others)}"] if others else []
         if number := len(self.skipped.files | self.skipped.training):
-            told.append(f"{number} {'file is' if number == 1 else 'files are'} left out ({self.skip_bad})")
-        return [*super().remarks(), *told]
+            lines.append(f"{number} {'file is' if number == 1 else 'files are'} left out ({self.skip_bad})")
+        return [*super().remarks(), *lines]
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
         from batchformer.data.augment.host import file_transform
@@ -239,24 +239,22 @@ def class_folders(root: str, part: str) -> list[str]:
         above = Path(root).parent
         if Path(root).name in ("train", "val") and (above / part).is_dir():
             raise UserError(f"{root} holds one part of the images only: name the folder above it, {above}.")
-        way_out = ""
+        advice = ""
         if part == "val":
             beside = [name for name in _OTHER_NAMES_OF_VAL if (Path(root) / name).is_dir()]
-            way_out = (
-                f"; rename {Path(root) / beside[0]} to val" if beside else "; move some images of each class there"
-            )
-            way_out += (
+            advice = f"; rename {Path(root) / beside[0]} to val" if beside else "; move some images of each class there"
+            advice += (
                 ", since results are measured on images that are not trained on; or --data.val_fraction 0.2 sets a "
                 "fifth of the images aside for that"
             )
         elif not (Path(root) / "val").is_dir() and Path(root).is_dir() and (inside := visible_folders(Path(root))):
-            way_out = (
+            advice = (
                 f"; if {inside[0]} and the other folders are the classes, --data.val_fraction 0.2 sets a fifth of "
                 "their images aside to measure results on"
             )
         raise UserError(
             f"there is no folder {folder}: images are expected in {root}/train/<class>/ and {root}/val/<class>/"
-            f"{way_out}."
+            f"{advice}."
         )
     names = visible_folders(folder)
     if not names:

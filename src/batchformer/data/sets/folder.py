@@ -53,7 +53,7 @@ class ImageFolders(FileData):
         train = listings["train"]
         if self.imbalance is not None:
             smallest = int(np.bincount(train.labels, minlength=len(names)).min())
-            train = train.some(tail_subset(train.labels, names, smallest, self.imbalance))
+            train = train.subset(tail_subset(train.labels, names, smallest, self.imbalance))
         return {**listings, **self._hold_out(train, self.holdout, self.split_seed)}, names
 
     def _divide(self, root: str, fraction: float) -> tuple[dict[str, Listing], list[str]]:
@@ -69,8 +69,8 @@ class ImageFolders(FileData):
         inside = stratified_part(everything.paths, everything.labels, fraction, self.split_seed, "val", at_least=1)
         if not inside.any():
             raise UserError(f"{everything.source} has one image in each class: there is none to evaluate on; add some.")
-        train = everything.some(~inside)
-        return {"train": train, "val": replace(everything.some(inside), others=Counter(), passed=[])}, names
+        train = everything.subset(~inside)
+        return {"train": train, "val": replace(everything.subset(inside), others=Counter(), passed=[])}, names
 
     def _read_parts(self, root: str) -> tuple[dict[str, Listing], list[str]]:
         names = class_folders(root, "train")

@@ -202,11 +202,11 @@ class AttributeData(FeatureData):
 
     def describe(self) -> dict[str, Any]:
         about, seen = super().describe(), int(self.seen.sum())
-        told = (
+        sizes = (
             f"{seen} seen and {len(self.seen) - seen} unseen classes; {self._splits['train'].images.shape[1]} features "
             f"of a sample, {self.attributes.shape[1]} attributes of a class"
         )
-        return {**about, "details": [told]}
+        return {**about, "details": [sizes]}
 
 
 class AttributeFiles(AttributeData):

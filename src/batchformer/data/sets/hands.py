@@ -123,7 +123,7 @@ class RenderedHands(HandData):
 
 
 class RenderLoader(SampleLoader):
-    """Renders each batch when it is asked for."""
+    """Renders each batch when it is read."""
 
     def __init__(
         self, scenes: HandScenes, count: int, first: int, fresh: bool, mean: Any, std: Any, **options: Any

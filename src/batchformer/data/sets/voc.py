@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from batchformer.data.images import EXTENSIONS
-from batchformer.data.sets.annotations import Problem, Skipped, box_problem
+from batchformer.data.sets.annotations import Skipped, WrongEntry, box_problem
 from batchformer.data.sets.boxes import Categories, Scenes, make_scenes
 from batchformer.data.sets.detection import DetectionData
 from batchformer.data.sets.files import existing_root, read_lines, refuse_outside
@@ -57,7 +57,7 @@ class VocDetection(DetectionData):
         train, val = (self._scenes_of(root, part, read[part], names) for part in ("train", "val"))
         return {"train": train, "val": val}, Categories(list(range(len(names))), names, [True] * len(names))
 
-    def annotation_problems(self) -> list[Problem]:
+    def annotation_problems(self) -> list[WrongEntry]:
         root = Path(existing_root(self.root))
         entries = {part: [e for name in self.lists[part] for e in _entries(root, name)] for part in ("train", "val")}
         given = None if self.given_names is None else set(self.given_names)
@@ -128,15 +128,15 @@ def _entries(root: Path, name: str) -> list[tuple[str, str]]:
     ]
 
 
-def _problems_in(root: Path, xml: str, image: str, known: set[str] | None) -> tuple[list[Problem], set[str]]:
+def _problems_in(root: Path, xml: str, image: str, known: set[str] | None) -> tuple[list[WrongEntry], set[str]]:
     """The wrong objects in an XML file, and the names of the others; `known`: the classes there are."""
     try:
         tree = ElementTree.parse(root / xml).getroot()
         height, width = int(_text(tree, "size/height")), int(_text(tree, "size/width"))
     except (OSError, ElementTree.ParseError, ValueError) as error:
-        told = "it does not exist" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
-        return [Problem(xml, told, image=image)], set()
-    found: list[Problem] = []
+        why = "it does not exist" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
+        return [WrongEntry(xml, why, image=image)], set()
+    found: list[WrongEntry] = []
     names: set[str] = set()
     seen: set[tuple[str, tuple[float, ...]]] = set()
     for number, entry in enumerate(tree.iter("object")):
@@ -155,7 +155,7 @@ def _problems_in(root: Path, xml: str, image: str, known: set[str] | None) -> tu
         if reason is None:
             names.add(name)
         else:
-            found.append(Problem(xml, f"object {number + 1}{f', {name}' if name else ''}: {reason}", number))
+            found.append(WrongEntry(xml, f"object {number + 1}{f', {name}' if name else ''}: {reason}", number))
     return found, names
 
 

@@ -117,8 +117,8 @@ class Classification(ClassifierTask):
 
             self.ema = ModelEmaV3(self.net, decay=self.ema_decay).requires_grad_(False)
 
-    def _judge_by(self, data: DataInfo) -> None:
-        super()._judge_by(data)
+    def _build_losses_and_metrics(self, data: DataInfo) -> None:
+        super()._build_losses_and_metrics(data)
         if self.ema_decay is not None:
             self.ema_metrics = nn.ModuleDict({name: self.build_metric(data) for name in self.metrics})
 

@@ -57,10 +57,10 @@ def predict_objects(
         raise UserError(next(iter(task.unreadable.values())))
     writer.write()
     many = f"{read} {'image' if read == 1 else 'images'}"
-    told = f"{drawn} {'object' if drawn == 1 else 'objects'} drawn on {many}: {out}/"
+    message = f"{drawn} {'object' if drawn == 1 else 'objects'} drawn on {many}: {out}/"
     if not drawn:
-        told += f"\n  {writer.why_nothing()}"
-    return f"{told}\n  what was found: {out / JSON} (COCO's format), {out / CSV}"
+        message += f"\n  {writer.why_nothing()}"
+    return f"{message}\n  what was found: {out / JSON} (COCO's format), {out / CSV}"
 
 
 def _refuse_what_is_not_ours(out: Path, names: Sequence[str]) -> None:

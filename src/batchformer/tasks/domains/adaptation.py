@@ -115,9 +115,9 @@ class DomainAdaptation(DomainTask):
             return margin_disparity(
                 source.float(), of_source.float(), target.float(), of_target.float(), self.adapt.margin
             )
-        told = torch.cat([of_source, of_target]).squeeze(1).float()
-        domains = torch.cat([told.new_ones(len(of_source)), told.new_zeros(len(of_target))])
-        return F.binary_cross_entropy_with_logits(told, domains)
+        logits = torch.cat([of_source, of_target]).squeeze(1).float()
+        domains = torch.cat([logits.new_ones(len(of_source)), logits.new_zeros(len(of_target))])
+        return F.binary_cross_entropy_with_logits(logits, domains)
 
     # ---- evaluation
 

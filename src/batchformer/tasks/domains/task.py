@@ -1,6 +1,5 @@
 """Base class of both tasks: optimizer, schedule, frozen BatchNorm, scores, selection on source data."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, Literal
@@ -20,7 +19,7 @@ from batchformer.training.averaging import SWAD
 from batchformer.training.classifier_task import ClassifierTask
 from batchformer.training.optimizers import rated_groups, without
 from batchformer.training.options import BatchFormerOptions, as_options
-from batchformer.training.schedules import check_has_end, place_in_run, steps_per_epoch
+from batchformer.training.schedules import check_has_end, half_cosine, place_in_run, steps_per_epoch
 from batchformer.training.task import Batch
 
 SOURCE = "source"
@@ -94,8 +93,8 @@ class DomainTask(ClassifierTask):
     def build_criterion(self, data: DataInfo) -> nn.Module:
         return nn.CrossEntropyLoss()
 
-    def _judge_by(self, data: DataInfo) -> None:
-        super()._judge_by(data)
+    def _build_losses_and_metrics(self, data: DataInfo) -> None:
+        super()._build_losses_and_metrics(data)
         self.source_scores = DomainScores(len(data.domains))
 
     def attach_to(self, net: nn.Module) -> Any:
@@ -151,7 +150,7 @@ class DomainTask(ClassifierTask):
         began = self.schedule_began_at(round(step))
         step, steps = step - began, steps - began  # the cosine ends with the training
         if options.schedule == "cosine":
-            return options.lr * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
+            return options.lr * half_cosine(step / steps)
         if options.schedule == "inverse":
             return options.lr * (1 + options.gamma * step) ** -0.75
         return options.lr * (0.1 if options.schedule == "step" and step >= 0.8 * steps else 1.0)

@@ -59,12 +59,12 @@ def predict_meshes(task: Any, images: list[Path], data: Any, out: Path, line: An
     if not meshes:
         raise UserError(next(iter(task.unreadable.values())))
     write_text(table, csv_text(_COLUMNS, rows))
-    told = f"{len(meshes)} {'mesh' if len(meshes) == 1 else 'meshes'} with pictures"
+    message = f"{len(meshes)} {'mesh' if len(meshes) == 1 else 'meshes'} with pictures"
     if len(meshes) < len(images):  # the server knows a hand by its number
         (out / SERVER_FILE).unlink(missing_ok=True)
-        return f"{told}, without {SERVER_FILE}, which needs all images: {out}"
+        return f"{message}, without {SERVER_FILE}, which needs all images: {out}"
     write_atomically(out / SERVER_FILE, partial(write_for_server, joints, meshes))
-    return f"{told}, and {SERVER_FILE} for FreiHAND's server: {out}"
+    return f"{message}, and {SERVER_FILE} for FreiHAND's server: {out}"
 
 
 def write_for_server(joints: list[np.ndarray], meshes: list[np.ndarray], file: Any) -> None:

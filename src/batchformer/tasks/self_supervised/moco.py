@@ -1,7 +1,6 @@
 """MoCo-v2 and MoCo-v3: contrast of queries and keys of two views, with or without BatchFormer in the projector."""
 
 import copy
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -31,7 +30,7 @@ from batchformer.training.momentum import (
 )
 from batchformer.training.optimizers import AdamWOptions, build_optimizer, scaled_lr
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
-from batchformer.training.schedules import CosineAfterWarmupOptions, place_in_run
+from batchformer.training.schedules import CosineAfterWarmupOptions, half_cosine, place_in_run
 from batchformer.training.task import Batch
 
 
@@ -194,7 +193,7 @@ class MoCo(Pretraining):
         """v3: 1 - (1 - m) (1 + cos(pi e / E)) / 2; v2: m."""
         if self.contrast.version == "v2":
             return self.contrast.momentum
-        return 1 - (1 - self.contrast.momentum) * (1 + math.cos(math.pi * min(epoch / epochs, 1.0))) / 2
+        return 1 - (1 - self.contrast.momentum) * half_cosine(epoch / epochs)
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         first, second = batch["views"]

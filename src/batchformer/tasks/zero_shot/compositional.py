@@ -1,6 +1,5 @@
 """Compositional zero-shot recognition: pairs of an attribute and an object, some of them unseen, with BatchFormer."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, Literal
@@ -29,11 +28,11 @@ from batchformer.models.compositional import (
 )
 from batchformer.tasks.zero_shot.compositional_options import NEEDS_WORDS, PairMethodOptions, PairOptimizerOptions
 from batchformer.tasks.zero_shot.compositional_page import CURVE, pair_name, sections_of, summary_of
+from batchformer.tasks.zero_shot.fixed_features import fixed_features
 from batchformer.training.classifier_task import ClassifierTask
-from batchformer.training.fixed_features import fixed_features
 from batchformer.training.optimizers import rated_groups, without
 from batchformer.training.options import BatchFormerOptions, as_options, plain_values
-from batchformer.training.schedules import check_has_end, place_in_run
+from batchformer.training.schedules import check_has_end, half_cosine, place_in_run
 from batchformer.training.task import Batch
 
 VAL = "val"
@@ -154,8 +153,8 @@ class CompositionalZeroShot(ClassifierTask):
         chosen = {**asdict(self.module_options), "before": self.module_options.before or "scorer"}
         return bf.attach(net, dim=width, example_inputs=torch.zeros(2, width), **chosen)  # features are enough
 
-    def _judge_by(self, data: DataInfo) -> None:
-        super()._judge_by(data)
+    def _build_losses_and_metrics(self, data: DataInfo) -> None:
+        super()._build_losses_and_metrics(data)
         pairs = torch.tensor(data.pairs)
         opened = self.pair_options.world == "open"
         place = pairs[:, 0] * len(data.objects) + pairs[:, 1] if opened else torch.arange(len(pairs))
@@ -211,7 +210,7 @@ class CompositionalZeroShot(ClassifierTask):
         if options.schedule == "constant":
             return options.lr
         now, total = place_in_run(self.trainer, "step")
-        return options.lr * (1 + math.cos(math.pi * min(now / total, 1.0))) / 2
+        return options.lr * half_cosine(now / total)
 
     def begin_epoch(self) -> None:
         scorer: Any = self.net.scorer

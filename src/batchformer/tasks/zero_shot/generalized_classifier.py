@@ -76,7 +76,7 @@ class SeenAndUnseen(Task):
     def make_network(self, data: DataInfo) -> ZeroShotNet:
         return ZeroShotNet(data.feature_dim, len(data.classes), self.embedding_dim)
 
-    def take_up(self, data: DataInfo) -> None:
+    def set_data(self, data: DataInfo) -> None:
         if data.feature_dim != self.data_info.feature_dim:
             raise UserError(
                 f"this task was trained on features of {self.data_info.feature_dim} numbers, the data have "

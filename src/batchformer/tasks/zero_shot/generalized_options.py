@@ -13,14 +13,12 @@ class EmbeddingModuleOptions(ModuleOptions):
     """The module, on the embedding of a batch; critic and generator stay per sample. The appendix names no place.
 
     Args:
-        heads: attention heads; must divide the width of the embedding.
         dropout: on attention, MLP and residual branches.
         norm: "post" as published, "pre", or "relative".
         rows: "real": embeddings of real features in the critic's step; "both": also of synthetic features in the
             generator's step.
     """
 
-    heads: int = 4
     dropout: float = 0.5
     norm: Norm = "post"
     rows: Literal["real", "both"] = "real"
