@@ -60,7 +60,7 @@ def test_after_a_checkpoint_the_run_is_kept_and_goes_on_when_the_image_is_back(s
     image.write_bytes(whole)
     code, _, err = say(*FIT, "--resume")
     assert code == 0, err
-    assert "Going on from run/checkpoints/last.ckpt" in err
+    assert "Resuming from run/checkpoints/last.ckpt" in err
 
 
 def test_what_somebody_else_put_into_the_folder_stays(say, image, tmp_path):

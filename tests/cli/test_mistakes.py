@@ -41,7 +41,7 @@ def _complaint(answer):
         (["fit", "digits-lt", "--sed", "3"], "Did you mean --seed?"),
         (["fit", "digits-lt", "--seed", "x"], "--seed x: expected a whole number"),
         (["fit", "digits-lt", "--method", "best"], "expected baseline or batchformer"),
-        (["fit", "digits-lt", "--resume", "--overwrite"], "give one of them"),
+        (["fit", "digits-lt", "--resume", "--overwrite"], "give only one of them"),
         (["fit", "digits-lt", "--max_epochs", "3"], "Unknown option --max_epochs. Did you mean --epochs?"),
         (["fit", "digits-lt", "--device", "tpux"], "--device tpux: expected cpu, cuda, cuda:1"),
         (["fit", "digits-lt", "--early-stop", "0"], "--early-stop 0: expected 1 or more"),

@@ -79,5 +79,5 @@ def test_where_writing_is_not_permitted_nobody_is_told_to_make_room(tmp_path):
 
     with pytest.raises(UserError, match=r"model could not be written: writing there is not permitted") as caught:
         write_atomically(tmp_path / "model", forbidden)
-    assert "make room" not in str(caught.value)
+    assert "free some space" not in str(caught.value)
     assert "partial" not in str(caught.value)

@@ -88,7 +88,7 @@ def test_a_classifier_with_or_without_the_module_begins_with_a_pretrained_encode
     torch.save({"state_dict": {f"net.{k}": v for k, v in pretrained.net.state_dict().items()}}, file)
     task = LongTailed("resnet20", widths, method=method)
     task.init_from = {"network": str(file)}
-    with pytest.warns(UserWarning, match="begins anew"):
+    with pytest.warns(UserWarning, match="starts untrained"):
         task.construct(info(COUNTS))
     for name, value in pretrained.net.encoder.state_dict().items():
         assert torch.equal(task.net.state_dict()[name], value), name
