@@ -45,7 +45,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
 
     with pytest.raises(UserError, match=r"result\.json could not be written: the disk is full") as caught:
         write_atomically(tmp_path / "result.json", full)
-    assert "(one that trains: with --resume)" in str(caught.value)  # export and predict have no such option
+    assert "(with --resume if it trains)" in str(caught.value)  # export and predict have no such option
     assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == []
 

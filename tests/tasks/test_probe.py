@@ -110,7 +110,7 @@ def test_the_command_writes_a_recipe_and_trains_it(tmp_path, capsys):
     assert (result["variant"], result["reference"], result["seed"]) == ("batchformer", "baseline", 3)  # of the run
     capsys.readouterr()
     assert main(["probe", str(run), "--protocol", "moco-v3"]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert yaml.safe_load((tmp_path / "mae-probe.yaml").read_text()) == recipe  # still that of the run
     assert main(["probe", str(run), "--out", str(tmp_path / "other"), "--print-config"]) == 0
     assert not (tmp_path / "other.yaml").exists()

@@ -32,7 +32,7 @@ def run(args: list[str]) -> int:
     given = read_arguments(args, options, recipe_keys=True)
     words = given.positional
     if given.flag("out") and not given.flag("check"):
-        raise UserError("--out is the folder that --check writes to: add --check, or leave --out out.")
+        raise UserError("--out is the folder that --check writes to: add --check, or drop --out.")
     if not words and (given.values or given.recipe_keys):
         raise UserError("These options need a recipe: batchformer data digits-lt; batchformer recipes lists them.")
     if not words:
