@@ -31,7 +31,7 @@ def models_table(short: bool) -> str:
             rows.append([kind, ", ".join(dict.fromkeys(names)), _places(cases)])
         else:
             rows += [[kind, f"`{name}`{_built(of)}", _places(of)] for name, of in classes.items()]
-    return markdown(["models", "checked", "the module goes"], rows, right=False)
+    return markdown(["models", "tested", "module position"], rows, right=False)
 
 
 def _grouped(cases: Iterable[Case], key: Callable[[Case], str]) -> dict[str, list[Case]]:

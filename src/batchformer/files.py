@@ -44,7 +44,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
             reason = _obstacle(path) or problem.strerror or str(problem)
         if reason is None:
             raise
-        make_room = "make room and give the command again (one that trains: with --resume)"
+        make_room = "free some space and run the command again (with --resume if it trains)"
         what_to_do = make_room if reason == DISK_IS_FULL else "choose another place"
         raise UserError(f"{path} could not be written: {reason}; {what_to_do}.") from problem
 

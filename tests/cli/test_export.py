@@ -99,7 +99,7 @@ def test_timm_loads_the_folder_as_its_own_with_labels_and_transform(say, run, pl
     code, out, err = say("export", run, *words)
     assert code == 0, err
     names = {}
-    exec("\n".join(line.strip() for line in out.split("Load it anywhere:")[1].splitlines()), names)
+    exec("\n".join(line.strip() for line in out.split("To load it:")[1].splitlines()), names)
     network = names["model"].eval()
     with torch.inference_mode():
         answers = network(plain.inputs[0])
@@ -147,7 +147,7 @@ def test_a_network_of_this_package_is_a_folder_with_the_code_that_makes_it(say, 
     code, out, err = say("export", tiny_run, "--format", "folder", "--out", tmp_path / "net")
     assert code == 0, err
     names = {}
-    exec("\n".join(line.strip() for line in out.split("Load it anywhere:")[1].splitlines()), names)
+    exec("\n".join(line.strip() for line in out.split("To load it:")[1].splitlines()), names)
     plain = plain_network_of(load_run(str(tiny_run)))
     with torch.inference_mode():
         assert torch.equal(names["model"].eval()(plain.inputs[0]), plain.expected[0])

@@ -87,7 +87,7 @@ def test_load_reads_what_is_finished(run, both, place):
         ("digits-lt", {"trainer.max_epoch": 3}, {}, r"Did you mean trainer\.max_epochs\?"),
         ("digits-lt", {"trainer": {"max_epochs": "many"}}, {}, "expected a whole number"),
         ("digits-lt", {}, {"sed": 3}, "Did you mean --seed?"),
-        ("digits-lt", {}, {"out": "run"}, "exists already"),
+        ("digits-lt", {}, {"out": "run"}, "already exists"),
     ],
 )
 def test_mistakes_are_errors_of_one_sentence(run, recipe, fields, options, expected, place, monkeypatch):

@@ -55,12 +55,12 @@ def test_after_a_checkpoint_the_run_is_kept_and_goes_on_when_the_image_is_back(s
         patch.setattr("batchformer.data.loading.samples.open_image", lost_after_a_checkpoint)
         complaint = _complaint(say(*FIT))
     assert f"image {image.relative_to(tmp_path)} does not exist: put it back" in complaint
-    assert "run is kept: go on with --resume once all images are back" in complaint
+    assert "run is kept: continue with --resume once all images are back" in complaint
 
     image.write_bytes(whole)
     code, _, err = say(*FIT, "--resume")
     assert code == 0, err
-    assert "Going on from run/checkpoints/last.ckpt" in err
+    assert "Resuming from run/checkpoints/last.ckpt" in err
 
 
 def test_what_somebody_else_put_into_the_folder_stays(say, image, tmp_path):

@@ -139,7 +139,7 @@ class TestPassedOver:
             (copied / place).write_bytes(b"")
         return copied
 
-    TOLD = "3 files passed over: 2 .txt, 1 .heicx"
+    TOLD = "3 files skipped: 2 .txt, 1 .heicx"
 
     def test_data_counts_files_that_are_no_images(self, say, mixed):
         code, out, _ = say("data", "folder-lt", "--data-root", mixed)
@@ -156,7 +156,7 @@ class TestPassedOver:
         for file in (mixed / "train/fox").glob("*.png"):
             file.rename(file.with_suffix(".xyz"))
         assert "4 .xyz" in say("data", "folder-lt", "--data-root", mixed)[2]
-        assert "5 files passed over: 4 .xyz, 1 .heicx" in say("predict", run, mixed / "train/fox")[2]
+        assert "5 files skipped: 4 .xyz, 1 .heicx" in say("predict", run, mixed / "train/fox")[2]
 
 
 class TestParts:

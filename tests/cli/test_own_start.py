@@ -43,7 +43,7 @@ class TestCheck:
         code, out, _ = say("data", "folder-lt", "--data-root", "photos", "--check")
         assert code == 0
         assert re.match(r"folder-lt: 320 train, \d+ val images in photos\n  widths +\d+ to \d+, .*\n  heights ", out)
-        assert "\nNo error\n" in out
+        assert "\nNo errors\n" in out
         (here / "photos/train/class_0/<b>.jpg").write_bytes(b"no image")
         shutil.copy("photos/val/class_1/0000.jpg", "photos/train/class_1/leaked.jpg")
         code, out, _ = say("data", "folder-lt", "--data-root", "photos", "--check")

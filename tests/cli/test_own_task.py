@@ -123,7 +123,7 @@ def test_commands_on_a_run_folder_import_its_code_only_when_trusted(run, folder,
         f"{layer}.{kind}" for layer in ("features.1", "length") for kind in ("weight", "bias")
     }
     names = {}
-    exec("\n".join(map(str.strip, capsys.readouterr().out.split("Load it anywhere:\n")[1].splitlines())), names)
+    exec("\n".join(map(str.strip, capsys.readouterr().out.split("To load it:\n")[1].splitlines())), names)
     expected = load_file(folder / "plain.safetensors")
     assert all(torch.equal(value, expected[key]) for key, value in names["model"].state_dict().items())
 

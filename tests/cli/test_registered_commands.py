@@ -18,7 +18,7 @@ def test_a_package_registers_a_command(tmp_path, monkeypatch, capsys):
         assert main(["count", "--help"]) == 0
         assert capsys.readouterr().out == "counts\n"
         assert main(["help"]) == 0
-        assert "Of other packages: count\n" in capsys.readouterr().out
+        assert "From other packages: count\n" in capsys.readouterr().out
         assert main(["coun"]) == 2
         assert "Did you mean count?" in capsys.readouterr().err
     finally:

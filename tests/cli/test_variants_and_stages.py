@@ -118,7 +118,7 @@ class TestVariants:
             (["compare", "digits-lt", "--variant", "a:lr=3"], "expected name:key=value"),
             (["compare", "digits-lt", "--variant", "a/b:model.seed=3"], "cannot name a run"),
             (["compare", "digits-lt", "--variants", "nowhere.yaml"], "cannot be read"),
-            (["compare", "digits-lt", "--variants", "x.yaml", "--variant", "a"], "give one of them"),
+            (["compare", "digits-lt", "--variants", "x.yaml", "--variant", "a"], "give only one of them"),
             (["compare", "digits-lt", "--targets", "all"], "has no targets"),
         ],
     )

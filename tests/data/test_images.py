@@ -129,8 +129,8 @@ def test_other_files_are_counted_by_their_endings(tmp_path):
     others = Counter()
     assert [os.path.basename(path) for path in images_in(tmp_path, others)] == ["d.jpg", "e.JFIF"]
     assert others == {".txt": 2, ".heic2": 1, "": 1}
-    assert passed_over(Counter({".txt": 2, ".md": 1})) == "3 files passed over: 2 .txt, 1 .md"
-    assert passed_over(Counter({".heic": 1})) == "1 file passed over: 1 .heic (to read .heic: pip install pillow-heif)"
+    assert passed_over(Counter({".txt": 2, ".md": 1})) == "3 files skipped: 2 .txt, 1 .md"
+    assert passed_over(Counter({".heic": 1})) == "1 file skipped: 1 .heic (to read .heic: pip install pillow-heif)"
 
 
 @pytest.mark.parametrize("ending", ["jfif", *(["avif"] if features.check("avif") else [])])

@@ -231,7 +231,7 @@ def test_lines_of_a_legend_look_like_those_of_the_picture(visit):
 def test_the_two_streams_are_seen(visit, size):
     page = visit("streams", size)
     section = page.locator("#recipe-1")
-    for words in ("The two streams", "stays at chance (4.60)", "What survives of the related tokens", "A tall picture"):
+    for words in ("The two streams", "stays at chance (4.60)", "Signal in the related tokens", "A tall picture"):
         assert section.get_by_text(words).first.is_visible()
     assert section.locator("figure > svg").count() == 11
     pictures = section.locator("figure.seen img")

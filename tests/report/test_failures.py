@@ -21,7 +21,7 @@ def test_the_terminal_shows_the_worst_classes_and_says_where_the_others_are():
     lines = told.splitlines()
     assert [line.split()[1] for line in lines[2 : 2 + SHOWN]] == [str(k) for k in range(27, 27 - SHOWN, -1)]
     assert f"and {28 - SHOWN} more: run/classes.csv" in told
-    assert "class 27 for class 0 (7 of 20)" in told
+    assert "class 27 predicted as class 0 (7 of 20)" in told
     assert (
         "Balanced accuracy 80.5 %; Macro F1 79.5 %; ECE 12.3 % (3.2 % with temperature 1.70: predict --calibrated)"
         in told

@@ -169,7 +169,7 @@ def test_missing_pieces_are_named_with_the_way_to_get_them(tmp_path):
     bare = {key: result()[key] for key in ("recipe", "method", "seed", "metrics")}
     page = page_of(tmp_path, [bare])
     assert "no history of their epochs" in page
-    assert "no number per class" in page
+    assert "no numbers per class" in page
     assert "batchformer fit cifar100-lt-100 --method batchformer --seed 0" in words(page)
 
 
@@ -177,8 +177,8 @@ def test_a_steep_start_is_told_of_where_the_axis_leaves_one_out(tmp_path):
     steep, level = result(), result()
     steep["history"] = [{"epoch": epoch, "all": all_} for epoch, all_ in enumerate([1, *[50 + k for k in range(9)]])]
     level["history"] = [{"epoch": 0, "all": 25.0}, {"epoch": 1, "all": 58.0}]
-    assert "leaves out a steep start" in page_of(tmp_path / "steep", [steep])
-    assert "leaves out a steep start" not in page_of(tmp_path / "level", [level])
+    assert "steep start is cut off" in page_of(tmp_path / "steep", [steep])
+    assert "steep start is cut off" not in page_of(tmp_path / "level", [level])
 
 
 def test_one_seed_gives_no_interval(tmp_path):
@@ -189,7 +189,7 @@ def test_one_seed_gives_no_interval(tmp_path):
 
 @pytest.mark.parametrize(
     ("slope", "words"),
-    [(1.0, "Here it is so too"), (-1.0, "the other way round"), (0.0, "No rank correlation|no clear order")],
+    [(1.0, "The same here"), (-1.0, "The opposite here"), (0.0, "No rank correlation|No clear correlation")],
 )
 def test_fig_6_is_read_as_it_is_not_as_the_paper_says(tmp_path, slope, words):
     influence = {"wrt": "features", "per_class": [5 + slope * k / 10 for k in range(40)]}
@@ -288,7 +288,7 @@ def test_measures_of_another_unit_and_direction_read_right_everywhere(tmp_path):
     assert "MPJPE, mm (lower is better)" in seen
     assert "difference in MPJPE, mm" in seen
     assert "← better" in seen
-    assert "Left of zero a variant is better than scratch." in seen
+    assert "Left of zero: a variant is better than scratch." in seen
     assert "Lower is better." in seen
     own = re.sub(r"<pre>.*?</pre>", "", seen)
     for wrong in ("percent", "points", "accuracy", "Right of zero", "Many"):
@@ -436,9 +436,9 @@ def test_an_interval_wider_than_is_possible_is_cut_in_the_chart(tmp_path):
     chart = re.search(r"<title[^>]*>Difference BatchFormer minus baseline.*?</svg>", page).group(0)
     ticks = [float(text.replace("−", "-")) for text in re.findall(r'class="tick x"[^>]*>([^<]+)<', chart)]
     assert (min(ticks), max(ticks)) == (-100, 100)
-    assert "beyond what is possible" in page
+    assert "beyond the possible range" in page
     assert chart.count('class="arrow') == 2  # at both ends of one interval
-    assert "beyond what is possible" not in page_of(tmp_path / "narrow", comparison(seeds=3))
+    assert "beyond the possible range" not in page_of(tmp_path / "narrow", comparison(seeds=3))
 
 
 def test_the_axis_of_differences_ends_where_they_can(tmp_path):
@@ -475,7 +475,7 @@ def test_a_line_is_explained_where_there_is_one(tmp_path):
     for classes in (3, 10):
         page = page_of(tmp_path / str(classes), [result(classes=classes, recipe="digits-lt")])
         drawn = "related trend" in page.partition("<body>")[2]
-        assert drawn == ("Line: the mean over all classes" in page) == (classes > 4)
+        assert drawn == ("Line: running mean over the classes" in page) == (classes > 4)
 
 
 def test_the_overview_of_single_runs_has_their_numbers_alone(tmp_path):
@@ -526,7 +526,7 @@ def test_the_command_says_where_the_data_go(tmp_path):
     made["config"]["data"]["init_args"]["root"] = "/somewhere/private"
     page = page_of(tmp_path, [made])
     assert "batchformer fit cifar100-lt-100 --data-root DIR" in words(page)
-    assert "with your folder of data for DIR" in page
+    assert "with your data folder for DIR" in page
     named = {**made, "command": "batchformer fit cifar100-lt-100 --data.root there"}
     assert "DIR" not in page_of(tmp_path / "named", [named])
 

@@ -44,7 +44,7 @@ def with_health(folder, content):
         ({"related_loss": 4.6, "plain_loss": None}, "stays at chance (4.60): nothing is learnt"),
         ({"gradient_on_others": {"quiet": {"norm_share": 0.002}}}, "hardly relate"),
         ({"points": [{"path": "blocks.0", "change_quiet": 0.03}]}, "hardly relate"),
-        ({"gradient_on_others": {}}, "not complete"),
+        ({"gradient_on_others": {}}, "is incomplete"),
     ],
 )
 def test_the_page_says_whether_the_related_stream_lives(tmp_path, change, words):

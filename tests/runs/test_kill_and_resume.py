@@ -159,7 +159,7 @@ def test_a_stopped_run_says_how_to_go_on_and_nothing_else(name, killed):
     out, code, said = killed[name]
     *progress, told = said.splitlines()
     assert code == 130, said
-    assert told.startswith("batchformer: stopped; go on with: ")
+    assert told.startswith("batchformer: stopped; resume with: ")
     assert told.endswith(f"--out {out} --resume")
     assert not [line for line in progress if "epoch" not in line]
     assert not (out / "run.lock").exists()

@@ -44,7 +44,7 @@ def test_its_result_is_reported_in_the_words_of_today(run, tmp_path):
 def test_it_is_known_to_be_finished(run, capsys):
     words = ["--model.backbone_args.widths", "[4,4]", "--trainer.max_epochs", "2", "--seed", "1"]
     assert main(["fit", "digits-lt", *words, "--out", str(run), "--resume"]) == 0
-    assert "finished already" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
 
 
 def test_it_goes_on_where_it_was_stopped(run, capsys):

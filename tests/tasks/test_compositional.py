@@ -271,7 +271,7 @@ def test_results_have_every_measure_and_the_selection_is_on_validation(run):
 def test_the_page_has_the_curve_of_all_variants_the_grid_and_the_pictures(run, root, tmp_path):
     out, result = run
     titles = [section["title"] for section in result["sections"]]
-    assert titles[:3] == ["Seen against unseen pairs", "Accuracy of every pair", "What is taken for what"]
+    assert titles[:3] == ["Seen against unseen pairs", "Accuracy of every pair", "Most frequent confusions"]
     curve, grid, confusions = result["sections"][:3]
     line = next(iter(curve["series"]["lines"].values()))
     assert max(value for value in line if value is not None) <= result["metrics"]["seen"] + 1e-6

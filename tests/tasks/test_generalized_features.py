@@ -52,7 +52,7 @@ def test_features_are_those_of_the_network_and_a_task_trains_on_the_file(command
     said = capsys.readouterr().out
     assert "left out: image" in said
     assert "3.jpg cannot be read" in said
-    assert "1 file passed over: 1 .txt" in said
+    assert "1 file skipped: 1 .txt" in said
     data = AttributeFiles(str(birds), batch_size=4)
     data.setup()
     assert data.class_names == CLASSES

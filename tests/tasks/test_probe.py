@@ -88,7 +88,7 @@ def test_a_classifier_with_or_without_the_module_begins_with_a_pretrained_encode
     torch.save({"state_dict": {f"net.{k}": v for k, v in pretrained.net.state_dict().items()}}, file)
     task = LongTailed("resnet20", widths, method=method)
     task.init_from = {"network": str(file)}
-    with pytest.warns(UserWarning, match="begins anew"):
+    with pytest.warns(UserWarning, match="starts untrained"):
         task.construct(info(COUNTS))
     for name, value in pretrained.net.encoder.state_dict().items():
         assert torch.equal(task.net.state_dict()[name], value), name
@@ -110,7 +110,7 @@ def test_the_command_writes_a_recipe_and_trains_it(tmp_path, capsys):
     assert (result["variant"], result["reference"], result["seed"]) == ("batchformer", "baseline", 3)  # of the run
     capsys.readouterr()
     assert main(["probe", str(run), "--protocol", "moco-v3"]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert yaml.safe_load((tmp_path / "mae-probe.yaml").read_text()) == recipe  # still that of the run
     assert main(["probe", str(run), "--out", str(tmp_path / "other"), "--print-config"]) == 0
     assert not (tmp_path / "other.yaml").exists()

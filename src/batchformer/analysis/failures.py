@@ -40,8 +40,11 @@ _NOTE = (
     "classes, at an overlap of one half."
 )
 _KINDS = {
-    "missed": ("Missed objects", "Images in which the most objects were not found; the boxes are those of the data."),
-    "false": ("False alarms", "Images with the surest boxes that have no object of their class, or one found already."),
+    "missed": ("Missed objects", "Images with the most objects that were not found; the boxes are the annotations."),
+    "false": (
+        "False alarms",
+        "Images with the highest-scoring boxes without an object of their class, or with one already found.",
+    ),
 }
 
 Mistake = tuple[Image.Image, str, str]  # image, what the network said, what it is
@@ -142,11 +145,11 @@ def _draw_worst(folder: Path, task: Any, data: Any, wrong: np.ndarray, logits: T
     sure = logits.softmax(1).amax(1).tolist()
     said = [f"{names[label]} {p:.0%}" for label, p in zip(logits.argmax(1).tolist(), sure, strict=True)]
     pictures = to_pictures(batch["images"], data.mean, data.std)
-    caption = "The wrong predictions with the highest probability, at most two of the same confusion."
+    caption = "Wrong predictions with the highest probability, at most two per confusion."
     try:
         maps, layer = explain_classes(task, batch["images"], logits.argmax(1))
         sheet = draw_grad_cam({_ANSWER: maps}, pictures, classes, {_ANSWER: said})
-        caption += f" Above: the true class. Below: the predicted one, bright its evidence at {layer} (Grad-CAM)."
+        caption += f" Above: true class. Below: predicted class; bright: evidence for it at {layer} (Grad-CAM)."
     except UserError:
         sheet = draw_mistakes(list(zip(pictures, said, classes, strict=True)))
     write_index(folder, [("mistakes.png", sheet, "The worst mistakes", caption)], keep=False)
@@ -159,7 +162,7 @@ def draw_mistakes(mistakes: Sequence[Mistake]) -> Image.Image:
     for image, said, truth in mistakes:
         wide = blank(_WIDTH, TILE)
         wide.paste(tile(image), ((_WIDTH - TILE) // 2, 0))
-        tiles.append(captioned(captioned(wide, f"said: {said}", MORE), f"is: {truth}"))
+        tiles.append(captioned(captioned(wide, f"predicted: {said}", MORE), f"true: {truth}"))
     rows, height = -(-len(mistakes) // _COLUMNS), max((each.height for each in tiles), default=0) + GAP
     sheet = blank(2 * MARGIN + _COLUMNS * (_WIDTH + GAP) - GAP, 2 * MARGIN + rows * height - GAP)
     for k, each in enumerate(tiles):
@@ -171,7 +174,7 @@ def mistakes_of(task: Any, data: Any, trainer: Any) -> dict[str, Any]:
     """Pictures of what the task confuses most, in the folder `mistakes` of the run; no entry of result.json."""
     if mistakes := task.mistakes(data):
         caption = "One image of each of the most frequent confusions on the test set."
-        made = [("mistakes.png", draw_mistakes(mistakes), "Images it gets wrong", caption)]
+        made = [("mistakes.png", draw_mistakes(mistakes), "Misclassified images", caption)]
         write_index(Path(trainer.default_root_dir) / "mistakes", made, keep=False)
     return {}
 

@@ -33,7 +33,7 @@ from batchformer.mix.transmix import TransMixed
 
 FILE = "mixed.png"
 LABELS_WIDTH = 420
-CAPTION = "Blue: image A, orange: image B. The bars say how a label is divided by area and in the target trained with."
+CAPTION = "Blue: image A, orange: image B. The bars show the label shares by area and in the training target."
 ATTENTION_CAPTION = (
     "In the attention map orange is looked at more than by chance, blue less. Attention: how much of it lies on image "
     "B's part; the target lies between it and the area."

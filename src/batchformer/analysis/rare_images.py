@@ -29,8 +29,8 @@ from batchformer.metrics.measures import shot_of
 FOLDER = "grad_cam"  # of the picture in a run folder
 TITLE = "Evidence for the true class (Grad-CAM)"
 RULE = (
-    "Test images of {classes}, drawn by seed {seed}, with their classes; below each map the predicted class, orange "
-    "where it is wrong. Bright: evidence for the true class, at {layer}; each image has a scale of its own."
+    "Test images of {classes}, drawn by seed {seed}, with their classes. Below each map: the predicted class, orange "
+    "if wrong. Bright: evidence for the true class at {layer}; each image has its own scale."
 )
 
 

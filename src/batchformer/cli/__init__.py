@@ -19,18 +19,18 @@ from batchformer.errors import UserError, causes, did_you_mean, interruption
 
 COMMANDS = {
     "fit": "train one recipe",
-    "compare": "train a recipe with and without BatchFormer, over several seeds, and print one table",
+    "compare": "train a recipe with and without BatchFormer over several seeds and print one table",
     "tune": "find a learning rate and the largest batch for a recipe",
     "test": "evaluate a finished run again",
-    "predict": "classify images, or draw what a detector finds in them, with a finished run",
+    "predict": "classify images, or draw detections, with a finished run",
     "probe": "train a linear classifier on the frozen backbone of a run",
-    "export": "write the plain network of a run as safetensors, ONNX, pt2 or a folder, and prove it equal",
-    "report": "write one HTML page about runs or comparisons",
-    "grad-cam": "draw Grad-CAM maps of runs, on test images of rare classes",
-    "recipes": "list the recipes, or print one",
-    "data": "what data a recipe needs, and what is there",
-    "features": "write the features of images, for classes that are known by attributes alone",
-    "completion": "print a script that completes commands, recipes and fields in the shell",
+    "export": "write the plain network of a run as safetensors, ONNX, pt2 or a folder, and verify it",
+    "report": "write an HTML page about runs or comparisons",
+    "grad-cam": "draw Grad-CAM maps of runs on test images of rare classes",
+    "recipes": "list the recipes or print one",
+    "data": "list the supported data sets, or inspect and check your own",
+    "features": "write image features for generalized zero-shot learning",
+    "completion": "print a shell script that completes commands, recipes and fields",
 }
 _ELSEWHERE = {"features": "batchformer.tasks.zero_shot.generalized_features"}  # commands of task families
 _TRAIN_EXTRA = ("lightning", "jsonargparse", "timm", "torchvision", "torchmetrics", "transformers", "scipy",
@@ -163,7 +163,7 @@ def _explain(problem: BaseException) -> tuple[int, str]:
 
     if (reason := disk_problem(problem)) is not None:
         where = f" ({problem.filename})" if isinstance(problem, OSError) and problem.filename else ""
-        return 1, f"{reason}{where}; make room or choose another --out, then go on with --resume."
+        return 1, f"{reason}{where}; free some space or choose another --out, then continue with --resume."
     first_line = (str(problem).strip().splitlines() or ["no message"])[0]
     return 1, f"{type(problem).__name__}: {first_line} (add --debug to see where)"
 
@@ -171,14 +171,14 @@ def _explain(problem: BaseException) -> tuple[int, str]:
 def _help() -> str:
     commands = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
     if others := _registered():
-        commands += f"\nOf other packages: {', '.join(others)}"
+        commands += f"\nFrom other packages: {', '.join(others)}"
     return f"""batchformer: learn from the relations between the samples of a mini-batch
 
-  batchformer compare digits-lt --seeds 3     see what the method gives; no download, about two minutes
-  batchformer fit cifar100-lt-100             train one row of the paper's table
+  batchformer compare digits-lt --seeds 3     see what the method does; no download, about two minutes
+  batchformer fit cifar100-lt-100             train one row of a paper's table
   batchformer fit folder-lt --data-root DIR   train on your own images: DIR/train/<class>/, DIR/val/<class>/
 
-Commands (batchformer COMMAND --help says more):
+Commands (details: batchformer COMMAND --help):
 {commands}
 
 Any field of a recipe can be changed on the command line: --trainer.max_epochs 3 --model.batchformer.heads 8

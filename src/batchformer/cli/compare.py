@@ -32,27 +32,27 @@ _GIVEN_BY_COMPARE = ("model.method", "model.seed", "data.seed", "data.init_args.
 HELP = """
 batchformer compare RECIPE --seeds 3 [options] [--key value ...]
 
-Train a recipe with and without BatchFormer over several seeds, on the same batches, and print one table:
-mean and deviation of both, and their paired difference with its 95 % interval. Or train any variants of it; the first
-is the reference that the others are compared with.
+Train a recipe with and without BatchFormer over several seeds, on the same batches, and print one table with mean and
+standard deviation of both and their paired difference with a 95 % interval. Or compare any variants of the recipe with
+the first one.
 
-  --seeds 3          that many seeds: 0, 1, 2;   --seeds 5 6 7: these ones (3)
+  --seeds 3          number of seeds: 0, 1, 2 (default); or the seeds themselves: --seeds 5 6 7
   --variant NAME:KEY=VALUE[,KEY=VALUE]   a variant; repeat it for each one (--variant plain:model.method=baseline
-                     --variant four:model.batchformer.layers=4); a name alone is that variant of the recipe
+                     --variant four:model.batchformer.layers=4); NAME alone is a variant defined in the recipe
   --variants FILE    the same from a YAML file: name: {model.method: baseline}
-  --targets all      where the data have several targets (leave one domain out): all of them, or their names
-  --name NAME        what the results call the recipe (the name of its file)
-  --out DIR          folder of the comparison (runs/RECIPE-compare): a run folder each, compare.json, report.html
-  --data-root DIR    where the data is (data)
+  --targets all      for data with several targets (leave one domain out): all of them, or their names
+  --name NAME        recipe name in the results (default: the file name)
+  --out DIR          folder for all run folders, compare.json and report.html (default: runs/RECIPE-compare)
+  --data-root DIR    where the data is (default: data)
   --epochs N  --lr X  --batch-size N  --device NAME  --init-from [PART=]SOURCE  --best
   --early-stop N  --skip-bad  --logger NAME
                      as in batchformer fit --help
-  --resume           go on; runs that are finished are kept, or go on where they are given more --epochs
-  --overwrite        start anew in a folder that exists
-  --no-analysis      leave out the analyses after each training
-  --print-config     print the resolved recipe of every run, and train nothing
+  --resume           continue; finished runs are kept, or continue if --epochs is raised
+  --overwrite        start over in an existing folder
+  --no-analysis      skip the analyses after each training
+  --print-config     print the resolved recipe of every run without training
 
-Any field of the recipe can be changed for all sides: --trainer.max_epochs 3 --data.imbalance 50
+Any field of the recipe can be set for all variants: --trainer.max_epochs 3 --data.imbalance 50
 """
 
 
@@ -158,7 +158,7 @@ def compared(args: list[str], show: bool = False) -> Path:
                     torch.cuda.empty_cache()
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
-        raise KeyboardInterrupt(f"stopped; go on with: {program()} compare {shlex.join(words)} --resume") from None
+        raise KeyboardInterrupt(f"stopped; resume with: {program()} compare {shlex.join(words)} --resume") from None
     line.clear()
     if is_main_process():
         shown = [option for option in kept if option != "seeds"]
@@ -206,7 +206,7 @@ def _variants(cli: Any, given: Arguments) -> dict[str, list[tuple[str, str]]]:
 
     known = cli.variants
     if given.flag("variants") and given.flag("variant"):
-        raise UserError("--variants FILE and --variant name the same thing: give one of them.")
+        raise UserError("--variants FILE and --variant both define the variants: give only one of them.")
     if given.flag("variants"):
         return read_variants(Path(given.value("variants") or ""))
     if given.flag("variant"):
@@ -249,7 +249,9 @@ def _refuse_what_exists(out: Path, folders: list[RunFolder], allowed: bool) -> N
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file, not a folder; choose another --out.")
     if not allowed and ((out / "compare.json").exists() or any(folder.started for folder in folders)):
-        raise UserError(f"{out} exists already: add --resume to go on, --overwrite to start anew, or --out DIR.")
+        raise UserError(
+            f"{out} already exists: add --resume to continue, --overwrite to start over, or choose another --out."
+        )
     if not (out / "compare.json").exists():  # no folder of a comparison yet: the page may be somebody's own
         from batchformer.report.page import MADE_BY
 
@@ -283,7 +285,7 @@ def _conclude(
 
     name, seeds, variants, targets = (content[key] for key in ("recipe", "seeds", "variants", "targets"))
     over = f", {len(targets)} targets" if targets else ""
-    when = "after the epoch that is best on held-out images" if "chosen" in results[0] else "after the last epoch"
+    when = "after the best epoch on held-out images" if "chosen" in results[0] else "after the last epoch"
     print(f"\n{name}: {when}, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}{over}\n")
     print(format_table(table))
     print(f"\n{content['verdict']}\n")
@@ -294,6 +296,6 @@ def _conclude(
     best = variants[1] if len(variants) == 2 else max(gains, key=gains.__getitem__, default=variants[0])
     trained = shlex.quote(str(next(each.folder.path for each in planned if each.variant == best)))
     averaged = " --ema" if table.primary.key.endswith("_swad") else ""
-    print(f"Next:     {program()} export {trained}{averaged}     the plain weights, without BatchFormer")
-    print(f"          {program()} compare {again} --seeds 5 --out DIR   more seeds, a narrower interval")
-    print(f"          {program()} recipes   all data sets and tasks, your own images among them")
+    print(f"Next:     {program()} export {trained}{averaged}     export the plain weights, without BatchFormer")
+    print(f"          {program()} compare {again} --seeds 5 --out DIR   use more seeds for a narrower interval")
+    print(f"          {program()} recipes   list all data sets and tasks, including your own images")

@@ -10,21 +10,21 @@ from batchformer.metrics.measures import SHOTS
 from batchformer.recipes import find_recipe
 
 HELP = """
-batchformer data                              the data sets and the layouts of their folders
-batchformer data RECIPE [--data-root DIR]     look at the data of a recipe: classes, images, what is passed over
-batchformer data RECIPE --check               read every image once and list what is wrong
-batchformer data miniature NAME DEST          write a tiny data set in the official layout, to try a recipe out
+batchformer data                              list the data sets and their folder layouts
+batchformer data RECIPE [--data-root DIR]     show the data of a recipe: classes, images, skipped files
+batchformer data RECIPE --check               read every image once and list problems
+batchformer data miniature NAME DEST          write a tiny data set in the official layout, to try out a recipe
 
-  --check     damaged files, files passed over, the same picture in training and evaluation or in several classes (by
-              its pixels), classes with few images, sizes and channels, label and box errors. Writes data-check.html
-              and data-check.json, which `fit --skip-bad` reads. The exit code is 1 where there is an error.
-  --out DIR   folder of both files (runs/RECIPE)
+  --check     finds damaged and skipped files, the same picture in training and evaluation or in several classes (by its
+              pixels), classes with few images, label and box errors; lists sizes and channels. Writes data-check.html
+              and data-check.json, which `fit --skip-bad` reads. The exit code is 1 if there is an error.
+  --out DIR   folder for both files (default: runs/RECIPE)
 """
 _SHOWN = 5  # findings of a kind in the terminal
 FOOTNOTE = """\
-DIR is --data-root (default: data, in the current folder). CIFAR can be fetched: --data.download true
-Look at one:  batchformer data cifar100-lt-100 --data-root DIR
-No data yet?  batchformer data miniature cifar100 DIR     a tiny generated set in the same layout"""
+DIR is --data-root (default: data, in the current folder). CIFAR can be downloaded: --data.download true
+Inspect one:  batchformer data cifar100-lt-100 --data-root DIR
+No data yet?  batchformer data miniature cifar100 DIR     writes a tiny generated set in the same layout"""
 
 
 def run(args: list[str]) -> int:
@@ -32,9 +32,9 @@ def run(args: list[str]) -> int:
     given = read_arguments(args, options, recipe_keys=True)
     words = given.positional
     if given.flag("out") and not given.flag("check"):
-        raise UserError("--out is the folder of what --check writes: give that too, or leave it out.")
+        raise UserError("--out is the folder that --check writes to: add --check, or drop --out.")
     if not words and (given.values or given.recipe_keys):
-        raise UserError("These options are of a recipe: batchformer data digits-lt; batchformer recipes lists them.")
+        raise UserError("These options need a recipe: batchformer data digits-lt; batchformer recipes lists them.")
     if not words:
         print(f"{layout_table()}\n\n{FOOTNOTE}")
     elif words[0] == "miniature":
@@ -74,11 +74,11 @@ def _check(recipe: str, overrides: list[tuple[str, str]], out: str | None, again
     content = check.as_dict()
     page = target.with_suffix(".html")
     write_json(target, {"recipe": name, **content})
-    write_text(page, render_check(name, content, KINDS, f"Repair them, or {way_out}" if check.errors else ""))
+    write_text(page, render_check(name, content, KINDS, f"Fix them, or {way_out}" if check.errors else ""))
     print(f"{name}: {', '.join(f'{count:,} {part}' for part, count in check.sets.items())} images in {check.root}")
     for each in ("widths", "heights"):
         low, middle, high = getattr(check, each)
-        print(f"  {each:<8} {low:,} to {high:,}, half of them up to {middle:,}")
+        print(f"  {each:<8} {low:,} to {high:,}, median {middle:,}")
     print(f"  channels {', '.join(f'{mode} {count:,}' for mode, count in check.modes.items())}")
     if check.image_size and check.smaller:
         print(f"  {check.smaller:,} smaller than data.image_size {check.image_size}")
@@ -90,7 +90,7 @@ def _check(recipe: str, overrides: list[tuple[str, str]], out: str | None, again
         print("\n".join(f"  {each}" for each in lines[:_SHOWN]))
         if len(lines) > _SHOWN:
             print(f"  ... and {len(lines) - _SHOWN:,} more")
-    print(f"\n{'No error' if not check.errors else f'{check.errors:,} to repair; or ' + way_out.replace('`', '')}")
+    print(f"\n{'No errors' if not check.errors else f'{check.errors:,} to fix, or ' + way_out.replace('`', '')}")
     print(f"Look at:  {page}   (open it in a browser)")
     return 1 if check.errors else 0
 

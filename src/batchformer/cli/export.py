@@ -10,23 +10,24 @@ FORMATS = {"safetensors": "model.safetensors", "onnx": "model.onnx", "pt2": "mod
 HELP = """
 batchformer export RUN [--format safetensors|onnx|pt2|folder] [--half] [--out PLACE] [options]
 
-Write the plain network of a run, without BatchFormer, and prove that what was written gives the outputs of the trained
-network on test images; a file that differs is not left.
+Write the plain network of a run, without BatchFormer, and verify on test images that its outputs equal those of the
+trained network; if they differ, nothing is written.
 
-  --format safetensors   the weights, for the stock model: model.safetensors in the run folder (default)
-  --format onnx          model.onnx, of any batch size where the network allows it (pip install "batchformer[onnx]")
-  --format pt2           model.pt2, a program of torch.export: torch.export.load needs no code of the model
-  --format folder        a folder with config.json, model.safetensors and a model card, which timm
-                         (timm.create_model("local-dir:DIR", pretrained=True)) or transformers (from_pretrained) load
-  --half                 in float16
-  --ema                  the averaged weights, of a run that kept an average (model.ema, model.swad)
-  --calibrated           divide the weights of the classifier by the temperature that was fitted after the training, so
-                         that the softmax of the outputs is calibrated
-  --out PLACE            file or folder to write (in the run folder)
-  --data-root DIR        where the data is, for the test images; without them the proof is on random ones
+  --format safetensors   the weights for the stock model: model.safetensors in the run folder (default)
+  --format onnx          model.onnx, with dynamic batch size where the network allows it
+                         (pip install "batchformer[onnx]")
+  --format pt2           model.pt2, a torch.export program: torch.export.load needs no model code
+  --format folder        a folder with config.json, model.safetensors and a model card, for timm
+                         (timm.create_model("local-dir:DIR", pretrained=True)) or transformers (from_pretrained)
+  --half                 write float16
+  --ema                  write the averaged weights of a run that kept an average (model.ema, model.swad)
+  --calibrated           divide the classifier's weights by the temperature that was fitted after training, so that the
+                         softmax of the outputs is calibrated
+  --out PLACE            file or folder to write (default: in the run folder)
+  --data-root DIR        where the data is, for the test images; without them random images are used
   --license NAME         licence of the weights, for the model card of a folder
-  --trust                import classes outside this package that the run folder names; only if you know where it comes
-                         from
+  --trust                import classes from outside this package that the run folder names; only if you trust its
+                         source
 """
 _TAKES_NOTHING = ("half", "ema", "calibrated", "trust")
 
@@ -60,9 +61,9 @@ def run(args: list[str]) -> int:
         temperature=found.temperature() if given.flag("calibrated") else None,
         license=given.value("license"),
     )
-    print(f"{out}: {proof.tensors} tensors, {proof.parameters:,} parameters, no trace of BatchFormer.")
-    print(f"Proved: {proof.sentence}")
-    print("\nLoad it anywhere:")
+    print(f"{out}: {proof.tensors} tensors, {proof.parameters:,} parameters, none of them of BatchFormer.")
+    print(f"Verified: {proof.sentence}")
+    print("\nTo load it:")
     for line in proof.code:
         print(f"  {line}")
     return 0

@@ -29,30 +29,30 @@ batchformer fit RECIPE [options] [--key value ...]
 
 Train one recipe: a shipped name (batchformer recipes) or a YAML file of your own.
 
-  --method baseline|batchformer   with or without BatchFormer (recipes say batchformer)
-  --seed N                        weights, order of the data, augmentation and dropout (0)
-  --name NAME                     what result.json calls the recipe (the name of its file)
-  --out DIR                       run folder (runs/RECIPE/VARIANT-seedN)
-  --variant NAME                  one of the recipe's variants, by name
-  --data-root DIR                 where the data is (data)
+  --method baseline|batchformer   with or without BatchFormer (default: batchformer)
+  --seed N                        seed for weights, data order, augmentation and dropout (default: 0)
+  --name NAME                     recipe name in result.json (default: the file name)
+  --out DIR                       run folder (default: runs/RECIPE/VARIANT-seedN)
+  --variant NAME                  one of the recipe's variants
+  --data-root DIR                 where the data is (default: data)
   --epochs N  --lr X  --batch-size N   short for --trainer.max_epochs, --model.optimizer.lr, --data.batch_size
-  --device cpu|cuda|cuda:1|0,1|mps     where to train (Lightning's choice)
-  --init-from [PART=]SOURCE       begin with these weights: a run folder, a .safetensors, .pth or .pt file, a folder of
-                                  save_pretrained; of the whole network or of a part (backbone=FILE, detector=RUN);
-                                  pretrained: timm's; scratch: random ones
-  --best                          report the best epoch on a tenth of the training images, which is held out
-                                  (--data.holdout), instead of the last epoch; val chooses nothing
-  --early-stop N                  end after N evaluations without a better one on these images
-  --skip-bad                      leave out what batchformer data RECIPE --check found
-  --logger NAME                   tensorboard (default), csv, wandb or mlflow, beside metrics.csv; may be repeated
-  --resume                        go on from the last checkpoint, to the same weights as without the stop; a finished
-                                  run goes on too where it is given more --epochs
-  --overwrite                     start anew in a run folder that exists
-  --no-analysis                   leave out the analyses at the end
-  --print-config                  print the resolved recipe with all its fields, and train nothing
+  --device cpu|cuda|cuda:1|0,1|mps     where to train (default: Lightning's choice)
+  --init-from [PART=]SOURCE       initial weights: a run folder, a .safetensors, .pth or .pt file, or a save_pretrained
+                                  folder, for the whole network or one part (backbone=FILE, detector=RUN);
+                                  pretrained: timm's weights; scratch: random weights
+  --best                          report the best epoch on a held-out tenth of the training images (--data.holdout)
+                                  instead of the last epoch; val is never used for selection
+  --early-stop N                  stop after N evaluations on these images without improvement
+  --skip-bad                      skip the files that batchformer data RECIPE --check found
+  --logger NAME                   tensorboard (default), csv, wandb or mlflow, in addition to metrics.csv; repeatable
+  --resume                        continue from the last checkpoint; the weights are the same as without the
+                                  interruption. A finished run continues if --epochs is raised
+  --overwrite                     start over in an existing run folder
+  --no-analysis                   skip the analyses at the end
+  --print-config                  print the resolved recipe with all its fields without training
 
-To try a recipe out: --trainer.fast_dev_run true trains and evaluates one batch and keeps nothing.
-Any field of the recipe: --trainer.max_epochs 3 --trainer.precision bf16-mixed --trainer.devices 2
+To try out a recipe, --trainer.fast_dev_run true trains and evaluates one batch and keeps nothing.
+Any field of the recipe can be set: --trainer.max_epochs 3 --trainer.precision bf16-mixed --trainer.devices 2
   --model.batchformer.heads 8 --model.loss.name cross_entropy --data.imbalance 50 --run.checkpoint_every_steps 100
   --model.batchformer.blocks [8] --model.batchformer.variant stable --model.ema 0.9999   (vit-*, deit-*)
 """
@@ -100,13 +100,13 @@ def trained(args: list[str]) -> RunFolder | None:
         with tempfile.TemporaryDirectory() as place:
             maker.train(RunFolder(Path(place) / "run"), overrides, False)
         if is_main_process():
-            print("Training and evaluation ran on a batch (trainer.fast_dev_run); nothing was kept.")
+            print("Training and evaluation ran on one batch (trainer.fast_dev_run); nothing was kept.")
         return None
     if resume and folder.finished and not is_longer(folder, config):
         if folder.config.is_file():
             refuse_other_settings(folder, config)
         folder.read_result()  # an error for a damaged one, before anything else
-        print(f"{folder.path} is finished already; nothing to do.")
+        print(f"{folder.path} is already finished; nothing to do.")
         return folder
     line.begin_run(0, " ".join(part for part in (variant, target, f"seed {seed}") if part))
     try:
@@ -114,7 +114,7 @@ def trained(args: list[str]) -> RunFolder | None:
             maker.train(folder, overrides, given.flag("overwrite"))
     except KeyboardInterrupt:
         words = [word for word in args if word not in ("--resume", "--overwrite")]
-        raise KeyboardInterrupt(f"stopped; go on with: {program()} fit {shlex.join(words)} --resume") from None
+        raise KeyboardInterrupt(f"stopped; resume with: {program()} fit {shlex.join(words)} --resume") from None
     return folder
 
 

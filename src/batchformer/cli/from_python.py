@@ -168,7 +168,7 @@ def load(folder: str | Path) -> Run | Runs:
     found.require()
     result = found.read_result()
     if result is None:
-        raise UserError(f"{place} is not finished: go on with runs.fit(..., out={str(place)!r}, resume=True).")
+        raise UserError(f"{place} is not finished: resume it with runs.fit(..., out={str(place)!r}, resume=True).")
     return Run(place, result)
 
 

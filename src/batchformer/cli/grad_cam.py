@@ -12,14 +12,14 @@ from batchformer.files import refuse_to_replace, refuse_unwritable
 HELP = """
 batchformer grad-cam RUNS... [--out grad-cam.png] [--images 8] [--seed 0] [--layer NAME] [--data-root DIR]
 
-Draw Grad-CAM maps (the paper's Fig. 5) of test images of rare classes, chosen by a rule and a seed and not by hand:
-below the images, for each run, the map of the true class and the predicted class. Runs must have been trained on the
-same classes; two of one recipe, with and without BatchFormer, for example.
+Draw Grad-CAM maps (the paper's Fig. 5) of test images of rare classes. The images are drawn by a seed, not picked by
+hand; below them, each run has a row with the map of the true class and the predicted class. The runs must have the same
+classes, for example two of one recipe with and without BatchFormer.
 
-  --images N   how many images, at most 8
-  --seed N     which of the rare classes, and which of their images
-  --layer NAME a submodule whose output has rows and columns; layer3 of a ResNet, as released, unless given
-  --trust      import classes outside this package that a run folder names; only if you know where it comes from
+  --images N   number of images, at most 8
+  --seed N     seed for drawing rare classes and their images
+  --layer NAME a submodule whose output is a feature map (default: layer3 of a ResNet, as in the released code)
+  --trust      import classes from outside this package that a run folder names; only if you trust its source
 """
 
 

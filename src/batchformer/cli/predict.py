@@ -12,26 +12,26 @@ HELP = """
 batchformer predict RUN IMAGES_OR_FOLDERS... [--out predictions.csv] [--topk 5] [--calibrated] [--strict]
 batchformer predict RUN IMAGES_OR_FOLDERS... [--out predictions] [--threshold 0.5] [--strict]  (a detector)
 
-Predict on images with a finished run; folders are searched for images. Photos are taken as viewers show them, turned as
-their cameras noted (EXIF); boxes and segments are in pixels of that.
+Predict on images with a finished run; folders are searched for images. Photos are rotated by their EXIF orientation;
+boxes and segments are in pixels of the rotated image.
 
 Classification: writes a CSV file with one line per image: path, class_1, score_1, class_2, score_2, ..., error
 (scores are probabilities, the best class first).
 
-Detection and panoptic segmentation: writes a folder with one picture per image, NAME.png, on which boxes or segments
-are drawn with class and score, and with predictions.json (COCO's format of results) and predictions.csv. --threshold
-says from which score a box is drawn (0.5; the files hold the 100 best of each image), or how sure a query must be to
-take part in a segmentation (0.85).
+Detection and panoptic segmentation: writes a folder with one picture per image, NAME.png, showing boxes or segments
+with class and score, plus predictions.json (COCO's results format) and predictions.csv. --threshold is the minimum
+score of a box that is drawn (default 0.5; the files hold the 100 best of each image), or the minimum confidence of a
+query that takes part in a segmentation (default 0.85).
 
 Hand meshes: writes a folder with NAME.png, NAME.obj and NAME.glb for each image, and predictions.csv.
 
-An image that cannot be read has a row with the reason (error) in the CSV file, and the exit code is 1. Existing files
-are replaced only if an earlier prediction wrote them.
+An unreadable image gets a row with the reason (error) in the CSV file, and the exit code is 1. Existing files are
+replaced only if an earlier prediction wrote them.
 
-  --calibrated   classification: probabilities with the temperature that was fitted after the training (result.json), so
-            that of the answers given with 80 % about 80 % are right; the classes stay the same
+  --calibrated   classification: apply the temperature that was fitted after training (result.json), so that about 80 %
+            of the predictions with a probability of 80 % are right; the predicted classes do not change
   --strict  stop at the first image that cannot be read
-  --trust   import classes outside this package that the run folder names; only if you know where it comes from
+  --trust   import classes from outside this package that the run folder names; only if you trust its source
 """
 _OPTIONS = (Option("topk"), Option("threshold"), Option("strict", "nothing"), Option("calibrated", "nothing"))
 

@@ -12,18 +12,18 @@ from batchformer.runs.folder import RunFolder
 HELP = """
 batchformer probe RUN [--protocol moco-v2|moco-v3|mae|finetune] [--labels 0.01] [options] [--key value ...]
 
-What the backbone of a pre-training run is worth: train a linear classifier on its frozen features, or all of it.
+Evaluate the backbone of a pre-training run: train a linear classifier on its frozen features, or fine-tune all weights.
 
   --protocol NAME   moco-v2: SGD, learning rate 30, 100 epochs; moco-v3 (default): SGD, 0.1 per 256 images, 90 epochs;
-                    mae: LARS, BatchNorm in front of the classifier, 90 epochs; finetune: all weights, AdamW, 100 epochs
-  --labels PART     use the labels of this part of the training images only (0.01 or 0.1), drawn by class and seed
-  --seed N          of the probe (that of the run)
-  --out DIR         run folder (RUN-probe); DIR.yaml beside it is the recipe that was trained
+                    mae: LARS, BatchNorm before the classifier, 90 epochs; finetune: all weights, AdamW, 100 epochs
+  --labels PART     use only this fraction of the training labels (0.01 or 0.1), drawn by class and seed
+  --seed N          seed of the probe (default: that of the run)
+  --out DIR         run folder (default: RUN-probe); the trained recipe is written next to it as DIR.yaml
   --data-root, --epochs, --lr, --batch-size, --device, --logger, --resume, --overwrite, --no-analysis,
                     --print-config and any field (--model.optimizer.lr 10) as in fit
   --trust           import classes outside this package that the run folder names; only if you know where it comes from
 
-A network of timm or a file needs no run: batchformer fit linear-probe --model.backbone resnet50 --init-from FILE
+A timm network or a file needs no run: batchformer fit linear-probe --model.backbone resnet50 --init-from FILE
 """
 
 _STEPS = {"name": "step", "milestones": [60, 80]}

@@ -7,14 +7,14 @@ from batchformer.errors import UserError
 from batchformer.recipes import about, find_recipe, recipe_groups, recipe_names
 
 HELP = """
-batchformer recipes          list the recipes that are shipped
-batchformer recipes NAME     print one; save it to a file, change it, and train it: batchformer fit FILE.yaml
-batchformer recipes FOLDER   list the recipes of your own in a folder
+batchformer recipes          list the shipped recipes
+batchformer recipes NAME     print one; save it to a file, edit it and train it: batchformer fit FILE.yaml
+batchformer recipes FOLDER   list your own recipes in a folder
 """
 NEXT = """
-Train one:    batchformer fit NAME           (--method baseline: the same without BatchFormer)
+Train one:    batchformer fit NAME           (--method baseline: without BatchFormer)
 Compare:      batchformer compare NAME --seeds 3
-Read or edit: batchformer recipes NAME > mine.yaml && batchformer fit mine.yaml"""
+Edit one:     batchformer recipes NAME > mine.yaml && batchformer fit mine.yaml"""
 
 
 def run(args: list[str]) -> int:

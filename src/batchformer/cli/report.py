@@ -9,8 +9,8 @@ from batchformer.files import refuse_to_replace
 HELP = """
 batchformer report RUNS... [--out report.html] [--title TEXT]
 
-Write one self-contained HTML page about run folders, comparison folders or result files: the table with and without
-BatchFormer, learning curves, accuracy per class, gradient influence. It opens offline.
+Write one self-contained HTML page about run folders, comparison folders or result files: a table of the variants,
+learning curves, accuracy per class, gradient influence. It needs no network.
 """
 
 
@@ -29,5 +29,5 @@ def run(args: list[str]) -> int:
     out = Path(given.value("out") or "report.html")
     refuse_to_replace(out / "report.html" if out.is_dir() else out, lambda content: MADE_BY.encode() in content)
     page = write_report(paths, out, title=given.value("title"))
-    print(f"{page}: open it in a browser (it needs no network).")
+    print(f"{page}: open it in a browser (no network needed).")
     return 0

@@ -13,11 +13,11 @@ from batchformer.metrics.measures import with_current_names
 HELP = """
 batchformer test RUN [--data-root DIR] [--classes FILE.csv] [--trust]
 
-Evaluate the last checkpoint of a run folder on the test set again, say which classes fail, and whether result.json has
-the same numbers. Nothing in the run folder is changed.
+Evaluate the last checkpoint of a run folder on the test set again, list the classes that fail, and compare the numbers
+with result.json. Nothing in the run folder is changed.
 
-  --classes FILE   write precision, recall and F1 of every class (of a detector: average precisions) as CSV
-  --trust   import classes outside this package that the run folder names; only if you know where it comes from
+  --classes FILE   write precision, recall and F1 of every class (for detectors: average precision) as CSV
+  --trust   import classes from outside this package that the run folder names; only if you trust its source
 """
 
 

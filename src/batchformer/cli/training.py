@@ -41,7 +41,7 @@ Overrides = list[tuple[str, str]]
 def recipe_of(given: Arguments, command: str) -> tuple[str, Path]:
     """Name and file of the recipe of this command."""
     if given.flag("resume") and given.flag("overwrite"):
-        raise UserError("--resume goes on and --overwrite starts anew: give one of them.")
+        raise UserError("--resume continues a run and --overwrite starts over: give only one of them.")
     if not given.positional:
         raise UserError(f"{command} needs a recipe: batchformer {command} digits-lt; batchformer recipes lists them.")
     if len(given.positional) > 1:
@@ -262,5 +262,5 @@ class RunMaker:
             before_writing()
         checkpoint = open_folder(prepared, config, self.resume, overwrite)
         if checkpoint is not None and is_main_process():
-            self.line.say(f"Going on from {checkpoint}.")
+            self.line.say(f"Resuming from {checkpoint}.")
         return train(prepared, config, checkpoint, self.analysis, self.command)

@@ -21,13 +21,13 @@ from batchformer.errors import UserError
 HELP = """
 batchformer tune RECIPE [options] [--key value ...]
 
-Find a learning rate, and on a GPU first the largest batch that fits, with Lightning's tuner: a few steps each, and
-nothing is kept. It prints the options for batchformer fit.
+Find a learning rate, and on a GPU first the largest batch that fits, with Lightning's tuner. Each takes a few steps and
+keeps nothing. The result is printed as options for batchformer fit.
 
-  --find lr|batch-size|both   what to look for (both on a GPU, else lr)
-  --steps N                   steps of the range test, in which the learning rate rises from 1e-8 to 1 (100)
+  --find lr|batch-size|both   what to search for (default: both on a GPU, otherwise lr)
+  --steps N                   steps of the range test, in which the learning rate rises from 1e-8 to 1 (default: 100)
   --seed N  --method NAME  --variant NAME  --data-root DIR  --init-from SOURCE  --device NAME  --batch-size N
-                              and the others of fit that say what is trained, as there
+                              and other options that select what is trained, as in batchformer fit --help
 """
 _OF_FIT = [option for option in COMMON if option.name not in ("print-config", "resume", "overwrite")]
 _CHOICES = ("lr", "batch-size", "both")

@@ -41,7 +41,7 @@ KINDS = {
     "few": Kind(f"Classes of fewer than {FEW_BELOW} training images or boxes", False, "add some"),
     "unseen": Kind("Classes without anything to evaluate on", False, "they have no result; add images"),
     "empty": Kind("Images without any box", False, "kept; --data.keep_empty false leaves them out of training"),
-    "passed": Kind("Files passed over", False, "they are no images that can be read here"),
+    "passed": Kind("Files skipped", False, "not images that can be read here"),
 }
 
 

@@ -59,13 +59,13 @@ def images_in(folder: str | Path, others: Counter[str] | None = None, passed: li
 
 
 def passed_over(others: Counter[str]) -> str:
-    """`3 files passed over: 2 .txt, 1 .heic`, with what would read some of them."""
+    """`3 files skipped: 2 .txt, 1 .heic`, with what would read some of them."""
     count = others.total()
     often = sorted(others.items(), key=lambda found: (-found[1], found[0]))
     listed = [f"{number} {ending or 'without an ending'}" for ending, number in often]
     more = f" and {len(listed) - 5} other endings" if len(listed) > 5 else ""
     hint = next((f" (to read {ending}: pip install {it})" for ending, it in _READ_WITH.items() if ending in others), "")
-    return f"{count} {'file' if count == 1 else 'files'} passed over: {', '.join(listed[:5])}{more}{hint}"
+    return f"{count} {'file' if count == 1 else 'files'} skipped: {', '.join(listed[:5])}{more}{hint}"
 
 
 def _visible_folders(folder: str | Path) -> Iterator[tuple[str, list[str]]]:

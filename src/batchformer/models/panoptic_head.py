@@ -83,7 +83,7 @@ def load_detector(network: Any, weights: Mapping[str, Tensor], source: str, with
     if any(key.startswith("mask_head.") for key in plain):
         raise UserError(
             f"{source} is a run with a mask head already: give the detector of the first stage (--init-from "
-            f"detector=RUN), or go on with that run (--resume)."
+            f"detector=RUN), or resume that run (--resume)."
         )
     own, name = network.detr.state_dict(), "class_labels_classifier.bias"
     if name in plain and len(plain[name]) != len(own[name]):

@@ -245,8 +245,7 @@ def influence_section(name: str, runs: Sequence[Run], whose: str) -> str:
     wrt = "features" if all(run.influence_wrt == "features" for run in runs if run.influence) else "pixels"
     seeds = ", mean of the seeds" if len(runs) > 1 else ""
     line = (
-        " Line: the mean over all classes up to that one, which is what the paper’s figure shows; the points are the "
-        "single classes."
+        " Line: running mean over the classes up to that one, as in the paper’s figure; points: single classes."
         if "related trend" in picture
         else ""
     )
@@ -261,27 +260,25 @@ def influence_section(name: str, runs: Sequence[Run], whose: str) -> str:
 def _influence_reading(runs: Sequence[Run]) -> str:
     claim = (
         "<p class='muted'>Through BatchFormer the loss of one image also reaches the <em>other</em> images of its "
-        "batch. The paper reports: the rarer the class, the larger this gradient.</p>"
+        "batch. According to the paper, this gradient is larger for rarer classes.</p>"
     )
     overall = influence_correlation(runs)
     if overall is None:
-        return (
-            claim + "<p>No rank correlation can be given: all classes are equally frequent, or there is only one.</p>"
-        )
+        return claim + "<p>No rank correlation: all classes are equally frequent, or there is only one.</p>"
     single = [(run.seed, influence_correlation([run])) for run in runs if run.influence]
     seeds = ", ".join(f"{signed(found.rho)} (seed {seed})" for seed, found in single if found is not None)
-    each = f'<p class="muted">Each run alone: {escape(seeds)}.</p>' if len(single) > 1 else ""
+    each = f'<p class="muted">Single runs: {escape(seeds)}.</p>' if len(single) > 1 else ""
     certain = overall.p is not None and overall.p < 0.05
     if not certain:
-        reading = "Here there is no clear order: these runs neither show nor exclude what the paper reports."
+        reading = "No clear correlation here: these runs neither confirm nor refute the paper’s claim."
     elif overall.rho > 0:
-        reading = "Here it is so too: rarer classes have the larger gradient on the others."
+        reading = "The same here: rarer classes have larger gradients on the other images."
     else:
-        reading = "Here it is the other way round: rarer classes have the smaller gradient on the others."
+        reading = "The opposite here: rarer classes have smaller gradients on the other images."
     chance = "" if overall.p is None else f"; p {'&lt; 0.001' if overall.p < 0.001 else f'= {overall.p:.3f}'}"
     return (
         f'{claim}<p class="rho">ρ = {signed(overall.rho)}</p><p class="muted">Spearman rank correlation between rarity '
-        f"and gradient norm over the classes (+1: the rarer, the larger{chance}).</p><p><b>{reading}</b></p>"
+        f"and gradient norm over the classes (+1: larger for rarer classes{chance}).</p><p><b>{reading}</b></p>"
         f"{each}"
     )
 

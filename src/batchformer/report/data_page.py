@@ -15,8 +15,8 @@ _MOST = 2000  # and of those
 def render_check(recipe: str, check: Mapping[str, Any], kinds: Mapping[str, tuple[str, bool, str]], next_: str) -> str:
     """The page as text. `check`: what `Check.as_dict` gives; `kinds`: title, whether it is an error, and the remedy."""
     errors = check["errors"]
-    tone, word = ("hurt", "To repair") if errors else ("helped", "Nothing is wrong")
-    told = f"{errors:,} {'error' if errors == 1 else 'errors'}. " if errors else "No error. "
+    tone, word = ("hurt", "To fix") if errors else ("helped", "No problems found")
+    told = f"{errors:,} {'error' if errors == 1 else 'errors'}. " if errors else "No errors. "
     verdict = f'<div class="card verdict {tone}"><strong>{word}</strong>{escape(told)}{marked(next_)}</div>'
     found = "".join(_finding(*kinds[kind], lines) for kind, lines in check["findings"].items())
     images = sum(check["sets"].values())
@@ -30,7 +30,7 @@ def _numbers(check: Mapping[str, Any]) -> str:
     rows = [(f"images in {name}", f"{count:,}") for name, count in check["sets"].items()]
     for name in ("widths", "heights"):
         low, middle, high = check[name]
-        rows.append((f"{name.removesuffix('s')} in pixels", f"{low:,} to {high:,}, half of them up to {middle:,}"))
+        rows.append((f"{name.removesuffix('s')} in pixels", f"{low:,} to {high:,}, median {middle:,}"))
     rows += [("channels", ", ".join(f"{mode}: {count:,}" for mode, count in check["modes"].items()))]
     rows += [(f"smaller than image_size ({size})", f"{check['smaller']:,}")] if size else []
     rows += [("rotated by their EXIF orientation", f"{check['turned']:,}")] if check["turned"] else []
@@ -53,4 +53,4 @@ def _lines(lines: Sequence[str]) -> str:
 def _classes(counts: Mapping[str, int]) -> str:
     rows = [(name, f"{count:,}") for name, count in sorted(counts.items(), key=lambda each: -each[1])]
     table = plain_table(["class", "in training"], rows)
-    return f"<h3>Classes: {len(rows):,}</h3><details><summary>how many of each</summary>{table}</details>"
+    return f"<h3>Classes: {len(rows):,}</h3><details><summary>images per class</summary>{table}</details>"

@@ -21,10 +21,10 @@ KEYS = ("balanced_accuracy", "macro_f1", "ece", "ece_scaled")
 _LONGEST = 28  # letters of a class name in a terminal
 _PERCENT = Axis(0, 100, [(k, str(k)) for k in range(0, 101, 20)])
 _HALVES = (
-    "The temperature was not fitted on the images it is judged by: each half of the test images is scaled with that of "
-    "the other half. The one that is saved is fitted on all of them."
+    "The temperature is not evaluated on the images it was fitted on: each half of the test images is scaled with that "
+    "of the other half. The saved one is fitted on all of them."
 )
-_OTHER = "The temperature was fitted on the set {set}, which results are not about."
+_OTHER = "The temperature was fitted on the set {set}, not on the test images."
 
 Columns = Mapping[str, Sequence[float | None]]
 
@@ -49,7 +49,7 @@ def failures_text(result: Mapping[str, Any], where: str) -> str:
     shown = [[short_name(names[k], _LONGEST), *(_cell(v[k]) for v in columns.values())] for k in order[:SHOWN]]
     lines = [["class", *columns], *shown]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    told = [f"Which classes fail, the lowest {found['worst_by']} first, in %:"]
+    told = [f"Which classes fail, lowest {found['worst_by']} first, in %:"]
     for first, *rest in lines:
         cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
         told.append("  " + "  ".join([first.ljust(widths[0]), *cells]))
@@ -57,8 +57,8 @@ def failures_text(result: Mapping[str, Any], where: str) -> str:
         told.append(f"  and {len(order) - SHOWN} more: {where}")
     if pairs := found.get("confusions"):
         sizes = next(iter(columns.values()))
-        words = [f"{names[t]} for {names[s]} ({n} of {sizes[t]:.0f})" for t, s, n in pairs[:3]]
-        told.append(f"  taken for another most often: {', '.join(words)}")
+        words = [f"{names[t]} predicted as {names[s]} ({n} of {sizes[t]:.0f})" for t, s, n in pairs[:3]]
+        told.append(f"  most frequent mistakes: {', '.join(words)}")
     if scores := _scores(result):
         told.append(f"  {'; '.join(scores)}")
     return "\n".join(told)
@@ -122,18 +122,18 @@ def _of_variant(name: str, runs: Sequence[Run]) -> str:
         for k in worst_first(columns, found["worst_by"])
     ]
     whose = f" Mean of {len(runs)} runs." if len(runs) > 1 else ""
-    caption = f"The lowest {found['worst_by']} first, in %.{whose} {found.get('note', '')}".strip()
+    caption = f"Lowest {found['worst_by']} first, in %.{whose} {found.get('note', '')}".strip()
     cards = [_collapsed("card worst", ["class", *columns], rows, caption, "classes")]
     only = f"{first.name}: " if len(runs) > 1 else ""
     if pairs := found.get("confusions"):
         sizes = next(iter(found["columns"].values()))
         listed = [[names[t], names[s], f"{n} of {sizes[t]:.0f}"] for t, s, n in pairs]
-        caption = f"{only}What is taken for what most often."
-        cards.append(_collapsed("card worst", ["class", "taken for", "images"], listed, caption, "pairs"))
+        caption = f"{only}Most frequent confusions."
+        cards.append(_collapsed("card worst", ["true class", "predicted as", "images"], listed, caption, "pairs"))
     if matrix := found.get("matrix"):
         shares = [[100 * n / sum(row) if sum(row) else None for n in row] for row in matrix]
         grid = {"rows": names, "columns": names, "values": shares, "marked": [[k, k] for k in range(len(names))]}
-        told = f"{only}Of the images of each class (row), the share in % that was taken for each class (column)."
+        told = f"{only}Percentage of the images of each class (row) that were predicted as each class (column)."
         cards.append(
             f'<figure class="own"><h4>Confusion matrix</h4>{value_grid(grid)}'
             f"<figcaption>{escape(told)}</figcaption></figure>"
@@ -175,7 +175,7 @@ def _cell(value: float | None, whole: bool = False) -> str:
 
 def _reliability(name: str, runs: Sequence[Run], trusted: Mapping[str, Any]) -> str:
     """Accuracy against confidence in bins, beside the line on which both are equal."""
-    x, y = (Axis(0, 100, _PERCENT.ticks, label) for label in ("probability of the answer, %", "accuracy, %"))
+    x, y = (Axis(0, 100, _PERCENT.ticks, label) for label in ("predicted probability, %", "accuracy, %"))
     chart = Chart(name, x, y)
     chart.line([(0, 0), (100, 100)], "others")
     for key, style in (("bins", "v0"), ("bins_scaled", "v1")):
@@ -183,8 +183,8 @@ def _reliability(name: str, runs: Sequence[Run], trusted: Mapping[str, Any]) -> 
         images = [f"{count:.0f} images" for *_, count in trusted.get(key) or ()]
         chart.line(points, style)
         chart.dots(points, style, images)
-    legend = {"others": "as sure as it is right", "v0": "as trained", "v1": "with temperature"}
-    told = f"{runs[0].name}. Below the dotted line it is too sure of itself. ECE {trusted['ece']:.1f} %"
+    legend = {"others": "perfectly calibrated", "v0": "as trained", "v1": "with temperature"}
+    told = f"{runs[0].name}. Below the dotted line it is overconfident. ECE {trusted['ece']:.1f} %"
     if trusted.get("temperature") is not None:
         told += f", {trusted['ece_scaled']:.1f} % with logits divided by {trusted['temperature']:.2f}. "
         on = str(trusted.get("fitted_on") or "halves")
@@ -193,4 +193,4 @@ def _reliability(name: str, runs: Sequence[Run], trusted: Mapping[str, Any]) -> 
     else:
         told += ". There are too few images to fit a temperature."
     svg = chart.svg("Reliability diagram", f"ECE {trusted['ece']:.1f} %.")
-    return figure("Can its confidence be trusted?", svg, told, legend)
+    return figure("Are the probabilities calibrated?", svg, told, legend)

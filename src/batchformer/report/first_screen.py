@@ -147,7 +147,7 @@ def curve_figure(name: str, runs: Sequence[Run], table: Comparison, measure: Mea
         return ""
     told = "Line: mean of the seeds; band: smallest to largest seed." if len(table.seeds) > 1 else ""
     told += " A seed is the mean over its targets." if table.targets else ""
-    told += " The axis leaves out a steep start." if drawn.start_left_out else ""
+    told += " The steep start is cut off." if drawn.start_left_out else ""
     told += " Lower is better." if measure.better == "lower" else ""
     return figure(f"{measure.words[0].upper()}{measure.words[1:]}", drawn.svg, told.strip(), legend(table))
 
@@ -156,8 +156,8 @@ def _verdicts(table: Comparison) -> str:
     if len(table.shown) == 1 and (found := table.cell(table.primary, *table.shown)):
         how = ""
         if table.is_default_pair:
-            how = marked(f"`batchformer compare {table.recipe}` trains it with and without BatchFormer.")
-            how = f'<br><span class="muted">Only this one was run: {how}</span>'
+            how = marked(f"to compare, run `batchformer compare {table.recipe}`, with and without BatchFormer.")
+            how = f'<br><span class="muted">Only this variant was run; {how}</span>'
         sentence = escape(_result(table, found))
         return f'<p class="card verdict incomplete"><strong>Result</strong>{sentence}{how}</p>'
     cards = []
@@ -184,13 +184,13 @@ def _table(name: str, runs: Sequence[Run], table: Comparison, main_picture: str)
     if len(table.seeds) > 1 or len(table.shown) > 1:
         caption += ": mean ± standard deviation over seeds"
     if len(table.shown) > 1:
-        caption += ", and the difference of matched seeds with its 95 % interval"
+        caption += ", and the difference between matched seeds with its 95 % interval"
         caption += f" (in {measure.points})" if measure.points != measure.unit else ""
     caption += "."
     if table.targets:
-        caption += " The mean is that over the targets, seed by seed, and so is its interval."
+        caption += " Mean and interval are taken over the means of all targets, seed by seed."
     if len(table.others) > 1:
-        caption += " The intervals are not widened for the number of variants."
+        caption += " The intervals are not corrected for the number of variants."
     content = _content(made)
     is_wide = len(made.header) > 4
     numbers = f'<table class="comparison"><caption>{escape(caption)}</caption>{content}'
@@ -204,7 +204,7 @@ def _table(name: str, runs: Sequence[Run], table: Comparison, main_picture: str)
         return f'<div class="grid first">{whole}{main_picture}{more}</div>' if main_picture else whole + more
     helps = "the method helps" if table.is_default_pair else f"a variant is better than {table.reference}"
     side = "Right" if measure.gain(1.0) > 0 else "Left"
-    told = f"Dot: mean over matched seeds; line: 95 % interval. {side} of zero {helps}."
+    told = f"Dot: mean over matched seeds; line: 95 % interval. {side} of zero: {helps}."
     told += arrows(drawn)
     notes = ", ".join(f"{each.label}: {each.note}" for each in table.measures if each.note and not table.targets)
     told += f" {notes}." if notes else ""
@@ -230,7 +230,7 @@ def _readings(table: Comparison) -> str:
     made = readings_table(table)
     if made is None:
         return ""
-    told = f"The same runs with other weights than those of {table.primary.words}, and the difference to these."
+    told = f"The same runs evaluated with other weights than {table.primary.words} uses, and the difference."
     told += "".join(f" {each.label}: {each.words}." for each in table.readings)
     told += "".join(f" {each.label}: {each.note}." for each in table.readings if each.note)
     readings = f'<div class="scroll"><table class="comparison">{_content(made)}</div>'
@@ -241,9 +241,7 @@ def _every_seed(name: str, table: Comparison) -> str:
     measure = table.primary
     rows = {v: seeds for v in table.variants if (seeds := table.by_seed(measure, v))}
     words = "; ".join(f"{v} {format_summary(table.cell(measure, v), table.digits(measure))}" for v in rows)
-    told = (
-        f"A ring is a seed{', its mean over the targets' if table.targets else ''}; the bar is their mean; dotted: the "
-    )
+    told = f"Ring: one seed{', mean over its targets' if table.targets else ''}; bar: mean of the seeds; dotted: "
     told += f"mean of {table.reference}.{' Lower is better.' if measure.better == 'lower' else ''}"
     drawn = seeds_chart(f"{name}-seeds", rows, measure, table.reference)
     return figure("Every seed", drawn.svg("Every seed of every variant", words), told)
@@ -282,4 +280,4 @@ def legend(table: Comparison) -> dict[str, str]:
 
 
 def arrows(svg: str) -> str:
-    return " Arrow: the interval goes on beyond what is possible." if 'class="arrow' in svg else ""
+    return " Arrow: the interval extends beyond the possible range." if 'class="arrow' in svg else ""

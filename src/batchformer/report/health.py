@@ -78,7 +78,7 @@ def reading(health: Mapping[str, Any]) -> Reading:
     changes = [v for v in series(health.get("points", []), "change_quiet") if v is not None]
     share = number(health, "gradient_on_others", "quiet", "norm_share")
     if not changes or share is None:
-        return Reading(None, "The measurement is not complete, so it cannot be told whether the streams relate.")
+        return Reading(None, "The measurement is incomplete, so it does not show whether the modules relate samples.")
     squared = number(health, "gradient_on_others", "quiet", "squared_share")
     by_squares = "" if squared is None else f", {squared:.1%} by squares"
     text = (

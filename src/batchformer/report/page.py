@@ -70,7 +70,7 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
         ),
         navigation=f'<nav aria-label="Recipes"><ul>{links}</ul></nav>\n' if several and not many else "",
         overview=_index(recipes, names) if many else _overview(recipes, names) if several else "",
-        footer=f"{MADE_BY} from result files; nothing on this page was typed in by hand.",
+        footer=f"{MADE_BY} from result files; no number was entered by hand.",
     )
 
 
@@ -94,7 +94,7 @@ def _index(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) -> st
         kind, line = verdict_line(compare_runs([run.raw for run in runs]))
         link = f'<a href="#{names[recipe]}">{escape(recipe)}</a>'
         lines.append(f'<li>{link} <span class="line {kind}">{escape(line)}</span></li>')
-    told = "Open a recipe for its table, picture and curves. More of one: batchformer report with its results alone."
+    told = "Open a recipe for its table, picture and curves. For more, run batchformer report on its results alone."
     return f'<div class="card index"><ul>{"".join(lines)}</ul></div><p class="explain">{told}</p>'
 
 
@@ -114,7 +114,7 @@ def _lede(runs: Sequence[Run], recipes: Mapping[str, Sequence[Run]], only_the_pa
     told = f"{run_words} of {recipe_words}, trained {how[tuple(sorted(variants))]} attention over the batch."
     if variants == ["baseline"]:
         return told
-    return f"{told} The module is gone at test time: what is evaluated is the plain network."
+    return f"{told} All numbers are those of the plain network: the module is not used at test time."
 
 
 def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) -> str:
@@ -124,7 +124,7 @@ def _overview(recipes: Mapping[str, Sequence[Run]], names: Mapping[str, str]) ->
     pairs = all(table.is_default_pair for table in tables.values())
     judged = dict.fromkeys(with_unit(table.primary.words, table.primary.unit) for table in tables.values())
     caption = "; ".join(judged)
-    compared = [*(["baseline", "BatchFormer"] if pairs else ["held to", "variant"]), "difference"]
+    compared = [*(["baseline", "BatchFormer"] if pairs else ["reference", "variant"]), "difference"]
     heads = ["Recipe", *(["result"] if alone else compared)]
     lines = []
     for recipe, table in tables.items():

@@ -40,7 +40,7 @@ def recipe_section(name: str, runs: Sequence[Run], heading: bool) -> str:
         _own_sections(name, runs, first.section),
         streams_section(name, runs),
         f"<h3>Mixing</h3>{mixing}" if mixing else "",
-        f"<h3>What is found in the images</h3>{found}" if found else "",
+        f"<h3>Predictions</h3>{found}" if found else "",
         *(f"<h3>Grad-CAM on rare classes, {escape(shown_name(v))}</h3>{drawn}" for v, drawn in looks if drawn),
         _classes(name, runs, table),
         *(
@@ -81,10 +81,10 @@ def _curves(name: str, runs: Sequence[Run], table: Comparison, shown: str) -> st
     loss = curve_chart(f"{name}-loss", runs, table.variants, "train_loss", "training loss")
     if not judged and loss is None:
         remedy = "train with `batchformer fit` or `compare`, which record it"
-        return "" if shown else title + missing("These runs carry no history of their epochs", remedy)
+        return "" if shown else title + missing("These runs have no history of their epochs", remedy)
     figures = judged
     if loss:
-        told = "As it was minimised. With BatchFormer it covers both streams, and some recipes scale it"
+        told = "The loss that was minimised. With BatchFormer it covers both streams, and some recipes scale it"
         told += ", so compare the shapes rather than the levels." if legend(table) else "."
         figures += figure("Training loss", loss.svg, told, legend(table))
     return f'{title}<div class="grid">{figures}</div>{_target_curves(name, runs, table)}'
@@ -140,11 +140,11 @@ def _classes(name: str, runs: Sequence[Run], table: Comparison) -> str:
     scatter = class_chart(f"{name}-classes", runs, table.variants, measure)
     if scatter is None:
         return title + missing(
-            "These runs carry no number per class, or do not say how many training images each class has",
+            "These runs have no numbers per class, or no training images per class",
             "train with `batchformer fit` or `compare`, which record both",
         )
     many = any(len(run.class_counts) > MOST_POINTS for run in runs)
-    point = "some classes of like frequency" if many else "class"
+    point = "group of classes of similar frequency" if many else "class"
     told = f"One point per {point}{' and variant' if len(table.shown) > 1 else ''}"
     told += ", mean of the seeds." if len(table.seeds) > 1 else "."
     figures = figure("Against training frequency", scatter, told, legend(table))
@@ -153,7 +153,7 @@ def _classes(name: str, runs: Sequence[Run], table: Comparison) -> str:
         for k, v in enumerate(table.others)
     }
     told = "Classes sorted by frequency, in at most ten bins of equal size; line: 95 % interval over matched seeds. "
-    told += "A bin is a second look at the same data: the table above decides."
+    told += "The bins only break down the same data; the table above is what counts."
     for variant, drawn in bins.items():
         if drawn is not None:
             whose = f", {shown_name(variant)}" if len(table.others) > 1 else ""
@@ -173,11 +173,11 @@ def _provenance(runs: Sequence[Run]) -> str:
         whole = f"<details><summary>The whole configuration ({escape(run.name)})</summary><pre>{text}</pre></details>"
     told = "" if knows_its_command(runs) else " (fields changed on the command line are in the configuration)"
     lines = command(runs).split("\n")
-    told += ", with your folder of data for DIR" if any(line.endswith(" DIR") for line in lines) else ""
+    told += ", with your data folder for DIR" if any(line.endswith(" DIR") for line in lines) else ""
     options = "\n".join(
         " ".join(f'<span class="option">{escape(part)}</span>' for part in re.split(r" (?=--)", line)) for line in lines
     )
     return (
-        f'<h3>How it was made</h3><div class="card"><dl>{entries}</dl><p class="muted">Again{told}:</p>'
+        f'<h3>How it was made</h3><div class="card"><dl>{entries}</dl><p class="muted">To reproduce{told}:</p>'
         f"<pre><code>{options}</code></pre>{whole}</div>"
     )

@@ -46,8 +46,8 @@ def _losses(name: str, runs: Sequence[Run], health: Mapping[str, Any]) -> str:
         return ""
     dead = "stays up" if chance is None else "stays at chance"
     caption = (
-        f"{'Mean of the seeds; band: smallest to largest. ' * (len(runs) > 1)}A related stream that {dead} "
-        "while the plain one learns is dead: nothing is learnt through the module."
+        f"{'Mean of the seeds; band: smallest to largest. ' * (len(runs) > 1)}If the related stream {dead} "
+        "while the plain one learns, nothing is learnt through the module."
     )
     return figure("Training loss of both streams", picture, caption, STREAMS)
 
@@ -58,7 +58,7 @@ def _summary(run: Run) -> str:
     rows = [
         ("Loss, plain rows", _show(number(health, "plain_loss"), ".2f")),
         ("Loss, related rows", _show(number(health, "related_loss"), ".2f")),
-        ("Loss by chance", _show(number(health, "chance"), ".2f")),
+        ("Loss at chance", _show(number(health, "chance"), ".2f")),
     ]
     for mode, words in (("quiet", "dropout off"), ("train", "as in training")):
         shares = [number(health, "gradient_on_others", mode, key) for key in ("norm_share", "squared_share")]
@@ -95,15 +95,15 @@ def _depth_figures(name: str, health: Mapping[str, Any]) -> str:
         figures.append("" if svg is None else figure(title, svg, caption, legend))
 
     draw(
-        "What survives of the related tokens",
-        "Cosine, between two dropout masks, of what tells samples apart (tokens minus their mean over the batch). "
+        "Signal in the related tokens",
+        "Cosine between two dropout masks of what distinguishes samples (tokens minus their mean over the batch). "
         "At 0 there is only noise.",
-        "signal", blocks, {"related": series(blocks, "signal")}, _shares, "share that survives dropout",
+        "signal", blocks, {"related": series(blocks, "signal")}, _shares, "cosine between dropout masks",
     )  # fmt: skip
     draw(
         "What each module changes",
-        "Without dropout, in percent of the tokens' norm; dotted: 5 %. From others: what remains of it when each "
-        "sample looks at itself alone is taken away.",
+        "Without dropout, in percent of the tokens' norm; dotted: 5 %. From other samples: minus the change that "
+        "remains when each sample attends only to itself.",
         "change", points, changes, _from_zero, "change, % of the norm",
         level=5.0, legend={"related": "whole change", "others": "from other samples"},
     )  # fmt: skip
@@ -114,21 +114,21 @@ def _depth_figures(name: str, health: Mapping[str, Any]) -> str:
         "gradient norm", legend=STREAMS,
     )  # fmt: skip
     draw(
-        "How widely the modules look",
-        "Entropy of the attention over the batch, relative to its largest value: 1 is uniform, 0 is one sample. "
+        "Entropy of the attention",
+        "Of the attention over the batch, relative to its maximum: 1 is uniform, 0 is a single sample. "
         "Small dots: single heads.",
         "entropy", points, {"related": means}, _shares, "entropy of the attention",
         dots=[(k + 0.5, value) for k, values in enumerate(heads) for value in values],
     )  # fmt: skip
     draw(
         "Norm of the tokens",
-        "Behind each block, insertion included.",
+        "After each block, including its insertion.",
         "norm", blocks, norms, _from_zero, "mean norm of a token", legend=STREAMS,
     )  # fmt: skip
     draw(
         "Effective rank of the tokens",
-        "Directions the samples of the batch take up at a position. Noise has a high rank, too: read it with the "
-        "share that survives.",
+        "Number of directions the samples of the batch span at a position. Noise also has a high rank: read it "
+        "together with the signal.",
         "rank", blocks, ranks, _from_zero, "effective rank", legend=STREAMS,
     )  # fmt: skip
     return "".join(figures)

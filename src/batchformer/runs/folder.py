@@ -85,7 +85,8 @@ class RunFolder:
         if self.started:
             if not overwrite:
                 raise UserError(
-                    f"{self.path} exists already: add --resume to go on, --overwrite to start anew, or --out DIR."
+                    f"{self.path} already exists: add --resume to continue, --overwrite to start over, "
+                    "or choose another --out."
                 )
             self.clear()
         self.make()

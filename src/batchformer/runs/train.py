@@ -200,7 +200,7 @@ def _evaluate_best(run: Prepared) -> dict[str, Any]:
 def _keep_or_remove(folder: RunFolder) -> str:
     """After a failure: keep the run folder if it has a checkpoint to resume from, else remove it."""
     if folder.checkpoint.is_file():
-        return f"{folder.path} is kept: go on with --resume once all images are back, or start anew with --overwrite"
+        return f"{folder.path} is kept: continue with --resume once all images are back, or start over with --overwrite"
     if is_main_process():
         folder.remove_unstarted()
     return (

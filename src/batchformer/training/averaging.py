@@ -261,11 +261,11 @@ class SWAD:
         told, valley = self.summary(), self.valley
         text = f"Averaged: the weights after steps {told['start_step']} to {told['end_step']} of {self.steps[-1]}. "
         if valley.optimum is None:
-            text += "The loss reached no optimum, so these are the steps since the last evaluation but one."
+            text += "The loss reached no optimum, so these are the steps since the second to last evaluation."
         elif valley.dead is None:
-            text += f"Optimum at step {told['optimum_step']}; the valley did not end before the training."
+            text += f"Optimum at step {told['optimum_step']}; the valley lasted until the end of training."
         else:
-            text += f"Optimum at step {told['optimum_step']}; found to have ended at step {told['dead_step']}."
+            text += f"Optimum at step {told['optimum_step']}; its end was detected at step {told['dead_step']}."
         averaged = [loss if weight else None for loss, weight in zip(self.losses, valley.weights, strict=True)]
         lines: dict[str, list[float | None]] = {"loss": [*self.losses], "averaged": averaged}
         if valley.threshold is not None:

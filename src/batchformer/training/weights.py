@@ -96,7 +96,9 @@ def load_weights(
             f"tensors); give the weights of this network, or choose the network of the file."
         )
     if left_out:
-        warnings.warn(f"{source}: the classifier is of other classes and begins anew ({left_out[0]}).", stacklevel=2)
+        warnings.warn(
+            f"{source}: the classifier is of other classes and starts untrained ({left_out[0]}).", stacklevel=2
+        )
     fitting = {key: weights[key] for key in needed if key in weights}
     target.load_state_dict(fitting, strict=False)
 

@@ -267,7 +267,7 @@ class Ride(Algorithm):
             for point in self._curve
         ]  # fmt: skip
         text = (
-            "An image goes on to the next expert while the router's probability that this helps is above the "
+            "An image is passed to the next expert while the router's probability that this helps is above the "
             f"threshold; this run has {task.ride_options.threshold:g}. At 0 every image passes all experts."
         )
         table = {"header": header, "rows": rows}

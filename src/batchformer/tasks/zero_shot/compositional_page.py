@@ -85,5 +85,5 @@ def _confusions(data: DataInfo, shown: Mapping[str, Any]) -> dict[str, Any]:
         ]
         for each in shown["confusions"]
     ]
-    table = {"header": ["pair", "seen in training", "taken for", "images"], "rows": rows}
-    return {"title": "What is taken for what", "table": table, "pictures": PICTURES}
+    table = {"header": ["pair", "seen in training", "predicted as", "images"], "rows": rows}
+    return {"title": "Most frequent confusions", "table": table, "pictures": PICTURES}

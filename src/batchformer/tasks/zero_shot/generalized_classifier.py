@@ -207,7 +207,7 @@ class SeenAndUnseen(Task):
         if averaged:
             raise UserError("this task keeps no average of its weights: leave out --ema.")
         if self._fitted_at is None or (self.only_tested and self._fitted_at != self._loaded_step):
-            raise UserError("the classifier of this checkpoint is not trained yet: go on with the run to its end.")
+            raise UserError("the classifier of this checkpoint is not trained yet: resume the run and let it finish.")
         return self.net
 
     def export_inputs(self, data: Any) -> tuple[Any, ...]:

@@ -19,15 +19,15 @@ batchformer features IMAGES --attributes FILE --unseen N [options]
 
 Write the features of images in IMAGES/<class>/ to an npz file that the recipe features-gzsl trains on.
 
-  --attributes FILE   numbers that describe every class: CSV (a header, then class,number,number,...), or .mat or npz
+  --attributes FILE   numbers that describe each class: CSV (a header, then class,number,number,...), or .mat or npz
                       with att and the names of the classes
-  --unseen N          so many classes are never seen in training, drawn by --seed; or a text file with their names
-  --test-part P       part of the images of every other class that is tested on (0.2)
-  --backbone NAME     any network of timm (resnet101), with its pretrained weights
-  --weights FILE      its weights from a file in place of timm's, which are fetched once
-  --batch-size N      images at a time (64)
-  --seed N            of the split (0)
-  --out FILE          where to write (IMAGES/features.npz)
+  --unseen N          number of classes that are never seen in training, drawn by --seed; or a text file of their names
+  --test-part P       fraction of the images of every other class that is held out for testing (default: 0.2)
+  --backbone NAME     any timm network, with its pretrained weights (default: resnet101)
+  --weights FILE      load its weights from a file instead of downloading timm's
+  --batch-size N      images at a time (default: 64)
+  --seed N            seed of the split (default: 0)
+  --out FILE          file to write (default: IMAGES/features.npz)
 """
 
 
