@@ -5,6 +5,9 @@
     python -m benchmarks.mutants --again        those that survived, by the tests of today
     python -m benchmarks.mutants --table
 
+Each seed is a sample of its own, of faults that no other has. `at_first` is what was found when a fault was drawn;
+`--again` leaves it: the share of a fresh sample stays to be read after its survivors were given tests.
+
 A mutant changes one operator, number, truth value or condition, or leaves one call out. First the test files that name
 what was changed are run, then all of the room; the first failing test ends it. Faults that survive are read: those that
 change nothing which could be observed are marked as equivalent, the others want a test. Everything goes to
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -140,13 +144,14 @@ def draw(room: str, seed: int) -> Iterator[Mutant]:
         yield Mutant(str(path.relative_to(PACKAGE)), line, inside, source[begin:end], new, content)
 
 
+def _same(entry: dict[str, Any]) -> tuple[str, ...]:
+    """What stays of a fault while its lines move."""
+    return tuple(entry[name] for name in ("file", "inside", "before", "after"))
+
+
 def find(entry: dict[str, Any], room: str) -> Mutant | None:
     """The fault of an entry in the code of today, which may have moved by some lines."""
-    same = [
-        mutant
-        for mutant in draw(room, 0)
-        if all(getattr(mutant, name) == entry[name] for name in ("file", "inside", "before", "after"))
-    ]
+    same = [mutant for mutant in draw(room, 0) if _same(mutant._asdict()) == _same(entry)]
     return min(same, key=lambda mutant: abs(mutant.line - entry["line"]), default=None)
 
 
@@ -206,19 +211,33 @@ def _failing(paths: list[str], folder: Path) -> str | None:
     return f"{running[1].removeprefix(f'{ROOT}/')} did not end" if running else f"exit code {code}"
 
 
-def table(record: dict[str, Any]) -> str:
-    rows = ["| room | faults | noticed | equivalent | survived |", "|---|---|---|---|---|"]
-    total: Counter[str] = Counter()
-    for room in sorted({name.rpartition("-")[0] for name in record}):
-        mine = [entry for name, entry in record.items() if name.rpartition("-")[0] == room]
-        noticed = sum(entry["noticed_by"] is not None for entry in mine)
-        equivalent = sum(entry["noticed_by"] is None and "equivalent" in entry for entry in mine)
-        numbers = {"faults": len(mine), "noticed": noticed, "equivalent": equivalent}
-        total.update(numbers)
-        rows.append(f"| {room} | {len(mine)} | {noticed} | {equivalent} | {len(mine) - noticed - equivalent} |")
-    real = total["faults"] - total["equivalent"]
-    rows.append(f"| all | {total['faults']} | {total['noticed']} | {total['equivalent']} | {real - total['noticed']} |")
-    return "\n".join([*rows, "", f"{100 * total['noticed'] / max(1, real):.1f} % of those that are not equivalent."])
+def seed_of(name: str) -> int:
+    """The sample of an entry: nn-3 is of seed 0, nn-1.3 of seed 1."""
+    seed, _, _ = name.rpartition("-")[2].rpartition(".")
+    return int(seed or 0)
+
+
+def table(record: dict[str, Any], seed: int) -> str:
+    """The sample of a seed: what was noticed when it was drawn, where that was kept, and what is noticed today."""
+    sample = {name: entry for name, entry in record.items() if seed_of(name) == seed}
+    fresh = all("at_first" in entry for entry in sample.values())
+    columns = ["faults", "equivalent", *["noticed when drawn"] * fresh, "noticed today", "not noticed"]
+    rows = [f"| room | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    counts: dict[str, Counter[str]] = {}
+    for name, entry in sorted(sample.items()):
+        noticed = entry["noticed_by"] is not None
+        equivalent = not noticed and "equivalent" in entry
+        found = {"faults": 1, "equivalent": equivalent, "noticed when drawn": entry.get("at_first", False),
+                 "noticed today": noticed, "not noticed": not (noticed or equivalent)}  # fmt: skip
+        for room in (name.rpartition("-")[0], "all"):
+            counts.setdefault(room, Counter()).update(found)
+    total = counts.pop("all")
+    rows += [f"| {room} | {' | '.join(str(c[column]) for column in columns)} |"
+             for room, c in [*counts.items(), ("all", total)]]  # fmt: skip
+    real = max(1, total["faults"] - total["equivalent"])
+    told = f"{100 * total['noticed today'] / real:.1f} % of those that are not equivalent are noticed today"
+    told += f", {100 * total['noticed when drawn'] / real:.1f} % were when they were drawn." if fresh else "."
+    return "\n".join([*rows, "", told])
 
 
 def main() -> int:
@@ -237,7 +256,7 @@ def main() -> int:
         record[given.equivalent[0]]["equivalent"] = given.equivalent[1]
         write_json(RECORD, record)
     if given.table or given.equivalent:
-        print(table(record))
+        print(*(table(record, seed) for seed in sorted({*map(seed_of, record)})), sep="\n\n")
         return 0
     import lightning
     import timm
@@ -262,11 +281,14 @@ def main() -> int:
             print(name, entry, flush=True)
         for number in range(0 if given.again else given.each):
             for room in given.rooms:
-                name = f"{room}-{number}"
+                name = f"{room}-{number}" if given.seed == 0 else f"{room}-{given.seed}.{number}"
                 if name in record or time.monotonic() > end:
                     continue
-                mutant = next(each for index, each in enumerate(draw(room, given.seed)) if index == number)
+                known = {_same(entry) for other, entry in record.items() if seed_of(other) != given.seed}
+                new = (mutant for mutant in draw(room, given.seed) if _same(mutant._asdict()) not in known)
+                mutant = next(itertools.islice(new, number, None))
                 entry = judge(mutant, room, Path(folder))
+                entry["at_first"] = entry["noticed_by"] is not None
                 told = {key: value for key, value in mutant._asdict().items() if key != "content"}
                 record[name] = {**told, **entry}
                 write_json(RECORD, record)
@@ -279,7 +301,7 @@ def main() -> int:
                     entry,
                     flush=True,
                 )
-    print(table(record))
+    print(table(record, given.seed))
     return 0
 
 

@@ -29,6 +29,7 @@ FIRST_STEP = {
 REFUSED = {
     "fit digits-lt --trainer.max_epoch 3": ["fit", "digits-lt", "--trainer.max_epoch", "3"],
     "fit digits-lt --nonsense 3": ["fit", "digits-lt", "--nonsense", "3"],
+    "fit digits-lt --trainer.max_epochs three": ["fit", "digits-lt", "--trainer.max_epochs", "three"],
 }
 
 

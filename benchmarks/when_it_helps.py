@@ -164,9 +164,9 @@ QUESTIONS = (
     Question(
         "domains",
         "You test on another domain",
-        "PACS (photographs, paintings, cartoons, sketches), each domain left out in turn, the mean of all four: MobileNetV2 "
-        "from ImageNet weights at 96 px, 300 steps on a CPU. MNIST to USPS and back, the mean of both: BatchFormer over "
-        "the rows of source and target.",
+        "PACS (photographs, paintings, cartoons, sketches), the mean over the four domains left out in turn: "
+        "MobileNetV2 from ImageNet weights at 96 px, 300 steps on a CPU. MNIST to USPS and back, the mean of both: "
+        "BatchFormer over the rows of source and target.",
         (
             _module("PACS, ERM", "pacs-mobilenetv2", "erm"),
             _module("source only", "mnist-usps", "source-only"),

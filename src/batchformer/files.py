@@ -50,7 +50,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Says what :func:`write_atomically` would say of this place, as far as it can be seen without writing."""
+    """Says what `write_atomically` would say of this place, as far as it can be seen without writing."""
     if (reason := _obstacle(path)) is not None:
         raise UserError(f"{path} could not be written: {reason}; choose another place.")
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from batchformer.cli.completion import candidates
-from batchformer.cli.known_keys import keys_of, refuse_unknown_keys
+from batchformer.cli.known_keys import keys_of, refuse_unknown_keys, refuse_wrong_words
 from batchformer.cli.recipe_cli import RecipeCLI
 from batchformer.errors import UserError
 from batchformer.recipes import find_recipe, read_recipe, recipe_names
@@ -34,10 +34,12 @@ def one_recipe_of_each_task_and_data():
 
 
 @pytest.mark.parametrize("name", others_slow(one_recipe_of_each_task_and_data(), {"digits-lt", "moco-digits"}))
-def test_no_key_is_refused_that_the_parser_takes(name):
+def test_nothing_is_refused_that_the_parser_takes(name):
     file = find_recipe(name)[1]
     cli = RecipeCLI()
-    found = {*dotted(cli.load(file)), *cli._current.own_keys()}
+    values = dotted(cli.load(file))
+    refuse_wrong_words(file, [(key, str(value)) for key, value in values.items() if key != "data.class_path"])
+    found = {*values, *cli._current.own_keys()}
     keys = {key for key in found if "." in key and not key.endswith(".help")}
     refuse_unknown_keys(file, sorted(keys - {"data.class_path"}))
     assert len(keys_of(read_recipe(file)) & keys) > 90
@@ -56,6 +58,20 @@ def test_keys_that_no_recipe_has_are_refused_as_the_parser_refuses_them(key):
         RecipeCLI().load(file, [(key, "3")])
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("trainer.max_epochs", "three"), ("trainer.gradient_clip_val", "x"), ("trainer.detect_anomaly", "maybe"),
+     ("data.init_args.imbalance", "big"), ("model.algorithm", "rides"), ("model.batchformer.heads", "x")],
+)  # fmt: skip
+def test_words_that_a_field_does_not_take_are_refused_as_the_parser_refuses_them(key, value):
+    file = find_recipe("digits-lt")[1]
+    with pytest.raises(UserError, match=rf"{key}: expected .*, got {value}") as at_once:
+        refuse_wrong_words(file, [(key, value)])
+    with pytest.raises(UserError) as parsed:
+        RecipeCLI().load(file, [(key, value)])
+    assert str(at_once.value) == str(parsed.value)
+
+
 @pytest.mark.parametrize("key", ["model.backbone_args.img_size", "trainer.logger.class_path", "run.init_from.head"])
 def test_keys_below_open_values_are_left_to_the_parser(key):
     refuse_unknown_keys(find_recipe("digits-lt")[1], [key])
@@ -68,6 +84,9 @@ def test_keys_below_open_values_are_left_to_the_parser(key):
         ["compare", "cifar100-lt-100", "--data.imbalanc", "3"],
         ["fit", "digits-lt", "--epoch", "3"],
         ["fit", "digits-lt", "--nonsense", "3"],
+        ["fit", "digits-lt", "--epochs", "three"],
+        ["compare", "digits-lt", "--model.algorithm", "rides"],
+        ["tune", "digits-lt", "--data.batch_size", "big"],
         ["fit", "digits-lt", "--logger", "tb"],
         ["export", "run", "--format", "tflite"],
         ["completion", "words", "--", "fit", "digits-lt", "--model."],

@@ -67,6 +67,12 @@ def test_docstrings_keep_their_characters_and_their_formulas(settings):
     assert lines.count("::") == 1
 
 
+def test_docstrings_have_no_markup_but_code():
+    files = (REPOSITORY / "src").rglob("*.py")
+    marked = re.compile(r":(?:class|func|meth|mod):`|\*\*[A-Z][\w ]*\.?\*\*")
+    assert [str(file) for file in files if marked.search(file.read_text(encoding="utf-8"))] == []
+
+
 class _Page(HTMLParser):
     """The names of places in a page, and what it refers to."""
 

@@ -1,5 +1,6 @@
 """Rigs, topologies and Mesh Graphormer."""
 
+import json
 import pickle
 import struct
 
@@ -81,6 +82,28 @@ class TestRig:
             read_rig(tmp_path / "nothing.glb")
         with pytest.raises(UserError, match="has no joint elbow"):
             read_rig().joint("elbow")
+
+    def test_a_mesh_that_is_written_as_glb_can_be_read_there(self, rig):
+        content = glb_bytes(rig.vertices, rig.faces)
+        length = struct.unpack_from("<I", content, 12)[0]
+        scene, binary = json.loads(content[20 : 20 + length]), content[28 + length :]
+        assert struct.unpack_from("<I", content, 8) == (len(content),)
+        assert scene["buffers"] == [{"byteLength": len(binary)}]
+        drawn = scene["meshes"][scene["nodes"][scene["scenes"][scene["scene"]]["nodes"][0]]["mesh"]]["primitives"][0]
+
+        def read(number: int, kind: type) -> np.ndarray:
+            accessor = scene["accessors"][number]
+            view = scene["bufferViews"][accessor["bufferView"]]
+            values = np.frombuffer(binary, kind, view["byteLength"] // 4, view["byteOffset"]).reshape(-1, 3)
+            assert accessor["count"] == (len(values) if accessor["type"] == "VEC3" else values.size)
+            assert accessor["componentType"] == {np.float32: 5126, np.uint32: 5125}[kind]
+            return values
+
+        points = read(drawn["attributes"]["POSITION"], np.float32)
+        np.testing.assert_allclose(points, rig.vertices * [1, -1, -1], atol=1e-7)
+        np.testing.assert_array_equal(read(drawn["indices"], np.uint32), rig.faces)
+        extent = scene["accessors"][drawn["attributes"]["POSITION"]]
+        assert (extent["min"], extent["max"]) == (points.min(0).tolist(), points.max(0).tolist())
 
     def test_names_are_those_of_webxr_and_freihand(self, rig):
         assert sorted(hand_chains()) == sorted(rig.names)

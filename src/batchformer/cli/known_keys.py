@@ -1,11 +1,13 @@
 """The fields of a recipe, read from source files: torch and Lightning, whose import takes seconds, are not needed.
 
-A wrong key is refused at once, and the shell completes keys. What cannot be found this way (a task of the user's own,
-arguments of a network) is left to the parser, which knows every type: nothing is refused here that it would take.
+A wrong key is refused at once, as is a word where a number or one of some other words belongs, and the shell completes
+keys. What cannot be found this way (a task of the user's own, arguments of a network) is left to the parser, which
+knows every type: nothing is refused here that it would take.
 """
 
 import ast
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +24,9 @@ _PACKAGE = Path(batchformer.__file__).parent
 _SECTIONS = ("trainer", "model", "data", "run")
 #: in annotations: values that may have keys below them
 _WITH_KEYS = ("dict", "Mapping", "Any", "Logger", "Callback", "Profiler", "Strategy", "Accelerator", "PLUGIN", "Plugin")
+#: words of annotations, as errors of the parser put them
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "None": "null"}
+_YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "none", "nan", "inf", "infinity")
 
 
 class Source(NamedTuple):
@@ -29,6 +34,13 @@ class Source(NamedTuple):
 
     node: ast.ClassDef
     file: Path
+
+
+class Field(NamedTuple):
+    """Whether there are no keys below a key, and the annotation of its values."""
+
+    ends: bool
+    annotation: ast.expr | None
 
 
 def refuse_unknown_keys(file: Path, keys: Sequence[str]) -> None:
@@ -44,9 +56,40 @@ def refuse_unknown_keys(file: Path, keys: Sequence[str]) -> None:
             continue
         if head == "data" and not rest.startswith("init_args."):
             key = f"data.init_args.{rest}"
-        inside_open = any(key.startswith(f"{outer}.") for outer, ends in known.items() if not ends)
+        inside_open = any(key.startswith(f"{outer}.") for outer, field in known.items() if not field.ends)
         if head not in _SECTIONS or (head in read and key not in known and not inside_open):
             raise unknown_key(key, known)
+
+
+def refuse_wrong_words(file: Path, overrides: Sequence[tuple[str, str]]) -> None:
+    """Refuse a word where only numbers, true, false, null or words of a list are taken."""
+    if "data.class_path" in dict(overrides):
+        return
+    fields = dict(_walk(read_recipe(file))) if overrides else {}
+    for key, value in overrides:
+        head, _, rest = current_key(key).partition(".")
+        key = f"data.init_args.{rest}" if head == "data" and not rest.startswith("init_args.") else f"{head}.{rest}"
+        kinds = _kinds(fields[key].annotation) if key in fields else []
+        word = re.fullmatch(r"[A-Za-z][\w-]*", value) and value.lower() not in _YAML_WORDS
+        if kinds and word and not any(value in kind.split(", ") for kind in kinds):
+            raise UserError(f"{key}: expected {' or '.join(kinds)}, got {value}.")
+
+
+def _kinds(annotation: ast.expr | None) -> list[str]:
+    """What an annotation takes, in words; nothing where it takes texts or more than this knows."""
+    if isinstance(annotation, ast.BinOp):
+        parts = [annotation.left, annotation.right]
+    elif isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) in ("Optional", "Union"):
+        several = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        parts = [*several, *[ast.Constant(None)] * (ast.unparse(annotation.value) == "Optional")]
+    elif isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Literal":
+        words = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        return [", ".join(str(word.value) for word in words if isinstance(word, ast.Constant))]
+    else:
+        kind = _KINDS.get("" if annotation is None else ast.unparse(annotation))
+        return [] if kind is None else [kind]
+    found = [_kinds(part) for part in parts]
+    return [kind for kinds in found for kind in kinds] if all(found) else []
 
 
 def keys_of(recipe: dict[str, Any]) -> set[str]:
@@ -63,8 +106,8 @@ def keys_on_the_line(recipe: Sequence[str]) -> set[str]:
     return {key.replace("data.init_args.", "data.") for key in keys_of(content)}
 
 
-def _walk(recipe: dict[str, Any]) -> Iterator[tuple[str, bool]]:
-    """(key, whether it has no keys below it), of every section that can be read."""
+def _walk(recipe: dict[str, Any]) -> Iterator[tuple[str, Field]]:
+    """The keys of every section that can be read; of a class after those of the classes that it extends."""
     yield from _fields(_find("Trainer", _lightning_trainer()), "trainer")
     yield from _fields(_find("RunOptions", _PACKAGE / "runs/options.py"), "run")
     task = recipe.get("task", DEFAULT_TASK)
@@ -81,12 +124,12 @@ def _data_class(name: str) -> Source | None:
     return next((_find(name, file) for file in files if f"\nclass {name}(" in file.read_text(encoding="utf-8")), None)
 
 
-def _fields(source: Source | None, prefix: str) -> Iterator[tuple[str, bool]]:
-    for base in () if source is None else _lineage(source):
+def _fields(source: Source | None, prefix: str) -> Iterator[tuple[str, Field]]:
+    for base in () if source is None else reversed([*_lineage(source)]):
         for name, annotation in _arguments(base.node):
             key = f"{prefix}.{name}"
             inner = list(_options_in(annotation, base.file))
-            yield key, bool(inner) or _is_plain(annotation)
+            yield key, Field(bool(inner) or _is_plain(annotation), annotation)
             for each in inner:
                 yield from _fields(each, key)
 

@@ -17,7 +17,7 @@ _EXPECTED = re.compile(r"Expected an? (?P<type>.*?)(?:\. Got value.*)?$", re.MUL
 
 
 def in_one_line(message: str, known_keys: Iterable[str]) -> UserError:
-    """Turn an error message of jsonargparse into a :class:`UserError` of one sentence."""
+    """Turn an error message of jsonargparse into a `UserError` of one sentence."""
     if (unknown := _unknown_key(message, known_keys)) is not None:
         return unknown
     if "Problems parsing config" in message:

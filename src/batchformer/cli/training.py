@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from batchformer.cli.arguments import Arguments, Option
-from batchformer.cli.known_keys import refuse_unknown_keys
+from batchformer.cli.known_keys import refuse_unknown_keys, refuse_wrong_words
 from batchformer.errors import UserError
 from batchformer.hub import PRETRAINED, SCRATCH, refuse_unreachable
 from batchformer.recipes import find_recipe, read_recipe
@@ -69,7 +69,8 @@ def _section(recipe: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def recipe_overrides(given: Arguments) -> Overrides:
     """Overrides of the command line, short options first so that a full key wins over them."""
-    overrides, recipe = root_override(given), read_recipe(find_recipe(given.positional[0])[1])
+    file = find_recipe(given.positional[0])[1]
+    overrides, recipe = root_override(given), read_recipe(file)
     begins_pretrained = _section(recipe, "model", "backbone_args").get("pretrained") is True
     for source in given.values.get("init-from", []):
         part, equals, place = source.partition("=")
@@ -86,7 +87,9 @@ def recipe_overrides(given: Arguments) -> Overrides:
             if name not in LOGGERS:
                 raise UserError(f"--logger {name}: expected one of {', '.join(LOGGERS)}.")
         overrides.append(("run.loggers", json.dumps(loggers)))
-    return [*overrides, *_short(given, recipe), *given.recipe_keys]
+    overrides += [*_short(given, recipe), *given.recipe_keys]
+    refuse_wrong_words(file, overrides)
+    return overrides
 
 
 def _short(given: Arguments, recipe: dict[str, Any]) -> Overrides:

@@ -21,14 +21,14 @@ _PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 class AttentiveCutMix(Mix):
     """Paste the k cells of image B with the highest activation over image A (Walawalkar et al., 2020).
 
-    **Paper.** The last feature map of an ImageNet-pretrained network (7 x 7 at 224 pixels) is reduced to one heatmap;
+    Paper: the last feature map of an ImageNet-pretrained network (7 x 7 at 224 pixels) is reduced to one heatmap;
     its k = 6 highest cells of 49 are cut from one image and pasted at the same places of the other. lambda is k / 49.
 
-    **Released code** (unofficial, the one TransMix compares with). ResNet-50 without pooling; of its feature map *only
-    the last channel* is the heatmap; the network stays in training mode, so that its BatchNorm sees the single image;
+    Released code (unofficial, the one TransMix compares with): ResNet-50 without pooling; of its feature map only
+    the last channel is the heatmap; the network stays in training mode, so that its BatchNorm sees the single image;
     images are resized to 224 pixels and back, not normalised for it; always applied.
 
-    **Here.** `channels="mean"`, as the paper reads; `"last"` is the released one. The extractor runs in eval mode
+    Here: `channels="mean"`, as the paper reads; `"last"` is the released one. The extractor runs in eval mode
     without gradients and is no part of any model of yours: not registered, trained or saved with it. Images are resized
     to `size` for the extractor only; cells are cut from the images as they are. The partner (and `prob`) is all that is
     random: `alpha` exists for a common interface and has no effect.

@@ -30,17 +30,17 @@ class PuzzleDraw(Draw):
 class PuzzleMix(Mix):
     """x = (1 - M) T_A(x_A) + M T_B(x_B), y by the mean of M; M and T by saliency (Kim, Choo and Song, 2020).
 
-    **Paper.** Saliency is the norm of the loss' gradient at the input, averaged over blocks. The mask M takes `labels`
+    Paper: saliency is the norm of the loss' gradient at the input, averaged over blocks. The mask M takes `labels`
     steps from 0 to 1 per block and minimises an energy of lost saliency, smoothness of the mask, fit of the pictures at
     its seams and a prior around lambda ~ Beta(alpha, alpha); transports T move salient blocks to where M shows them.
 
-    **Released code.** An extra forward and backward pass in eval mode gives sqrt(mean over channels of gradient**2);
+    Released code: an extra forward and backward pass in eval mode gives sqrt(mean over channels of gradient**2);
     blocks a side drawn for each batch from 2, 4, 8, 16; three labels; beta 1.2, gamma 0.5, eta 0.2 as in
     `puzzle_energy`; alpha-beta swap on the CPU, image after image (`gco`); transport at the resolution of the blocks
     (ImageNet) or of at most 4 pixels (CIFAR), eps 0.8. Its loss is binary cross entropy on CIFAR and cross entropy on
     ImageNet; adding adversarial noise is an option there and not offered here.
 
-    **Here.** The same, with one lambda and number of blocks for the batch as there; the mask by an exact batched cut
+    Here: the same, with one lambda and number of blocks for the batch as there; the mask by an exact batched cut
     (`least_energy`), which is never above the energy of alpha-beta swap and mostly at or a little below it. Blocks are
     drawn from those of `blocks` that divide both sides of the image; images may be rectangular, cells then are. The
     pass through the model runs in eval mode under the caller's autocast and leaves no gradients and no statistics.

@@ -20,15 +20,15 @@ from batchformer.mix.normalisation import both_or_none, unit_range
 class SaliencyMix(Mix):
     """CutMix with the box centred where image B is most salient, pasted at the same place (Uddin et al., 2021).
 
-    **Paper.** The saliency map of each source image, its peak the centre of the box of sides sqrt(1 - lambda), lambda ~
+    Paper: the saliency map of each source image, its peak the centre of the box of sides sqrt(1 - lambda), lambda ~
     Beta(1, 1), clipped; the label follows the area. The saliency is the fine-grained static one of Montabone and Soto.
 
-    **Released code.** One box for the whole batch, around the peak of a *single* image (the partner of the first one);
+    Released code: one box for the whole batch, around the peak of a single image (the partner of the first one);
     prob 0.5 on CIFAR, 1.0 on ImageNet. It hands OpenCV the normalised float tensor, and `StaticSaliencyFineGrained`
     reads the bytes of those floats as pixels: on 200 CIFAR-100 images that map correlates with the map of the picture
     by 0.01, and its peak lies 14 of 32 pixels away in the median. The box of the released code is a box anywhere.
 
-    **Here.** As the paper: `box="own"`, every image the box of its own partner. `box="first"` is one box for all, that
+    Here: as the paper: `box="own"`, every image the box of its own partner. `box="first"` is one box for all, that
     of the partner of the first image, as released, but at the salient point of the image. See
     `fine_grained_saliency` for what is computed; there is no host synchronisation.
 

@@ -123,7 +123,7 @@ def notebook_cell() -> Callable[[str], None] | None:
 
 
 class RunProgress(ProgressBar):
-    """Feeds a :class:`ProgressLine` from Lightning's hooks: epoch, loss, learning rate, and measures once validated."""
+    """Feeds a `ProgressLine` from Lightning's hooks: epoch, loss, learning rate, and measures once validated."""
 
     def __init__(self, line: ProgressLine) -> None:
         super().__init__()

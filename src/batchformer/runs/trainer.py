@@ -31,7 +31,7 @@ def make_trainer(
     """Lightning's Trainer with the settings of a recipe, and the callbacks that every run has.
 
     `loggers` are used where the recipe names none (`trainer.logger`). What Lightning refuses is a
-    :class:`UserError` that names the setting.
+    `UserError` that names the setting.
     """
     keywords = dict(keywords)
     own_callbacks = list(callbacks)

@@ -17,7 +17,7 @@ _MODULE = "batchformer."  # prefix of the keys that attach adds to a model
 
 
 def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """Read a checkpoint (tensors and plain values only); a missing or damaged one is a :class:`UserError`."""
+    """Read a checkpoint (tensors and plain values only); a missing or damaged one is a `UserError`."""
     if not path.is_file():
         raise UserError(f"There is no checkpoint at {path}; train first (batchformer fit), or name another run folder.")
     try:
