@@ -30,7 +30,7 @@ RECIPES: dict[str, list[str]] = {
         "deit-ti-cifar100-100", "--method", "baseline", "--model.schedule.warmup_epochs", "1",
     ],
     "deit-ti-cifar100-100": ["deit-ti-cifar100-100", "--model.schedule.warmup_epochs", "1"],
-    **{f"pacs-128, {each}": ["pacs-128", "--variant", each] for each in ("erm", *(
+    **{f"pacs-128, {each}": ["pacs-128", "--init-from", "scratch", "--variant", each] for each in ("erm", *(
         f"{name}+batchformer" for name in ("erm", "coral", "irm", "vrex", "mixstyle")))},
     **{f"plantvillage-czsl-trained, {each}": ["plantvillage-czsl-trained", "--variant", each]
        for each in ("visual-product", "compcos+batchformer", "cge", "cge+batchformer")},

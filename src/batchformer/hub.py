@@ -12,6 +12,10 @@ from batchformer.errors import UserError
 
 PRETRAINED = "pretrained"  # in the place of a file: timm's weights for the backbone, which may be downloaded
 SCRATCH = "scratch"  # in the place of a file: random weights
+#: networks of this package, which have no weights to fetch
+OWN_BACKBONES = (
+    "resnet10", "resnet18_small_images", "resnet20", "resnet32", "resnet44", "resnet56", "resnet50_stride_in_1x1",
+)  # fmt: skip
 _PATIENCE = 3.0  # seconds for a connection
 
 
@@ -33,6 +37,9 @@ def refuse_unreachable(backbone: str, part: str = "") -> None:
 
     Weights that are not under timm's own name on the Hub are left to timm, which looks for them later.
     """
+    which = f"{part}=" if part else ""
+    if backbone in OWN_BACKBONES:
+        raise no_weights_of(backbone, which)
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
@@ -42,12 +49,20 @@ def refuse_unreachable(backbone: str, part: str = "") -> None:
         return
     if not constants.HF_HUB_OFFLINE and _reachable(constants.ENDPOINT):
         return
-    host, which = urlsplit(constants.ENDPOINT).hostname, f"{part}=" if part else ""
+    host = urlsplit(constants.ENDPOINT).hostname
     raise UserError(
         f"the pretrained weights of {backbone} are not in {cache}, and {host} cannot be "
         f"reached: fetch them where there is a network (python -c \"import timm; timm.create_model('{backbone}', "
         f'pretrained=True)") and copy that folder here; or give a file of weights, --init-from {which}FILE; or begin '
         f"with random weights, --init-from {SCRATCH}, which takes more images and epochs."
+    )
+
+
+def no_weights_of(backbone: str, which: str = "") -> UserError:
+    """The error for a network that nobody published weights of; `which`: "PART=" in front of the file."""
+    return UserError(
+        f"there are no pretrained weights of {backbone} to fetch: choose a backbone of timm, give a file of weights, "
+        f"--init-from {which}FILE, or begin with random weights, --init-from {SCRATCH}."
     )
 
 

@@ -224,7 +224,7 @@ class TestNoNetwork:
         monkeypatch.setattr(http.time, "sleep", seen.append)
         return seen
 
-    def test_the_recipes_of_own_images_say_how_to_get_weights_before_torch_is_imported(self, photos, tmp_path):
+    def test_recipes_that_begin_with_weights_say_how_to_get_them_before_torch_is_imported(self, photos, tmp_path):
         """A fresh process: what it imports is part of what is tested."""
         code = (
             "import sys; from batchformer.cli import main; "
@@ -236,6 +236,8 @@ class TestNoNetwork:
             ("folder-lt", "--init-from FILE"),
             ("folders-domains", "--init-from FILE"),
             ("folder-detection", "--init-from backbone=FILE"),
+            ("pacs-128", "no pretrained weights of resnet50_stride_in_1x1 to fetch"),
+            ("pacs-128-adapt", "no pretrained weights of resnet50_stride_in_1x1 to fetch"),
         ):
             done = subprocess.run(
                 [sys.executable, "-c", code, recipe, str(photos)],

@@ -480,7 +480,7 @@ def test_a_list_that_names_a_missing_file_or_a_wrong_label_is_refused(copied):
         r"sketch_train_kfold\.txt gives sketch/dog/001\.jpg the label 3, but dog is number 1 of the classes dog, ",
     )
     file.unlink()
-    refused(pacs(root, lists="splits"), r"sketch_train_kfold\.txt cannot be read")
+    refused(pacs(root, lists="splits"), r"there is no file .*sketch_train_kfold\.txt: put it there")
     real = copied("visda")
     file = real / "validation" / "image_list.txt"
     file.write_text(file.read_text().replace("giraffe/000.jpg 2", "giraffe/000.jpg 0"))

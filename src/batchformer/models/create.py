@@ -11,15 +11,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from batchformer.errors import UserError, did_you_mean, reason_of
-from batchformer.hub import fetching
+from batchformer.hub import OWN_BACKBONES, fetching, no_weights_of
 from batchformer.mix import Renormalize
 from batchformer.models import resnets
 
-OWN: dict[str, Callable[..., nn.Module]] = {
-    name: getattr(resnets, name)
-    for name in ("resnet10", "resnet18_small_images", "resnet20", "resnet32", "resnet44", "resnet56",
-                 "resnet50_stride_in_1x1")
-}  # fmt: skip
+OWN: dict[str, Callable[..., nn.Module]] = {name: getattr(resnets, name) for name in OWN_BACKBONES}
 #: networks with the same keys as another one, which would load their weights and compute something else
 NOT_STOCK = {
     "resnet50_stride_in_1x1": "it has the keys of torchvision's and timm's resnet50, which halve their maps in the 3 x "
@@ -49,10 +45,7 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
         if (unknown := re.search(r"unexpected keyword argument '(\w+)'", str(problem))) is None:
             raise
         if unknown[1] == "pretrained":
-            raise UserError(
-                f"there are no pretrained weights of {name}: choose a backbone of timm, give a file (--init-from "
-                "FILE), or begin with random weights (--init-from scratch)."
-            ) from problem
+            raise no_weights_of(name) from problem
         raise UserError(
             f"backbone {name} does not take {unknown[1]}: leave model.backbone_args.{unknown[1]} out; where a recipe "
             "sets it, give --model.backbone_args {}."

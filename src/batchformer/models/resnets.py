@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.errors import UserError
+from batchformer.hub import no_weights_of
 
 
 class BasicBlock(nn.Module):
@@ -141,10 +142,7 @@ def resnet50_stride_in_1x1(num_classes: int = 1000, pretrained: bool = False, **
     import timm
 
     if pretrained:
-        raise UserError(
-            "resnet50_stride_in_1x1 has no weights to fetch, since timm's are for the other stride: set "
-            "model.backbone_args.pretrained to false and give a file of weights of this kind with --init-from."
-        )
+        raise no_weights_of("resnet50_stride_in_1x1")  # timm's are for the other stride
     net: Any = timm.create_model("resnet50", pretrained=False, num_classes=num_classes, **arguments)
     for stage in (net.layer2, net.layer3, net.layer4):
         first = stage[0]

@@ -34,10 +34,10 @@ class SwadOptions:
     def check(self) -> None:
         if not 1 <= self.n_converge <= self.n_tolerance:
             raise UserError(
-                f"swad.n_converge={self.n_converge} must be 1 or more and at most swad.n_tolerance={self.n_tolerance}."
+                f"model.swad.n_converge={self.n_converge} must be 1 or more and at most n_tolerance={self.n_tolerance}."
             )
         if not 0 < self.tolerance_ratio < math.inf:
-            raise UserError(f"swad.tolerance_ratio={self.tolerance_ratio} must be above 0.")
+            raise UserError(f"model.swad.tolerance_ratio={self.tolerance_ratio} must be above 0.")
 
 
 @dataclass(frozen=True)

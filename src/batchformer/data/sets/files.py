@@ -179,6 +179,8 @@ def existing_root(root: str | None) -> str:
 
 
 def read_lines(path: Path) -> list[str]:
+    if not path.is_file():
+        raise UserError(f"there is no file {path}: put it there, or check data.root.")
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
