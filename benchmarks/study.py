@@ -4,11 +4,15 @@
         [--minutes 8] [--seeds 0 1 2] [--only erm irm+batchformer] [--targets sketch] [-- more overrides]
     python -m benchmarks.study plantvillage-czsl-trained --data-root DIR --weights backbone=resnet50.pth
     python -m benchmarks.study moco-v3-cifar100 --data-root DIR
+    python -m benchmarks.study voc-faster-rcnn-r18 --data-root VOC2007 --weights resnet50.pth
 
 A study is a recipe and its variants, and of some also `extra` ones: of `pacs-128` what the released code does, the
 module frozen at its random start (`erm+batchformer-frozen`) and the domains of IRM mixed (`irm+batchformer-mixed`); of
 pairs random vectors in place of words (`*-random`: the control) and label embedding; of MoCo-v3 the frozen module and
-the plain pairing alone. SWAD is measured in every run of `pacs-128`. Runs of pre-training are probed after it.
+the plain pairing alone; of hands the baseline trained as long as the module takes (`baseline-long`: a guess by the
+number of operations, 1.41 times as many). SWAD is measured in every run of `pacs-128`. Runs of pre-training are probed
+after it. `voc-faster-rcnn-r18` begins from random weights, from the two runs of the study `moco-v2-imagenette`, which
+comes first, and with a ResNet-50 from the file of ImageNet weights.
 
 `--jobs` processes train one run after the other; with `--in-turn` they train one at a time on the card, and read data
 and capture steps meanwhile. A result file is copied to `results/<study>/` as soon as its run has ended: with
@@ -24,7 +28,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -33,10 +37,13 @@ from batchformer.recipes import find_recipe, read_recipe
 from benchmarks._common import keep_result
 from benchmarks._study import environment
 
+METHODS = ("baseline", "batchformer")
+WEIGHTS = "{weights}"  # in the keys of a variant: the file of --weights, which the others do not begin with
+
 
 @dataclass(frozen=True)
 class RecipeStudy:
-    """The variants of a recipe, or both methods, and `extra` ones: the keys that make them.
+    """The variants of a recipe, or where it names none these `methods`, and `extra` ones: the keys that make them.
 
     `more_seeds` are trained of `most` alone, seed 0 alone of `once`. Data without targets have the target "" alone.
     `probes`: the protocols of `batchformer probe` for each run.
@@ -45,6 +52,7 @@ class RecipeStudy:
     recipe: str
     targets: Sequence[str] = ("",)
     extra: Mapping[str, str] = field(default_factory=dict)
+    methods: Sequence[str] = METHODS
     seeds: Sequence[int] = (0, 1, 2)
     more_seeds: Sequence[int] = ()
     most: Sequence[str] = ()
@@ -55,8 +63,12 @@ class RecipeStudy:
     def variants(self) -> dict[str, str]:
         """Name -> what `fit --variant` is given."""
         own = read_recipe(find_recipe(self.recipe)[1]).get("variants")
-        named = {name: name for name in own} if own else {name: f"{name}:model.method={name}" for name in METHODS}
+        named = {name: name for name in own} if own else {name: f"{name}:model.method={name}" for name in self.methods}
         return named | {name: f"{name}:{keys}" for name, keys in self.extra.items()}
+
+    def names_weights(self, variants: Iterable[str]) -> bool:
+        """Whether one of these begins with the file of --weights by itself."""
+        return any(WEIGHTS in self.extra.get(name, "") for name in variants)
 
     def runs(self, seeds: Sequence[int] | None, only: Sequence[str], targets: Sequence[str]) -> list[Run]:
         """Seed by seed, so that a study cut short is balanced."""
@@ -81,7 +93,6 @@ class Run:
         return "-".join(part for part in (self.variant, self.target, f"seed{self.seed}") if part)
 
 
-METHODS = ("baseline", "batchformer")
 STOPPED = 130  # the exit code of a run that was interrupted, which ends the study too
 _PACS = ("art_painting", "cartoon", "photo", "sketch")
 _RANDOM = "model.method=baseline,data.words=[random],model.pairs.name"
@@ -91,6 +102,7 @@ _OF_PAIRS = {
     "cge-random": f"{_RANDOM}=cge",
 }
 _MODULE = "model.method=batchformer,model.contrast"
+_FROM_MOCO = "run.init_from.backbone=runs/moco-v2-imagenette-study"
 STUDIES = {
     study.recipe: study
     for study in (
@@ -129,7 +141,23 @@ STUDIES = {
         RecipeStudy("moco-v2-cifar100", seeds=(0,), probes=("moco-v3",)),
         RecipeStudy("mae-cifar100", probes=("mae", "finetune")),
         RecipeStudy("moco-v2-imagenette", seeds=(0,)),
-        RecipeStudy("hands-rendered"),
+        RecipeStudy(
+            "voc-faster-rcnn-r18",
+            extra={
+                "scratch": "run.init_from={}",
+                "moco": f"{_FROM_MOCO}/baseline-seed0",
+                "moco+batchformer": f"{_FROM_MOCO}/batchformer-seed0",
+                "imagenet-resnet50": f"model.backbone=resnet50_stride_in_1x1,run.init_from.backbone={WEIGHTS}",
+            },
+            methods=(),
+            seeds=(0,),
+        ),
+        RecipeStudy(
+            "hands-rendered",
+            extra={
+                "baseline-long": "model.method=baseline,trainer.max_epochs=42,model.schedule.milestones=[31,39]",
+            },
+        ),
     )
 }
 
@@ -140,11 +168,11 @@ def fit(study: RecipeStudy, run: Run, args: argparse.Namespace) -> int:
 
     out, kept = args.runs / run.name, kept_at(study, run, args)
     if not (out / "result.json").is_file():
-        words = ["fit", study.recipe, "--variant", study.variants[run.variant]]
+        words = ["fit", study.recipe, "--variant", study.variants[run.variant].replace(WEIGHTS, args.weights or "")]
         words += ["--data.target", run.target] if run.target else []
         words += ["--seed", str(run.seed), "--out", str(out), "--resume", "--no-analysis"]
         words += ["--data-root", args.data_root] if args.data_root else []
-        words += ["--init-from", args.weights] if args.weights else []
+        words += ["--init-from", args.weights] if args.weights and not study.names_weights(study.extra) else []
         if args.in_turn:
             turn = {"class_path": "benchmarks._turn.InTurn", "init_args": {"lock": str(args.runs / "turn")}}
             words += ["--trainer.callbacks", json.dumps([turn])]
@@ -219,6 +247,8 @@ def main() -> int:
         if unknown := [each for each in given if each not in known]:
             made.error(f"--{name} {unknown[0]}: choose from {', '.join(known)}")
         setattr(args, name, given)
+    if study.names_weights(args.only) and not args.weights:
+        made.error("--weights is missing: the file that one of the variants begins with (--only leaves variants out)")
     args.runs.mkdir(parents=True, exist_ok=True)
     if args.worker is not None or args.jobs == 1:
         runs = study.runs(args.seeds, args.only, args.targets)[args.worker or 0 :: args.jobs]

@@ -25,9 +25,11 @@ def test_every_variant_is_a_training_of_its_own(name):
         target = [("data.init_args.target", study.targets[0])] if study.targets[0] else []
         loaded = cli.load(file, [*cli.variants.get(variant, []), *keys, *target])
         found[variant] = {part: loaded[part] for part in ("model", "data", "trainer")}
+        found[variant]["init_from"] = loaded["run"]["init_from"]
     assert len({json.dumps(each, default=str) for each in found.values()}) == len(found)
     for variant, content in found.items():
-        assert content["model"]["method"] == ("batchformer" if "batchformer" in variant else "baseline")
+        if study.methods:
+            assert content["model"]["method"] == ("batchformer" if "batchformer" in variant else "baseline")
         if "words" in content["data"]["init_args"]:
             random = variant.endswith("-random") or name == "digits-states"
             assert ("random" in content["data"]["init_args"]["words"]) == random
@@ -107,6 +109,30 @@ def test_runs_of_pre_training_are_probed_and_what_was_found_is_kept(tmp_path, st
     ]
     kept = {str(file.relative_to(tmp_path / "results")) for file in (tmp_path / "results").rglob("*.json")}
     assert kept == {f"mae-cifar100{part}/baseline-seed3.json" for part in ("", "-finetune", "-mae")}
+
+
+def test_one_detector_begins_with_the_weights_and_others_with_runs(monkeypatch, study, capsys):
+    begins = {}
+
+    def train(words):
+        file = find_recipe(words[1])[1]
+        ((name, keys),) = variants_on_the_line([words[words.index("--variant") + 1]]).items()
+        begins[name] = RecipeCLI().load(file, keys)["run"]["init_from"]
+        assert "--init-from" not in words
+        return 1  # so that no result is kept
+
+    monkeypatch.setattr("batchformer.cli.main", train)
+    with pytest.raises(SystemExit):
+        study("voc-faster-rcnn-r18")
+    assert re.search("--weights is missing", capsys.readouterr().err)
+    assert study("voc-faster-rcnn-r18", "--weights", "resnet50.pth") == 1
+    runs = "runs/moco-v2-imagenette-study"
+    assert begins == {
+        "scratch": {},
+        "moco": {"backbone": f"{runs}/baseline-seed0"},
+        "moco+batchformer": {"backbone": f"{runs}/batchformer-seed0"},
+        "imagenet-resnet50": {"backbone": "resnet50.pth"},
+    }
 
 
 def test_runs_are_named_by_variant_target_and_seed():

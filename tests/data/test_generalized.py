@@ -77,6 +77,16 @@ def test_sentences_of_cub_are_a_mat_file_beside_the_attributes(mat):
     assert read(mat, dataset="CUB", attributes="sent_splits.mat").attributes.shape == (11, 4)
 
 
+def test_a_mat_file_without_names_has_numbered_classes(mat):
+    file = mat / "FLO" / "att_splits.mat"
+    content = {name: values for name, values in loadmat(file).items() if not name.startswith("__")}
+    del content["allclasses_names"]
+    savemat(file, content)
+    data = read(mat, dataset="FLO")
+    assert data.declare()["classes"][:2] == ["class 1", "class 2"]
+    assert data.fingerprint == read(mat, dataset="CUB").fingerprint
+
+
 @pytest.mark.parametrize("make", [lambda npz: read(npz), lambda npz: DigitNumbers()], ids=["files", "digits"])
 def test_unseen_classes_are_not_in_the_training_set(npz, make):
     data = make(npz)

@@ -233,10 +233,11 @@ class AttributeFiles(AttributeData):
         if features.suffix == ".mat":
             content = {**read_mat(folder / ATTRIBUTES), **read_mat(features)}
             source = f"{features} and {folder / ATTRIBUTES}"
-            require(content, source, "features", "labels", "att", "allclasses_names", *PARTS)
+            require(content, source, "features", "labels", "att", *PARTS)
             values, attributes = content["features"].T, content["att"].T
             labels, *parts = (whole(content[name], name, source) - 1 for name in ("labels", *PARTS))
-            classes = class_names(content["allclasses_names"])
+            numbered = [f"class {k + 1}" for k in range(len(attributes))]  # FLO is found without names
+            classes = class_names(content.get("allclasses_names", numbered))
         else:
             content, source = read_npz(features), str(features)
             require(content, source, "features", "labels", "att", "allclasses", *PARTS)
