@@ -116,7 +116,7 @@ def test_one_detector_begins_with_the_weights_and_others_with_runs(monkeypatch, 
 
     def train(words):
         file = find_recipe(words[1])[1]
-        ((name, keys),) = variants_on_the_line([words[words.index("--variant") + 1]]).items()
+        ((name, keys),) = command_line_variants([words[words.index("--variant") + 1]]).items()
         begins[name] = RecipeCLI().load(file, keys)["run"]["init_from"]
         assert "--init-from" not in words
         return 1  # so that no result is kept
