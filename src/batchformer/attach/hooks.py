@@ -229,7 +229,8 @@ class ForbidPartialForward(InstanceForward):
         if not self.removed and self.input_hook.module.active and not self.input_hook.inside:
             raise UserError(
                 f"{type(self.layer).__name__}.{self.name} cannot be called on its own in training while a "
-                f"BatchFormerV2 is attached inside: call the whole model, or do it in eval mode or in `with attachment.disabled():`."
+                f"BatchFormerV2 is attached inside: call the whole model, or use eval mode or "
+                f"`with attachment.disabled():`."
             )
         return self.original(*args, **kwargs)
 
