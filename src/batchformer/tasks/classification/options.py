@@ -59,8 +59,8 @@ class MixOptions:
         switch_prob: if both are on, the probability of CutMix or its replacement.
         mode: one draw for the "batch" (DeiT), for each "pair" ("mixup-cutmix" only) or for each "elem".
         attention_weight: transmix: weight of the attention in the label, against that of the area.
-        block: transmix: block whose attention is used, from 0 (the supplement's Table 1 counts from 1), or "rollout"; null:
-            the last block.
+        block: transmix: block whose attention is used, from 0 (the supplement's Table 1 counts from 1), or "rollout";
+            null: the last block.
         extractor: attentive-cutmix: the frozen network, by its name in timm or else in torchvision; images are
             normalised for it.
         extractor_checkpoint: a local file with its weights (.pth, .safetensors); null takes the pretrained ones.

@@ -76,7 +76,7 @@ class AdaptOptions:
         weight: of the adversary's loss.
         bottleneck_dim: width of the bottleneck; null: 1024 for mdd, else 256.
         reversal: the coefficient of the reversed gradient approaches this; null: 0.1 for mdd, 1 for dann.
-        reversal_steps: number of steps in: coefficient 2 c / (1 + exp(-step / reversal_steps)) - c.
+        reversal_steps: time constant in steps of the coefficient 2 c / (1 + exp(-step / reversal_steps)) - c.
     """
 
     name: Literal["source_only", "dann", "mdd"] = "mdd"

@@ -68,8 +68,9 @@ class Algorithm(nn.Module):
     """A method of long-tailed recognition: network, losses of a step, optimizer, test-time logits.
 
     `LongTailed` calls these methods and does the rest. This class is the plain method, one network with the loss of the
-    recipe over both streams; other methods override what they do differently. Parameters and buffers (momentum encoders,
-    queues) are part of the task's checkpoints. Methods get the task as an argument: the task owns its algorithm.
+    recipe over both streams; other methods override what they do differently. Parameters and buffers (momentum
+    encoders, queues) are part of the task's checkpoints. Methods get the task as an argument: the task owns its
+    algorithm.
     """
 
     #: the measures of a run, in the order of the table
