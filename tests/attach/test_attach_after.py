@@ -82,15 +82,15 @@ def test_batch_norm_behind_the_insertion(batch_norm: str) -> None:
     [
         ({"after": "block.1"}, r"no submodule 'block.1'.*'blocks.1'"),
         ({"after": "blocks"}, "'blocks' is never called"),
-        ({"after": []}, "names no place"),
+        ({"after": []}, "is empty"),
         ({"after": ["blocks.1", "blocks.1"]}, "names one submodule twice"),
-        ({"after": "blocks.1", "before": "fc"}, "takes one of before=, after=, blocks= and encoder_layers="),
+        ({"after": "blocks.1", "before": "fc"}, "takes only one of before=, after=, blocks= and encoder_layers="),
         ({"blocks": [4]}, "there is no block 4"),
         ({"blocks": "last"}, "a list of numbers, such as .*, or .all."),
         ({"blocks": 2}, "a list of numbers"),
         ({"after": "blocks.1", "batch_norm": "none"}, "batch_norm='none'"),
         ({"after": "fc"}, r"\(2, 3\), which is not clearly tokens"),
-        ({"after": "blocks.1", "heads": 3}, "dim=8 does not divide by heads=3"),
+        ({"after": "blocks.1", "heads": 3}, "dim=8 is not divisible by heads=3"),
     ],
 )
 def test_wrong_calls_say_what_to_do_and_leave_nothing(arguments: dict, says: str) -> None:
@@ -110,7 +110,7 @@ def test_attaching_twice_is_refused_with_the_side_it_is_on() -> None:
 
 
 def test_blocks_of_a_model_without_them_are_asked_for_by_path() -> None:
-    with pytest.raises(UserError, match=r"no blocks in a well-known place.* layer3, layer4,"):
+    with pytest.raises(UserError, match=r"no blocks under a standard name.* layer3, layer4,"):
         bf.attach(timm.create_model("resnet18", num_classes=3), blocks=[0])
 
 
@@ -154,7 +154,7 @@ def test_after_a_forward_that_failed_parts_of_the_model_are_refused_as_before() 
     x = torch.randn(2, 3, 32, 32)
     with pytest.raises(RuntimeError, match="channels"):
         model(x[:, :2])
-    with pytest.raises(UserError, match="cannot be called by itself"):
+    with pytest.raises(UserError, match="cannot be called on its own"):
         model.forward_features(x)
     assert model(x).shape == (4, 3)
 

@@ -192,7 +192,7 @@ def test_split_streams_of_too_few_rows_for_statistics_go_together(rows: int) -> 
 
 
 def test_what_goes_with_after_only_is_refused_before_a_head() -> None:
-    with pytest.raises(UserError, match=r"mask_padding=True goes with after="):
+    with pytest.raises(UserError, match=r"mask_padding=True needs after="):
         bf.attach(Neck(), "neck", heads=2, mask_padding=True)
     with pytest.raises(UserError, match=r"batch_norm='none' must be"):
         bf.attach(Neck(), "neck", heads=2, batch_norm="none")

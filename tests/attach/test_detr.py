@@ -240,9 +240,9 @@ def test_inference_with_a_batch_relates_it_in_one_stream(kind: str) -> None:
     ("arguments", "says"),
     [
         ({"encoder_layers": [2]}, "has encoder layers 0 to 1: there is no encoder layer 2"),
-        ({"encoder_layers": [0], "blocks": [0]}, "takes one of before=, after=, blocks= and encoder_layers="),
+        ({"encoder_layers": [0], "blocks": [0]}, "takes only one of before=, after=, blocks= and encoder_layers="),
         ({"after": "model.input_projection", "mask_padding": True}, "needs a layer with an argument"),
-        ({"before": "class_labels_classifier", "mask_padding": True}, "goes with after=, blocks= or encoder_layers="),
+        ({"before": "class_labels_classifier", "mask_padding": True}, "needs after=, blocks= or encoder_layers="),
     ],
 )
 def test_wrong_calls_say_what_to_do(arguments: dict[str, Any], says: str) -> None:

@@ -37,7 +37,7 @@ class Windows(nn.Module):
 
 def test_a_model_whose_images_see_each_other_is_refused() -> None:
     torch.manual_seed(0)
-    with pytest.raises(UserError, match=r"Windows lets the images of a batch influence each other behind 'patch'"):
+    with pytest.raises(UserError, match=r"Windows lets the images of a batch influence each other after 'patch'"):
         bf.attach(Windows(interleave=False), after=["patch"], **QUIET)
     bf.attach(Windows(interleave=False), after=["patch"], streams="split", **QUIET)
     model = Windows(interleave=True).train()

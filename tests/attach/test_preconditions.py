@@ -68,7 +68,7 @@ def test_one_place_under_two_names_is_refused(arguments: dict) -> None:
         ({"group_size": 2.5}, r"group_size=2\.5"),
         ({"hidden_dim": 0}, "hidden_dim=0"),
         ({"layers": 1.5}, r"layers=1\.5"),
-        ({"process_group": 2}, 'process_group= goes with scope="global"'),
+        ({"process_group": 2}, 'process_group= needs scope="global"'),
     ],
 )
 def test_a_wrong_value_is_refused_and_leaves_nothing(arguments: dict, says: str) -> None:
@@ -102,7 +102,7 @@ def test_detaching_what_is_not_attached_is_refused() -> None:
         bf.detach(model)
     attachment = bf.attach(model, heads=2)
     attachment.detach()
-    with pytest.raises(UserError, match="was detached before"):
+    with pytest.raises(UserError, match="was already detached"):
         attachment.detach()
 
 
@@ -126,7 +126,7 @@ def test_a_list_of_layers_is_refused_because_it_is_never_called() -> None:
 
 def test_heads_that_do_not_divide_the_width_are_refused_and_nothing_stays() -> None:
     model = small()
-    with pytest.raises(UserError, match="dim=8 does not divide by heads=3"):
+    with pytest.raises(UserError, match="dim=8 is not divisible by heads=3"):
         bf.attach(model, heads=3)
     assert bf.attachment_of(model) is None
     bf.attach(model, heads=2)

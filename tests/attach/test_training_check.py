@@ -88,7 +88,7 @@ def in_eval_mode() -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (made_before, "no optimizer changes its parameters. Make the optimizer after attach"),
+        (made_before, "no optimizer changes its parameters. Create the optimizer after attach"),
         (made_before_and_fused, "no optimizer changes its parameters"),
         (made_from_names, "no optimizer changes its parameters"),
         (frozen_afterwards, "frozen"),

@@ -63,7 +63,7 @@ def test_labels_given_to_the_model_follow_the_streams(kind: str, inside: bool) -
 
 
 def test_a_place_that_gives_no_tensor_is_refused() -> None:
-    with pytest.raises(UserError, match="'vit' gives neither a tensor nor"):
+    with pytest.raises(UserError, match="'vit' returns neither a tensor nor"):
         bf.attach(build(), after="vit")
 
 

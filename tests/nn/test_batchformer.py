@@ -110,7 +110,7 @@ def test_dropout_acts_in_training_only() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"dim": 10, "heads": 4}, "dim=10 does not divide by heads=4"),
+        ({"dim": 10, "heads": 4}, "dim=10 is not divisible by heads=4"),
         ({"dim": 0}, "dim=0 must be the width"),
         ({"dim": 8, "norm": "middle"}, "norm='middle'"),
         ({"dim": 8, "streams": "triple"}, "streams='triple'"),

@@ -85,7 +85,7 @@ def test_chance_is_the_loss_of_the_best_constant_prediction():
     assert chance_loss(100) == chance_loss(np.int64(100)) == pytest.approx(math.log(100))
     assert chance_loss(torch.tensor(counts)) == pytest.approx(chance_loss(counts))
     for wrong in (1, [5.0, 0.0], 10.0, None, [math.nan, 1.0, 1.0], [math.inf, 1.0]):
-        with pytest.raises(UserError, match="two classes"):
+        with pytest.raises(UserError, match="two or more classes"):
             StreamGuard(wrong)
 
 

@@ -35,7 +35,7 @@ _HANDLE = "_batchformer_attachment"
 T = TypeVar("T")
 
 
-@torch.inference_mode(False)  # parameters that are made in inference mode could never be trained
+@torch.inference_mode(False)  # parameters created in inference mode could never be trained
 def attach(
     model: nn.Module,
     before: str | Sequence[str] | None = None,
@@ -51,36 +51,37 @@ def attach(
     example_inputs: Any = None,
     **module_keywords: Any,
 ) -> Attachment:
-    """Put a BatchFormer before the classifier of `model` (in place) and return the handle that takes it out again.
+    """Insert a BatchFormer before the classifier of `model` (in place) and return a handle that can remove it again.
 
-    With `after=` or `blocks=` it is BatchFormerV2 instead, at every token or pixel of what the named submodules give.
+    With `after=` or `blocks=` insert BatchFormerV2 instead, at every token or pixel of the named submodules' outputs.
 
     Args:
         model: any `nn.Module`.
-        before: path of the submodule (or several) whose input is related over the batch; None finds the classifier(s).
-        after: path of the submodule (or several) whose output is related over the batch at every position. The first
-            one the model calls opens the second stream, later ones act on it.
-        blocks: the same by number, counted from 0, or "all", where the blocks have a well-known place. The papers
-            count from 1 and insert after: their "first layer" is block 0.
+        before: path of the submodule (or several) whose input goes through the module; None finds the classifier(s).
+        after: path of the submodule (or several) whose output goes through the module at every position. The first one
+            the model calls opens the second stream, later ones act on it.
+        blocks: the same by number, counted from 0, or "all", for models with a standard name for their blocks. The
+            papers count from 1 and insert after: their "first layer" is block 0.
         encoder_layers: the same for the layers of a detector's encoder (transformers' DETR family).
-        share: one module at all places instead of one each (the experts of RIDE share one before their classifiers).
-        batch_norm: BatchNorm behind the insertion normalises each stream by itself and only plain rows move its running
-            statistics ("separate"), or both together ("joint", as published).
-        mask_padding: in batches of images or texts that differ in size, padded positions pass the module unchanged and
-            no other position attends to them (transformers' detectors and text models, by their masks). As published
-            they take part.
-        dim, channels: width and layout of that input, where neither the layer nor a dry run tells.
-        example_inputs: a batch for dry runs, where the model takes more than images (or images of an unusual size that
-            its `default_cfg` does not tell): a tensor, a tuple, or a dict by the names of `forward`.
+        share: one module for all insertion points instead of one each (as for the experts of RIDE).
+        batch_norm: whether BatchNorm after the insertion normalises each stream separately, with only plain rows
+            updating its running statistics ("separate"), or both together ("joint", as published).
+        mask_padding: in batches of images or texts of different sizes, padded positions pass the module unchanged and
+            nothing attends to them (transformers' detectors and text models, by their masks). As published they take
+            part.
+        dim, channels: width and layout of the feature, if neither the layer nor a dry run determines them.
+        example_inputs: a batch for dry runs, if the model takes more than images (or images of an unusual size that is
+            not in its `default_cfg`): a tensor, a tuple, or a dict with the argument names of `forward`.
         module_keywords: every keyword of `BatchFormer`: heads, hidden_dim, dropout, layers, norm, layer_scale, variant;
-            group_size, scope ("local", or "global": over the batch of all processes) and process_group, which samples
-            attend to one another; streams; backend and memory, how it is computed (`Attachment.backend_used`).
+            group_size, scope ("local", or "global" for the batch of all processes) and process_group select which
+            samples attend to each other; streams; backend and memory select the implementation
+            (`Attachment.backend_used`).
 
     Heads that read the same feature share one module, computed once; heads that read different features get one each.
-    In eval mode the attached model is the plain one, bit for bit. In training it returns 2B rows (plain, then related):
-    compute the loss with `TwoStreamLoss` or `repeat_targets`; `labels` that a model takes into its `forward` (as those
-    of transformers) are repeated there. The parameters are on the model under `batchformer.`; an optimizer made before
-    does not have them.
+    In eval mode the outputs of the attached model are bit-identical to the plain one. In training it returns 2B rows
+    (plain, then related): compute the loss with `TwoStreamLoss` or `repeat_targets`. `labels` that a model accepts in
+    its `forward` (as in transformers) are repeated automatically. The parameters are registered on the model under
+    `batchformer.`; an optimizer created before attach does not have them.
     """
     refuse_what_is_no_model(model, "attach")
     model = getattr(model, "_orig_mod", model)  # compiled
@@ -88,7 +89,7 @@ def attach(
     if (existing := attachment_of(model)) is not None:
         raise UserError(
             f"a BatchFormer is already attached {existing.points[0].side} {', '.join(map(repr, existing.paths))}: "
-            f"detach it first, or name all places in one call, {existing.points[0].side}=[...]."
+            f"detach it first, or name all insertion points in one call, {existing.points[0].side}=[...]."
         )
     refuse_attached_parts(model, _HANDLE)
     refuse_unknown_options(module_keywords)
@@ -119,10 +120,10 @@ def attach(
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Take out what `attach` put into the model; the same object comes back, with the keys it had.
+    """Remove everything that `attach` added; returns the same object, with its original keys.
 
-    Of a wrapped model (DDP, FSDP, `AveragedModel`, timm's `ModelEmaV3`, `torch.compile`) the wrapper comes back. Before
-    training goes on, wrap the model anew in DDP or FSDP, which still expect gradients of the module.
+    For a wrapped model (DDP, FSDP, `AveragedModel`, timm's `ModelEmaV3`, `torch.compile`) the wrapper is returned. To
+    continue training, wrap the model again in DDP or FSDP, which still expect gradients of the module.
     """
     refuse_what_is_no_model(model, "detach")
     attachment = attachment_of(model)
@@ -135,16 +136,16 @@ def detach(model: nn.Module) -> nn.Module:
 
 
 def attachment_of(model: nn.Module) -> Attachment | None:
-    """The handle of an attached model, wrapped or not (a copy of an attached model has its own), else None."""
+    """The handle of an attached model, also if wrapped, else None. A copy of an attached model has its own handle."""
     model = _unwrap(model)
     held = model.__dict__.get(_HANDLE)
     return None if held is None else held.handle_of(model)
 
 
 class _Attached:
-    """What an attached model itself holds of its attachment: all but the model.
+    """The state of an attachment that is stored on the attached model: everything except the model.
 
-    Were it the handle, which holds the model, there would be a reference cycle: an attached model that goes out of
+    Storing the handle, which references the model, would create a reference cycle: an attached model that goes out of
     scope would keep its memory until Python's garbage collector runs.
     """
 
@@ -154,7 +155,7 @@ class _Attached:
         self.handle: weakref.ref[Attachment] | None = None
 
     def handle_of(self, model: nn.Module) -> Attachment:
-        """The handle that somebody has, else a new one."""
+        """The existing handle if it is still referenced, otherwise a new one."""
         handle = None if self.handle is None else self.handle()
         if handle is None:
             handle = Attachment.__new__(Attachment)
@@ -166,19 +167,19 @@ class _Attached:
 
 
 class Attachment:
-    """The handle of an attached model, as `attach` returns it.
+    """The handle of an attached model, returned by `attach`.
 
     The released code builds the module into each network and skips it at test time; here `detach` removes it and
-    returns the same model. Meanwhile `plain`, `related` and `stream_losses` tell the streams apart, `disabled`
-    trains a while without it, and `infer_with_batch` keeps it at test time, which the papers only do to measure it.
+    returns the same model. `plain`, `related` and `stream_losses` separate the streams, `disabled` runs the model
+    without the module, and `infer_with_batch` uses the module at test time, which the papers do only as an ablation.
     """
 
     def __init__(
         self, model: nn.Module, points: list[Point], input_hook: InputHook, supports: Sequence[InstanceForward] = ()
     ) -> None:
-        # In this order: an insertion before a BatchNorm goes round what keeps the streams apart there.
+        # In this order: an insertion before a BatchNorm must bypass the separation of streams there.
         pieces = [*supports, *(piece for point in points for piece in point.insertions)]
-        modules = ModuleHolder(dict.fromkeys(point.module for point in points))  # a shared one is held once
+        modules = ModuleHolder(dict.fromkeys(point.module for point in points))  # a shared module is registered once
         modules.train(model.training)
         modules.register_load_state_dict_post_hook(explain_missing)
         owner = _owner(model, points)
@@ -201,7 +202,7 @@ class Attachment:
     def _hold(self, model: nn.Module, held: _Attached) -> None:
         self.model, self._held = model, held
         self.points, self.modules, self._pieces = held.points, held.modules, held.pieces
-        #: what the keys of the module's own parameters in the model's state dict begin with
+        #: prefix of the module's own parameters in the model's state dict
         self.prefix = held.prefix
         held.handle = weakref.ref(self)
 
@@ -214,14 +215,14 @@ class Attachment:
         return self.model.__dict__.get(_HANDLE) is self._held
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The module's own parameters, e.g. for a learning rate of their own."""
+        """The module's own parameters, e.g. for a separate learning rate."""
         return self.modules.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.modules.named_parameters()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The module alone, to be saved and loaded into another attachment."""
+        """The state of the module only, which can be loaded into another attachment."""
         return self.modules.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -229,38 +230,39 @@ class Attachment:
 
     @contextmanager
     def disabled(self) -> Iterator[nn.Module]:
-        """The model without the module, also in training. (Under DDP the module's parameters are unused meanwhile.)"""
+        """Use the model without the module, also in training. (Under DDP the module's parameters are then unused.)"""
         with temporary_attributes({point.module: {"enabled": False} for point in self.points}):
             yield self.model
 
     @contextmanager
     def infer_with_batch(self) -> Iterator[nn.Module]:
-        """Mini-batch inference (V2's Table 12, BatchFormer's ablation): in eval mode each module relates the batch.
+        """Mini-batch inference (V2's Table 12, BatchFormer's ablation): use the modules in eval mode.
 
-        There is one stream, all of it related, and no dropout; what an image gets depends on the images beside it.
-        Training goes on as ever, and outside the context eval mode is the plain model again.
+        There is one stream, which goes through the modules without dropout; the output for an image depends on the
+        other images of the batch. Training mode is not affected.
         """
         with temporary_attributes({point.site: {"infers": True} for point in self.points}):
             yield self.model
 
     def backend_used(self) -> dict[str, Choice]:
-        """The backend of the batch attention at each place under the current autocast, and why.
+        """The backend of the batch attention at each insertion point under the current autocast, and why.
 
         `attachment.backend_used()["blocks.8"].backend` is "triton", "sdpa" or "reference"; see docs/kernels.md.
         """
         return {path: point.module.backend_used() for point in self.points for path in point.paths}
 
     def plain(self, outputs: T) -> T:
-        """The rows of the plain stream, for metrics in training; outputs of one stream pass as they are.
+        """The rows of the plain stream, for metrics in training; outputs with one stream are returned unchanged.
 
-        Those are all outputs in eval mode, with the module disabled and after detach; and in training those with as
-        many rows as the plain stream has (of eval mode, plain already, of a head that branches off before the module).
-        Rows that fit no forward in training (gathered from several processes) are refused: which are plain is lost.
+        These are all outputs in eval mode, with the module disabled and after detach, and in training the outputs with
+        as many rows as the plain stream (from eval mode, already plain, or from a head that branches off before the
+        module). Outputs whose rows match no training forward (gathered from several processes) are refused, since the
+        plain rows can no longer be identified.
         """
         return plain_rows(outputs, self.points[0].module.streams) if self._has_both_streams(outputs) else outputs
 
     def related(self, outputs: T) -> T | None:
-        """The rows of the related stream, as `plain` gives the others; None where there are none (eval, disabled).
+        """The rows of the related stream, as `plain` returns the others; None if there are none (eval, disabled).
 
         With `streams="single"`, and inside `infer_with_batch`, all rows are related.
         """
@@ -272,9 +274,9 @@ class Attachment:
         return outputs if self.attached and relates_in_eval(self.points[0].site) else None
 
     def _has_both_streams(self, outputs: Any) -> bool:
-        """Whether outputs hold what went through the module; by their rows where the module is active now.
+        """Whether outputs contain related rows, judged by the number of rows if the module is active.
 
-        Forwards of compiled models are counted here for the check of whether the module trains.
+        Also counts forwards of compiled models for the check of whether the module trains.
         """
         if self.attached:
             self._held.training_check.count(self.model, self.points[0].module)
@@ -293,12 +295,12 @@ class Attachment:
         )
 
     def expect_no_training(self) -> None:
-        """No warning that the module does not train: it is left as it is on purpose (a learning rate of 0)."""
+        """Turn off the warning that the module does not train, if this is on purpose (a learning rate of 0)."""
         self._held.training_check.stop()
 
     def stream_losses(self) -> tuple[Tensor, Tensor] | None:
-        """The loss of the plain and of the related rows in the last training forward, of detectors that were given
-        labels (what such a model returns is their mean); else None.
+        """The losses of the plain and the related rows in the last training forward of a detector with labels, which
+        returns their mean; otherwise None.
         """
         found = (piece.losses for piece in self._pieces if isinstance(piece, MeanOfStreams))
         parts = [losses for losses in found if losses is not None]
@@ -307,13 +309,13 @@ class Attachment:
         return torch.stack([plain for plain, _ in parts]).sum(), torch.stack([related for _, related in parts]).sum()
 
     def plain_state_dict(self) -> dict[str, Any]:
-        """The model's weights without the module's, under the names they have when nothing is attached."""
+        """The model's weights without the module's, with the names they have when nothing is attached."""
         return {key: value for key, value in self.model.state_dict().items() if not key.startswith(self.prefix)}
 
     def detach(self) -> nn.Module:
         """Remove the module and return the same model, with the keys, hooks and forwards it had before attach."""
         if not self.attached:
-            raise UserError("this attachment was detached before: attach again to get a new one.")
+            raise UserError("this attachment was already detached: attach again to get a new one.")
         for piece in reversed(self._pieces):
             piece.remove()
         remove_hooks(self.model)
@@ -328,7 +330,7 @@ class Attachment:
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
-    """The attached model inside wrappers; where none is attached, what is innermost."""
+    """The attached model inside wrappers; if none is attached, the innermost model."""
     while (
         _HANDLE not in model.__dict__ and len(model._modules) == 1 and (name := next(iter(model._modules))) in WRAPPERS
     ):
@@ -337,7 +339,7 @@ def _unwrap(model: nn.Module) -> nn.Module:
 
 
 def _owner(model: nn.Module, points: list[Point]) -> Any:
-    """On what the module is registered; None where the model has another layer in its place since."""
-    # A container calls or counts its children, so there the module lives on the layer it stands before.
+    """The object on which the module is registered; None if that layer has since been replaced."""
+    # A container calls or counts its children, so the module is registered on the layer after it instead.
     contained = isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict)
     return points[0].insertions[0].layer if contained else model

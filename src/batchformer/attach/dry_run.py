@@ -1,4 +1,4 @@
-"""Dry runs: a forward of somebody's model with blank images, or with an example of theirs, that leaves no state."""
+"""Dry runs: a forward of a model with blank images, or with a given example, without side effects."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from batchformer.errors import UserError
 from batchformer.nn.streams import count_rows, resize_rows
 
 _SIZES = (224, 32, 64, 299, 384, 28, 96, 128, 256, 160, 192, 288, 336, 448, 512)  # a wrong one is refused at once
-_PIXEL_MASK = "pixel_mask"  # the argument of transformers' detectors that marks image pixels
-_ATTENTION_MASK, _TOKEN_TYPES = "attention_mask", "token_type_ids"  # what tokenizers give beside the token ids
+_PIXEL_MASK = "pixel_mask"  # marks the image area for transformers' detectors
+_ATTENTION_MASK, _TOKEN_TYPES = "attention_mask", "token_type_ids"  # further outputs of tokenizers
 
 
 _Inputs = tuple[tuple[Any, ...], dict[str, Any]]

@@ -22,10 +22,10 @@ _FORWARDS = 32  # between two comparisons of `TrainingCheck`: more than an optim
 _NOT_TRAINED = "the attached BatchFormer does not train, although the model's other parameters change: "
 _FROZEN = (
     "its parameters are frozen (requires_grad=False). Attach after freezing, or unfreeze attachment.parameters(), and "
-    "make the optimizer after that."
+    "create the optimizer after that."
 )
 _NOT_IN_OPTIMIZER = (
-    "no optimizer changes its parameters. Make the optimizer after attach, or add them to it, "
+    "no optimizer changes its parameters. Create the optimizer after attach, or add them to it, "
     'optimizer.add_param_group({"params": list(attachment.parameters())}).'
 )
 _IN_EVAL_MODE = "it is in eval mode, where it does nothing. Call model.train() before the training steps."
@@ -45,14 +45,14 @@ class _Hook:
 
 
 class TrainingCheck:
-    """Warns once when training changes the model's parameters and leaves the module's as they are.
+    """Warns once if training changes the model's parameters but not the module's.
 
-    Every `_FORWARDS` forwards with gradients the norms of all parameters are compared with those before; two equal
-    findings in a row decide. The interval doubles while the module may be training, so that gradient
+    Every `_FORWARDS` forwards with gradients the norms of all parameters are compared with the previous ones; two
+    consecutive equal findings decide. The interval doubles while the module may be training, so that gradient
     accumulation, skipped steps, learning rate 0 and gradients without training cost nothing. Once the module is known
     to train, only forwards in eval mode count (`model.train()` may be forgotten after a validation).
 
-    A parameter's `_version` would need no synchronisation with the device, but fused optimizers leave it as it is.
+    A parameter's `_version` would need no synchronisation with the device, but fused optimizers do not change it.
     """
 
     def __init__(self, modules: nn.Module) -> None:
@@ -228,8 +228,9 @@ class ForbidPartialForward(InstanceForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.removed and self.input_hook.module.active and not self.input_hook.inside:
             raise UserError(
-                f"{type(self.layer).__name__}.{self.name} cannot be called by itself in training while a BatchFormerV2 "
-                f"is attached inside: call the whole model, or do it in eval mode or in `with attachment.disabled():`."
+                f"{type(self.layer).__name__}.{self.name} cannot be called on its own in training while a "
+                f"BatchFormerV2 is attached inside: call the whole model, or use eval mode or "
+                f"`with attachment.disabled():`."
             )
         return self.original(*args, **kwargs)
 

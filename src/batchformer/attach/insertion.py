@@ -1,4 +1,4 @@
-"""The objects that attach puts in the place of the `forward` of single layers, before or after what the layer does.
+"""The objects with which attach replaces the `forward` of single layers, to relate their input or output.
 
 Why an instance `forward` and neither a hook nor a wrapper: keys stay, `deepcopy` and pickling give a copy that uses
 its own modules, and `torch.compile` guards on it, whereas it skips guards on hooks (an attached model compiled after a
@@ -61,7 +61,7 @@ class InstanceForward:
         return getattr(type(self.layer), self.name)(self.layer, *args, **kwargs)
 
     def put(self) -> None:
-        """On top of what stands there: several on one layer must be taken away in reverse order."""
+        """Stack on top of the current forward: several on one layer must be removed in reverse order."""
         layer = self.layer
         self.previous = layer.__dict__.get(self.name)
         layer.__dict__[self.name] = self
@@ -87,24 +87,24 @@ class InstanceForward:
 
 
 class ModuleHolder(nn.ModuleList):
-    """Holds the modules on the model. A container that calls all its children finds one that changes nothing."""
+    """Registers the modules on the model. Calling it, as a container does with all its children, changes nothing."""
 
     def forward(self, x: Any) -> Any:
         return x
 
 
 def relates_in_eval(site: SharedFeature | After) -> bool:
-    """Whether the rows of the batch are related there although the model is in eval mode (V2, Table 12)."""
+    """Whether the module is used there although the model is in eval mode (V2, Table 12)."""
     return site.infers and site.module.enabled and not site.module.training
 
 
 def in_layout(relate: Callable[[Tensor], Tensor], x: Tensor, channels: str) -> Tensor:
-    """`relate`, which takes features with their channels last, on features of this layout."""
+    """Wrap `relate`, which expects channels last, for features of this layout."""
     return relate(x) if channels == "last" or x.ndim == 2 else with_channels_last(relate, x)
 
 
 class Site:
-    """Where the rows of a batch are related, and how many rows have left the module there in training."""
+    """A place where the module is applied, and the number of rows that left it there in training."""
 
     def __init__(self) -> None:
         self.rows: int | None = None  # in the forward under way, for `hooks.RowCheck`
@@ -148,17 +148,17 @@ class SharedFeature(Site):
         return out
 
     def forget(self) -> None:
-        """After a forward that failed between two heads: what it left would keep its whole graph in memory."""
+        """Clean up after a forward that failed between two heads, which would keep its whole graph in memory."""
         super().forget()
         self.read = self.streams = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy made between two heads must not carry half a forward.
+        # A copy made between two heads must not contain half a forward.
         return {**self.__dict__, "rows": None, "made": set(), "read": None, "streams": None}
 
 
 class Before(InstanceForward):
-    """The instance `forward` of a layer: relate its input, then do what the layer does."""
+    """The instance `forward` of a layer: relate its input, then call the layer."""
 
     def __init__(self, layer: nn.Module, feature: SharedFeature, first: bool = True, last: bool = True) -> None:
         super().__init__(layer)
@@ -175,7 +175,7 @@ class Before(InstanceForward):
 
 
 class After(InstanceForward, Site):
-    """Do what the layer does, then relate its output (of nested tuples, the first tensor) over the batch.
+    """Call the layer, then relate its output (of nested tuples, the first tensor) over the batch.
 
     Mostly it simply returns twice the rows and everything behind it follows; else see `doubled_input.py`. Whether it
     opens the streams is decided once, at attach: a flag that is set while running would be read again, and wrongly,
@@ -205,7 +205,7 @@ class After(InstanceForward, Site):
         return self.related(self.original(*args, **kwargs), valid)
 
     def related(self, out: Any, valid: Tensor | None = None) -> Any:
-        """The first tensor related; where that has doubled its rows, tensors beside it that had as many are doubled."""
+        """Relate the first tensor; if that doubles its rows, other tensors with as many rows are doubled too."""
         if isinstance(out, Tensor):
             relate = partial(self._relate, valid=valid)
             return with_channels_last(relate, out) if self.is_signal else relate(out)
@@ -257,7 +257,7 @@ class LayerPadding:
         self.at = names.index(_MASK)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bool[Tensor, "batch position"] | None:
-        """None where nothing is padded."""
+        """None if nothing is padded."""
         mask = args[self.at] if self.at < len(args) else kwargs.get(_MASK)
         if mask is None:
             return None

@@ -1,4 +1,4 @@
-"""BatchFormer as a Lightning callback: attached during `fit`, plain in checkpoints, watched by a `StreamGuard`."""
+"""BatchFormer as a Lightning callback: attached during `fit`, plain checkpoints, monitored by a `StreamGuard`."""
 
 from collections.abc import Iterable
 from itertools import takewhile
@@ -26,19 +26,19 @@ _HOOK = "on_save_checkpoint"
 
 
 class BatchFormerCallback(L.Callback):
-    """Attaches at the start of `fit`, before the optimizers are made, and detaches at its end.
+    """Attaches at the start of `fit`, before the optimizers are created, and detaches at its end.
 
     Args:
-        model: name of the LightningModule's attribute that holds the network; None takes the LightningModule itself.
-        guard: watch the two streams in every `bf.TwoStreamLoss` that is an attribute of the LightningModule, and warn
-            once when the related one stays at chance. True takes a `bf.StreamGuard` for classes that are equally
-            frequent; for others, or with a warm-up, give one: `bf.StreamGuard(images_per_class, warmup=500)`.
-        keywords: what `batchformer.attach` takes: before, dim, heads, dropout, ...
+        model: name of the LightningModule's attribute that holds the network; None for the LightningModule itself.
+        guard: monitor the two streams in every `bf.TwoStreamLoss` that is an attribute of the LightningModule, and warn
+            once if the related one stays at chance. True uses a `bf.StreamGuard` for balanced classes; for imbalanced
+            classes, or a warm-up, pass your own: `bf.StreamGuard(images_per_class, warmup=500)`.
+        keywords: options of `batchformer.attach`: before, dim, heads, dropout, ...
 
     The loss in `training_step` must see both streams: `bf.TwoStreamLoss(criterion)(logits, y)`. The network must exist
-    when `fit` begins (built in `__init__`). Checkpoints hold the plain model, so they load without the callback too;
-    the module's own weights stand beside it and come back when `fit` goes on from such a checkpoint. Callbacks that
-    average weights (`EMAWeightAveraging`) copy the model when `fit` begins: name them after this one.
+    when `fit` starts (built in `__init__`). Checkpoints contain the plain model, so they also load without the
+    callback; the module's weights are stored separately and restored when `fit` resumes from such a checkpoint.
+    Callbacks that average weights (`EMAWeightAveraging`) copy the model when `fit` starts: list them after this one.
     """
 
     def __init__(self, model: str | None = "model", *, guard: bool | StreamGuard = True, **keywords: Any) -> None:

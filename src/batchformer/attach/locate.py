@@ -128,7 +128,7 @@ def block_paths(model: nn.Module, blocks: Sequence[int] | Literal["all"]) -> lis
             continue
         return _numbered_children(model, name, blocks, "block")
     raise UserError(
-        f"{type(model).__name__} has no blocks in a well-known place: name them with after=[paths]; its parts are "
+        f"{type(model).__name__} has no blocks under a standard name: name them with after=[paths]; its submodules are "
         f"{', '.join(name for name, _ in model.named_children())}."
     )
 
@@ -141,7 +141,7 @@ def encoder_layer_paths(model: nn.Module, numbers: Sequence[int] | Literal["all"
         if f".{name}".endswith(".encoder.layers") and len(list(part.children()))
     ]
     if not found:
-        raise UserError(f"{type(model).__name__} has no encoder.layers: name the places with after=[paths].")
+        raise UserError(f"{type(model).__name__} has no encoder.layers: name submodules with after=[paths].")
     name = min(found, key=lambda name: name.count("."))
     return _numbered_children(model, name, numbers, "encoder layer")
 
@@ -198,11 +198,11 @@ def feature_from_tensor(x: Tensor, path: str, scoring: str) -> Feature:
 def feature_of_output(path: str, calls: Calls | None, dim: int | None, channels: Channels | None) -> Feature:
     """Width and layout of what a submodule gives."""
     if calls is None or not calls.begins:
-        raise UserError(f"{path!r} is never called in a forward: name a submodule that is (a list of layers is not).")
+        raise UserError(f"{path!r} is never called in a forward: name one that is (a list of layers is not).")
     x = calls.output
     if x is None:
         raise UserError(
-            f"{path!r} gives neither a tensor nor a tuple or list with one: attach after a part of it that does."
+            f"{path!r} returns neither a tensor nor a tuple or list with one: attach after a submodule that does."
         )
     if dim is not None and channels is not None:
         return Feature(dim, channels)

@@ -1,4 +1,4 @@
-"""What must be computed for each stream by itself: BatchNorm behind an insertion, and the loss inside a detector."""
+"""Computations done separately for each stream: BatchNorm after an insertion, and the loss inside a detector."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -19,7 +19,7 @@ _ROWS_SECOND = ("outputs_class", "outputs_coord")  # (decoder layer, batch, quer
 
 
 class SeparateNorm(InstanceForward):
-    """A BatchNorm behind the insertion: each stream by its own statistics; only plain rows move the running ones.
+    """A BatchNorm after the insertion: each stream has its own statistics; only plain rows update the running ones.
 
     Published code normalises both streams together (`batch_norm="joint"`): then plain rows are not what the plain model
     computes, and the running statistics, all that is left at test time, are those of a mixture.

@@ -1,4 +1,4 @@
-"""What `attach` puts on a model: points and plans, and what a plan must hold in dry runs with it in place."""
+"""Insertion points and plans, and the checks that a plan must pass in dry runs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +21,7 @@ IMAGES = 2  # of a dry run
 
 @dataclass(eq=False, repr=False)
 class Point:
-    """One place of insertion: the module, what was put on the submodules of `paths`, and the `site` where it relates.
+    """An insertion point: the module, the insertions on the submodules of `paths`, and the `site` where it is applied.
 
     The site counts the rows that left the module: the insertion itself, or the feature that several of them share.
     """
@@ -41,7 +41,7 @@ class Point:
 
 @dataclass
 class InsertionPlan:
-    """What `attach(after=...)` puts on a model.
+    """Everything that `attach(after=...)` adds to a model.
 
     The insertions and their paths, in the order the model calls them; the hook on the model's inputs; and `supports`,
     put on other submodules: those before the insertions compute the plain half only, and those behind keep the streams
@@ -60,7 +60,7 @@ class InsertionPlan:
 
 @contextmanager
 def plan_in_place(model: nn.Module, plan: InsertionPlan, **settings: Any) -> Iterator[None]:
-    """The hook, the insertions and the supports of the plan are on the model meanwhile, for a dry run."""
+    """Add the hook, the insertions and the supports of the plan to the model for a dry run."""
     modules = [one.module for one in plan.insertions]
     hook = model.register_forward_pre_hook(plan.input_hook, with_kwargs=True)
     try:
@@ -110,7 +110,7 @@ def check_apart(model: nn.Module, plan: InsertionPlan) -> None:
         rows, _plain_outputs(model, plan, torch.clone)
     ):  # else the model is never twice the same
         raise UserError(
-            f"{type(model).__name__} lets the images of a batch influence each other behind {plan.paths[0]!r}, so that "
+            f"{type(model).__name__} lets the images of a batch influence each other after {plan.paths[0]!r}, so that "
             f'its plain rows would change with the related ones: attach at a later submodule, or use streams="split" '
             f'or "single".'
         )

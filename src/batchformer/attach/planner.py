@@ -55,12 +55,12 @@ def points_before(
     `share`: several places with one module.
     """
     if not paths:
-        raise UserError("before=[] names no place: leave it out to find the classifier, or name a submodule.")
+        raise UserError("before=[] is empty: leave it out to find the classifier, or name a submodule.")
     for path in paths:
         if isinstance(get_submodule(model, path), nn.ModuleList | nn.ModuleDict):
             raise UserError(f"{path!r} is a list of layers, which is never called itself: name one of its layers.")
     if len({id(model.get_submodule(path)) for path in paths}) < len(paths):
-        raise UserError("before= names one submodule twice: name each place once.")
+        raise UserError("before= names one submodule twice: name each one once.")
     points: list[Point] = []
     for group, seen in _heads_by_feature(model, paths, example):
         shared = points[0].module if share and points else None
@@ -100,7 +100,7 @@ def _make_point(
     dim = dim if dim is not None else known.dim if known else None
     channels = channels or (known.channels if known else "last")
     if dim is None:
-        raise UserError(f"the width of what enters {paths[0]!r} is not known: pass dim=.")
+        raise UserError(f"the width of the input of {paths[0]!r} is not known: pass dim=.")
     if module is None:
         module = BatchFormer(dim, **keywords)
         _move_beside(module, [*layers, model])
@@ -209,11 +209,11 @@ def plan_after(
 
 def _named_submodules(model: nn.Module, paths: Sequence[str]) -> list[_NamedSubmodule]:
     if not paths:
-        raise UserError("after=[] names no place: name a submodule.")
+        raise UserError("after=[] is empty: name a submodule.")
     first_names = {module: name for name, module in model.named_modules()}
     layers = [_last_called(get_submodule(model, path)) for path in paths]
     if len(set(layers)) < len(layers):
-        raise UserError("after= names one submodule twice: name each place once.")
+        raise UserError("after= names one submodule twice: name each one once.")
     return [_NamedSubmodule(path, first_names[layer], layer) for path, layer in zip(paths, layers, strict=True)]
 
 

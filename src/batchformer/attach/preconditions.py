@@ -1,4 +1,4 @@
-"""Preconditions of attach: what is no model, models it cannot serve, and options that are wrong are refused first."""
+"""Preconditions of attach: refuse non-models, unsupported models and wrong options first."""
 
 import inspect
 from collections.abc import Mapping
@@ -52,19 +52,19 @@ def refuse_unknown_options(keywords: Mapping[str, Any]) -> None:
 
 
 def check_options(batch_norm: Any, channels: Any, **places: Any) -> None:
-    """At most one of before=, after=, blocks= and encoder_layers= says where the module goes."""
+    """At most one of before=, after=, blocks= and encoder_layers= may be given."""
     check_choice("batch_norm", batch_norm, get_args(BatchNormMode))
     if channels is not None:
         check_choice("channels", channels, get_args(Channels))
     if sum(place is not None for place in places.values()) > 1:
-        raise UserError("attach takes one of before=, after=, blocks= and encoder_layers=: choose one.")
+        raise UserError("attach takes only one of before=, after=, blocks= and encoder_layers=.")
 
 
 def check_before(model: nn.Module, **only_after: bool) -> None:
-    """Options that go with after= and its like are refused where the module goes before a layer; so are detectors."""
+    """Refuse options that need after= or similar if the module is inserted before a layer; and refuse detectors."""
     for name, given in only_after.items():
         if given:
-            raise UserError(f"{name}=True goes with after=, blocks= or encoder_layers=: leave it out.")
+            raise UserError(f"{name}=True needs after=, blocks= or encoder_layers=: leave it out.")
     if takes_padded_images(model) or isinstance(model._modules.get("bbox_predictor"), nn.Module):
         where = "encoder_layers=[0], as the paper does," if takes_padded_images(model) else "blocks=[0]"  # YOLOS
         raise UserError(

@@ -27,7 +27,7 @@ class MaskedAutoencoder(nn.Module):
     Args:
         encoder: a VisionTransformer of timm with position embeddings.
         decoder_dim, decoder_depth, decoder_heads: of the decoder; as published 512, 8 and 16.
-        mask_ratio: the part of the patches that is masked.
+        mask_ratio: fraction of masked patches.
     """
 
     decoder_positions: Float[Tensor, "1 tokens dim"]

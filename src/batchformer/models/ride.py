@@ -104,7 +104,7 @@ class RoutedExperts(ExpertNetwork):
 
     Args:
         top: how many of the largest logits the router reads (30 for CIFAR-100, 50 for ImageNet; at most the classes).
-        threshold: an image goes on while the router's probability is above this; 0 lets none leave early.
+        threshold: an image is passed on while the router's probability is above this; with 0 none exits early.
     """
 
     def __init__(

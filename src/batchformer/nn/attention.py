@@ -113,7 +113,7 @@ class BatchAttention(nn.Module):
             raise UserError(f"dim={dim!r} must be the width of the features, a whole number, 1 or more.")
         if not is_whole(heads) or dim % heads:
             raise UserError(
-                f"dim={dim} does not divide by heads={heads!r}: choose a number of heads among "
+                f"dim={dim} is not divisible by heads={heads!r}: choose heads from "
                 f"{[h for h in range(1, min(dim, 64) + 1) if dim % h == 0]}."
             )
         if group_size is not None and not is_whole(group_size):

@@ -16,32 +16,32 @@ from batchformer.parallel.members import SCOPES, Members, Scope
 
 
 class BatchFormer(nn.Module):
-    """Features of a mini-batch in, plain and related features out; in eval mode the identity.
+    """Maps the features of a mini-batch to plain and related features; in eval mode the identity.
 
     Algorithm 1 of the paper: in training `x` becomes `cat([x, encoder(x)])` along the batch axis and `y` becomes
     `cat([y, y])`; one classifier sees both. In eval mode `x` and `y` pass unchanged, so the module can be dropped.
-    The released code is the stock `TransformerEncoderLayer(dim, 4, dim, 0.5)`; BalancedSoftmax's copy stacks the
-    streams in the other order, which makes no difference to a mean over rows.
+    The released code uses torch's `TransformerEncoderLayer(dim, 4, dim, 0.5)`; the BalancedSoftmax code stacks the
+    streams in the opposite order, which does not change a mean over rows.
 
     Args:
         dim: width of a feature.
         heads: attention heads; must divide `dim`.
-        hidden_dim: width of the MLP; None means `dim` (the papers do not expand).
+        hidden_dim: width of the MLP; None means `dim`, as in the papers.
         dropout: on attention weights, MLP and residual branches.
         layers: encoder layers (the paper's appendix, Table 9 (arXiv: 19), finds no gain beyond one).
-        norm: "post" as published, "pre", or "relative", which trains at any depth (`BatchEncoderLayer`).
-        group_size: attend inside groups of this many samples (the papers' per-GPU batches on one device).
+        norm: "post" as published, "pre", or "relative", which trains at any depth (see `BatchEncoderLayer`).
+        group_size: attend within groups of this many samples (the papers' per-GPU batches on one device).
         streams: "duplicate" as published, "split" or "single"; see `batchformer.nn.streams`.
-        layer_scale: start of a learnt factor on both branches of each layer; None, as published, has no factor.
+        layer_scale: initial value of a learnt factor on both branches of each layer; None, as published, for no factor.
         variant: "published", or "stable" for insertions at many depths: norm="relative" unless norm= is given.
-        scope: "local", the batch of this process, as published; or "global", exactly the batch of all processes, in
-            training (docs/scale.md). `group_size` then means groups of that batch, in the order of the ranks.
-        process_group: with scope="global": which processes, as a group or a number of consecutive ones; None means all.
-        backend: what computes the attention: "triton" (our kernels), "sdpa" (torch's), "reference" (the definition, by
-            loops), or "auto", the fastest available one; `backend_used` tells which (docs/kernels.md).
-        memory: "lean" keeps the input of each layer alone and computes the layer again in the backward; or "fast".
+        scope: "local" attends over the batch of this process, as published; "global" over the batch of all processes,
+            in training (docs/scale.md). `group_size` then means groups of that batch, in rank order.
+        process_group: the processes for scope="global", as a group or a number of consecutive ranks; None means all.
+        backend: implementation of the attention: "triton" (our kernels), "sdpa" (torch's), "reference" (the definition
+            as loops), or "auto", the fastest available one; see `backend_used` and docs/kernels.md.
+        memory: "lean" saves only the input of each layer and recomputes the layer in the backward; or "fast".
 
-    Its state dict is that of `torch.nn.TransformerEncoder`; one of a bare `TransformerEncoderLayer` loads as well.
+    Its state dict is that of `torch.nn.TransformerEncoder`; one of a single `TransformerEncoderLayer` also loads.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class BatchFormer(nn.Module):
         if not is_whole(layers):
             raise UserError(f"layers={layers!r} must be 1 or more; to train without the module use `disabled()`.")
         if process_group is not None and scope == "local":
-            raise UserError('process_group= goes with scope="global": pass that too, or leave it out.')
+            raise UserError('process_group= needs scope="global": pass that too, or leave it out.')
         self.dim, self.streams = dim, streams
         self.scope, self.members = scope, Members(process_group)
         self.enabled = True
@@ -91,13 +91,13 @@ class BatchFormer(nn.Module):
 
     @property
     def active(self) -> bool:
-        """Whether rows are related: in training mode, unless disabled."""
+        """Whether the module relates rows: in training mode, unless disabled."""
         return self.training and self.enabled
 
     def backend_used(self) -> Choice:
-        """The backend `relate` uses under the current autocast, and why; `fused` where kernels run whole layers.
+        """The backend that `relate` uses under the current autocast, and why; `fused` if kernels run whole layers.
 
-        It depends on the device and type of the weights (under autocast on its type), not on the input.
+        It depends on the device and dtype of the weights (or the autocast dtype), not on the input.
         """
         weight = self._first_weight()
         choice = self.layers[0].backend_used(weight.new_empty(1, 1, self.dim))  # type: ignore[operator]
@@ -112,12 +112,12 @@ class BatchFormer(nn.Module):
         valid: Bool[Tensor, " batch *position"] | None = None,
         grid: tuple[int, int] | None = None,
     ) -> Float[Tensor, "batch *position dim"]:
-        """Only the related rows: the encoder over the batch axis, at each position by itself; any mode.
+        """The related rows only: the encoder over the batch axis, separately at each position; in any mode.
 
         Where `valid` is False the input passes unchanged, and nothing attends to it. `grid` is the height and width of
-        the map that flattened positions cover (of a map (batch, height, width, dim) it is known). It is not computed
-        with; with scope="global" processes compare it: position n of a 2 x 6 map is another place than position n of a
-        6 x 2 map.
+        the map that flattened positions cover (known for a map (batch, height, width, dim)). It is used only for a
+        check with scope="global": processes compare it, since position n of a 2 x 6 map is not position n of a 6 x 2
+        map.
         """
         if x.ndim < 2 or x.shape[-1] != self.dim:
             raise UserError(
@@ -125,8 +125,10 @@ class BatchFormer(nn.Module):
                 f"(batch, positions, {self.dim})."
             )
         if not x.is_floating_point():
-            raise UserError(f"BatchFormer relates features, and got {x.dtype}: pass floats, for example x.float().")
-        rows = x[:, None] if x.ndim == 2 else x.flatten(1, -2)  # with no row at all, too
+            raise UserError(
+                f"BatchFormer needs floating-point features and got {x.dtype}: pass floats, for example x.float()."
+            )
+        rows = x[:, None] if x.ndim == 2 else x.flatten(1, -2)  # also without rows
         if grid is None and x.ndim == 4:
             grid = (x.shape[1], x.shape[2])
         if not autocasts(x):
@@ -147,11 +149,11 @@ class BatchFormer(nn.Module):
             for layer in self.layers:
                 rows = layer(rows, valid)
             return rows
-        # Nothing to relate (one image, split). DDP still waits for a gradient of every weight: these are zeros.
+        # Nothing to relate (one image, split). DDP still expects a gradient of every weight: zeros.
         return rows + sum(weight.sum().to(rows.dtype) for weight in self.parameters())
 
     def _first_weight(self) -> Tensor:
-        # In FSDP's first version tensors stand in the place of parameters, unless use_orig_params is set.
+        # FSDP's first version replaces parameters by tensors, unless use_orig_params is set.
         weight = next(self.parameters(), None)
         return self.layers[0].norm1.weight if weight is None else weight  # type: ignore[return-value, union-attr]
 

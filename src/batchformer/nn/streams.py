@@ -1,12 +1,12 @@
-"""The two streams, and the only place that knows about halves.
+"""The two streams. No other code depends on which rows belong to which stream.
 
-In training the batch travels as two streams stacked on the batch axis: rows [0, B) are **plain**, rows [B, 2B) are
-**related**: they went through batch attention. Everything after the insertion is shared and sees 2B rows, the loss sees
-each target twice, metrics count the plain rows. At test time there is one stream and no module.
+In training the batch consists of two streams stacked on the batch axis: rows [0, B) are **plain**; rows [B, 2B) are
+**related**, that is, they went through batch attention. Everything after the insertion is shared and sees 2B rows, the
+loss sees each target twice, and metrics count the plain rows. At test time there is one stream and no module.
 
 `"duplicate"`  the papers (Algorithm 1): the batch is doubled.            B rows in, 2B out.
 `"split"`      the second half goes through the module, no extra cost.    B rows in,  B out.
-`"single"`     all rows go through it, none stays plain (the papers' ablation without shared classifier).
+`"single"`     all rows go through it (the papers' ablation without shared classifier).
 """
 
 import copy
@@ -29,18 +29,18 @@ def open_streams(x: Tensor, relate: Callable[[Tensor], Tensor], streams: Streams
         return relate(x)
     if streams == "split":
         plain = plain_count(x.shape[0], streams)
-        return torch.cat([x[:plain], relate(x[plain:])])  # with no row to relate, too: other processes may have some
+        return torch.cat([x[:plain], relate(x[plain:])])  # also without rows to relate: other processes may have some
     return torch.cat([x, relate(x)])
 
 
 def carry_streams(x: Tensor, relate: Callable[[Tensor], Tensor], streams: Streams) -> Tensor:
-    """A later insertion: plain rows stay, related rows are related once more."""
+    """A later insertion: plain rows pass unchanged, related rows go through the module again."""
     plain = plain_count(x.shape[0], streams)
     return torch.cat([x[:plain], relate(x[plain:])]) if plain else relate(x)
 
 
 def plain_count(rows: int, streams: Streams) -> int:
-    """How many rows of an output with so many are plain: the first ones."""
+    """Number of plain rows, which come first, in an output with this many rows."""
     if streams == "single":
         return 0
     return rows // 2 if streams == "duplicate" else (rows + 1) // 2
@@ -49,9 +49,9 @@ def plain_count(rows: int, streams: Streams) -> int:
 def plain_rows(outputs: T, streams: Streams = "duplicate") -> T:
     """The plain rows of every tensor in a tensor, tuple, list or dict.
 
-    The first tensor tells how many rows there are; tensors with another number of rows (an auxiliary head that branched
-    off before the streams opened), 0-d tensors and the rest pass as they are. With `streams="single"` there is no plain
-    stream: the outputs come back as they are.
+    The first tensor determines the number of rows. Tensors with another number of rows (from an auxiliary head that
+    branches off before the insertion), 0-d tensors and other values are returned unchanged, and so are all outputs with
+    `streams="single"`, which has no plain stream.
     """
     rows = count_rows(outputs)
     if streams == "single" or rows is None:
@@ -60,7 +60,7 @@ def plain_rows(outputs: T, streams: Streams = "duplicate") -> T:
 
 
 def related_rows(outputs: T, streams: Streams = "duplicate") -> T:
-    """The other rows: what `plain_rows` leaves out; with `streams="single"` all of them."""
+    """The rows that `plain_rows` leaves out; with `streams="single"` all rows."""
     rows = count_rows(outputs)
     if rows is None:
         return outputs
@@ -68,22 +68,22 @@ def related_rows(outputs: T, streams: Streams = "duplicate") -> T:
 
 
 def repeat_rows(values: T, rows: int) -> T:
-    """Every tensor with so many rows, twice over; the rest as it is."""
+    """Repeat every tensor with this many rows; other values are unchanged."""
     return _map_rows(values, lambda t: twice(t) if len(t) == rows else t)
 
 
 def resize_rows(values: T, count: int) -> T:
-    """The batch cut down to its first `count` rows, or filled up by starting over; what has no batch axis stays."""
+    """Truncate the batch to `count` rows, or repeat it cyclically; values without batch axis are unchanged."""
     rows = count_rows(values)
     return _map_rows(values, lambda t: t[torch.arange(count, device=t.device) % rows] if len(t) == rows else t)
 
 
 def repeat_targets(targets: T, outputs: Any) -> T:
-    """The targets, repeated where the outputs carry two streams.
+    """The targets, repeated if the outputs have two streams.
 
     Targets may be class ids (B,), soft labels (B, K), a list with one entry per image, or a dict (or tuple) of these;
-    what has no batch axis inside a dict (a number, a name) stays as it is.
-    The very same object comes back when there are as many as output rows, twice over when there are half as many.
+    values without a batch axis inside a dict (a number, a name) are unchanged. If there are as many targets as output
+    rows, the same object is returned; if there are half as many, they are repeated.
     """
     rows = count_rows(outputs)
     if rows is None:
@@ -144,7 +144,7 @@ def count_rows(outputs: Any) -> int | None:
 
 
 def _has_rows(value: Any) -> bool:
-    """Whether a value inside a dict or tuple has a batch axis; arrays of other libraries are refused, not passed by."""
+    """Whether a value inside a dict or tuple has a batch axis; arrays of other libraries count and are refused."""
     if isinstance(value, Tensor) or hasattr(value, "__array__"):
         return value.ndim > 0
     return isinstance(value, Mapping | list | tuple)

@@ -49,7 +49,9 @@ class TokenLayout:
                 raise UserError(f"there is no position {position}: the insertion has {self.positions}, counted from 0.")
             return numbers[0]
         if self.grid is None:
-            raise UserError(f"the {self.positions} positions of this insertion are no grid: give the number of one.")
+            raise UserError(
+                f"the {self.positions} positions of this insertion do not form a grid: give a position number."
+            )
         row, column = numbers
         if not (0 <= row < self.grid[0] and 0 <= column < self.grid[1]):
             raise UserError(
@@ -103,8 +105,8 @@ def token_grid(tokens: int, height: int, width: int, patch: tuple[int, int] = (1
     grid = _grid_like_image(tokens, height, width, exact=False)
     if grid is None:
         raise UserError(
-            f"{tokens} tokens make no grid that is shaped like an image of {height} x {width} pixels: pass grid=(rows, "
-            f"columns)."
+            f"{tokens} tokens do not form a grid with the aspect ratio of an image of {height} x {width} pixels: "
+            "pass grid=(rows, columns)."
         )
     return grid
 

@@ -1,4 +1,4 @@
-"""The loss over both streams, and a guard that warns once when nothing is learnt through the module."""
+"""The loss over both streams, and a guard that warns once if nothing is learnt through the module."""
 
 import math
 import warnings
@@ -22,16 +22,16 @@ WARNING = (
 
 
 class TwoStreamLoss(nn.Module):
-    """Any criterion on the outputs of an attached model: targets are repeated to match the rows.
+    """Applies any criterion to the outputs of an attached model, with targets repeated to match the rows.
 
-    `scale="mean"` is Algorithm 1: the criterion over the 2B rows stacked, so the mean of both streams.
-    `scale="released"` is what the released BalancedSoftmax code computes, L_related + L_plain + L_stacked, which for a
-    criterion that averages is 1.5 (L_plain + L_related): three times the mean. It multiplies the learning rate of
-    everything by three, in effect. Where there is one stream only (eval, baseline, `streams="single"`) both are the
-    criterion itself. A criterion with `reduction="none"` gives one value per image, the mean of its two rows. One that
-    compares rows or depends on their order (contrastive, JSD over augmentation splits) is no mean over rows: compute
-    that for each stream by itself (docs/attach.md). The criterion's own attributes are read and set through it, as
-    loops do that know their loss (fastai: `reduction`, `activation`, `decodes`).
+    `scale="mean"` is Algorithm 1: the criterion over all 2B rows, which is the mean of both streams.
+    `scale="released"` is what the released BalancedSoftmax code computes, L_related + L_plain + L_stacked. For a
+    criterion that averages this is 1.5 (L_plain + L_related), three times the mean, which in effect multiplies the
+    learning rate by three. With a single stream (eval, baseline, `streams="single"`) both are the criterion itself. A
+    criterion with `reduction="none"` returns one value per image, the mean of its two rows. A criterion that compares
+    rows or depends on their order (contrastive, JSD over augmentation splits) is not a mean over rows: compute it for
+    each stream separately (docs/attach.md). The criterion's attributes can be read and set through this object, as some
+    frameworks do (fastai: `reduction`, `activation`, `decodes`).
     """
 
     def __init__(self, criterion: Callable[[Any, Any], Tensor], scale: Literal["mean", "released"] = "mean") -> None:
@@ -39,13 +39,13 @@ class TwoStreamLoss(nn.Module):
         check_choice("scale", scale, ("mean", "released"))
         if isinstance(criterion, type) or not callable(criterion):
             raise UserError(
-                f"TwoStreamLoss needs something it can call with outputs and targets, got {criterion!r}: make the "
+                f"TwoStreamLoss needs something it can call with outputs and targets, got {criterion!r}: create the "
                 "criterion first, TwoStreamLoss(nn.CrossEntropyLoss())."
             )
         if any(kind.__name__ == "JsdCrossEntropy" for kind in type(criterion).__mro__):
             raise UserError(
                 "TwoStreamLoss cannot take JsdCrossEntropy, which cuts the rows into augmentation splits by their "
-                "place: compute it for each stream by itself, (loss(attachment.plain(logits), labels) + "
+                "place: compute it for each stream separately, (loss(attachment.plain(logits), labels) + "
                 "loss(attachment.related(logits), labels)) / 2."
             )
         self.scale = scale  # before the criterion, which may have a scale of its own
@@ -83,19 +83,19 @@ class TwoStreamLoss(nn.Module):
 
 
 def _criterion_of(loss: TwoStreamLoss) -> Any:
-    """The criterion, once there is one: neither while the loss is made nor while it is unpickled."""
+    """The criterion; None while the loss is being constructed or unpickled."""
     held = loss.__dict__
     return held.get("criterion", held.get("_modules", {}).get("criterion"))
 
 
 class StreamGuard:
-    """Compares the training losses of plain and related rows, and warns once when the related stream learns nothing.
+    """Compares the training losses of plain and related rows, and warns once if the related stream learns nothing.
 
-    Behind many stacked modules as published (post-LN, dropout 0.5) little of an image is left in its related row, so
-    the loss of these rows stays at that of a constant prediction for long, or for good: some runs recover and end
-    with equal losses of both streams, some do not (docs/stability.md). Meanwhile the shared blocks learn nothing
-    from them. The papers do not mention it and their code does not check. The sum of both losses falls as usual, and a
-    run that stays there is only a more expensive baseline.
+    After many stacked modules as published (post-LN, dropout 0.5), little information about an image is left in its
+    related row, so the loss of these rows stays at that of a constant prediction for a long time or permanently: some
+    runs recover and end with equal losses of both streams, others do not (docs/stability.md). Until then the shared
+    blocks learn nothing from them. The papers do not mention this and their code does not check it. The sum of both
+    losses decreases as usual, and a run that does not recover is only a more expensive baseline.
 
         guard = bf.StreamGuard(num_classes)
         for images, labels in loader:
@@ -106,15 +106,15 @@ class StreamGuard:
     CUDA graph call `add` inside and `tick` outside.
 
     Args:
-        classes: how many classes there are, or how many training images each has. It gives the loss of the best
-            constant prediction, the entropy of the labels: log(classes) where all are equally frequent, however the
+        classes: the number of classes, or the number of training images of each class. It determines the loss of the
+            best constant prediction, the entropy of the labels: log(classes) if all are equally frequent, even if
             labels are mixed or smoothed.
         every: steps between two checks; a check reads the mean losses of those steps.
         warmup: number of steps at the start that are not checked.
-        looks: number of checks in a row that must find the same.
-        at_chance: the related stream is at chance when its loss is at least this part of the constant prediction's.
-        has_learnt: the plain stream has learnt when its loss is at most this part of it. Once is enough while the
-            related one is at chance: what the related rows teach the shared blocks may spoil the plain ones again.
+        looks: number of consecutive checks that must agree.
+        at_chance: the related stream is at chance if its loss is at least this fraction of the constant prediction's.
+        has_learnt: the plain stream has learnt if its loss is at most this fraction of it. Once is enough while the
+            related stream is at chance, since the related rows may make the plain ones worse again.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class StreamGuard:
         self._steps_in_sums = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, so that a resumed run warns as one that was never stopped."""
+        """Plain numbers, so that a resumed run warns like an uninterrupted one."""
         sums = [0.0, 0.0] if self._sums is None else self._sums.tolist()
         return {
             "sums": sums,
@@ -219,5 +219,7 @@ def chance_loss(classes: int | Sequence[float]) -> float:
         counts = [as_number(count) for count in classes] if isinstance(classes, Iterable) else []
     total = sum(counts)
     if sum(count > 0 for count in counts) < 2 or not all(0 <= count < math.inf for count in counts):
-        raise UserError("StreamGuard needs two classes or more: give their number, or the training images of each.")
+        raise UserError(
+            "StreamGuard needs two or more classes: pass their number, or the number of training images of each."
+        )
     return -sum(count / total * math.log(count / total) for count in counts if count > 0)

@@ -39,8 +39,8 @@ GROUPS = (  # in the order they are listed; a group that is not named here comes
     "Detection, BatchFormerV2",
     "Panoptic segmentation, BatchFormerV2",
     "Hand meshes, BatchFormerV2",
-    "TransMix and the other ways of mixing, CIFAR-100",
-    "TransMix and the other ways of mixing, ImageNet",
+    "TransMix and other mixing methods, CIFAR-100",
+    "TransMix and other mixing methods, ImageNet",
 )
 NO_GROUP = "Without a group"
 _INHERITED = ("group", "needs", "small")

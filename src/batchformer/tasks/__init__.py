@@ -1,4 +1,4 @@
-"""One folder per family of tasks; each task is a LightningModule that follows the contract in `training.task`."""
+"""One folder per family of tasks; each task is a LightningModule derived from `training.task.Task`."""
 
 from batchformer.tasks.classification.options import DistillationOptions, InsertionOptions, MixOptions
 from batchformer.tasks.classification.task import Classification

@@ -1,1 +1,1 @@
-"""Code that all tasks share: the `Task` base class, optimizers, schedules, weight averaging, the captured step."""
+"""Code shared by all tasks: the `Task` base class, optimizers, schedules, weight averaging, the captured step."""

@@ -20,8 +20,8 @@ class SwadOptions:
     """SWAD (Cha et al., NeurIPS 2021); the names are those of the released code.
 
     Args:
-        n_converge: N_s of the paper: so many evaluations in a row without a lower loss make an optimum.
-        n_tolerance: N_e: so many evaluations in a row above the threshold end the valley.
+        n_converge: N_s of the paper: number of consecutive evaluations without a lower loss that define an optimum.
+        n_tolerance: N_e: number of consecutive evaluations above the threshold that end the valley.
         tolerance_ratio: r - 1 of the paper: how far the loss may rise above the optimum (0.2 for VLCS).
         released: average the segments that the released code averages (see `LossValley`).
     """
@@ -63,8 +63,8 @@ class LossValley:
     over segments, whatever their number of steps.
 
     Args:
-        weights: how often each segment counts, if the training ended now.
-        settled: the weights of so many segments from the first on do not depend on losses to come.
+        weights: weight of each segment if the training ended now.
+        settled: number of initial segments whose weights no longer depend on future losses.
         optimum: the segment t; None: not reached yet.
         threshold: l.
         dead: the evaluation at which the valley ended; None: it has not ended.

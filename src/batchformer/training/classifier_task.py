@@ -28,8 +28,8 @@ _BATCH = 64
 class ClassifierTask(NetworkTask):
     """Base class of classifiers: the loss over both streams, accuracies of the plain network, predictions as CSV.
 
-    A subclass gives, besides what `NetworkTask` requires, the loss of one stream (`build_criterion`), the metric
-    (`build_metric`) and `step`.
+    A subclass defines, in addition to what `NetworkTask` requires, the loss of one stream (`build_criterion`), the
+    metric (`build_metric`) and `step`.
     """
 
     data_class: ClassVar[type] = ClassificationData

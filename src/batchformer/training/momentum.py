@@ -69,13 +69,13 @@ class MomentumEncoder(nn.Module):
 class Queue(nn.Module):
     """The last `size` keys, first in first out, with their labels where there are classes.
 
-    It begins with random unit vectors and random labels, as in MoCo and PaCo (whose code normalises the initial queue
+    It starts with random unit vectors and random labels, as in MoCo and PaCo (whose code normalises the initial queue
     over the wrong dimension, and labels it from 1,000 classes on every data set).
 
     Args:
-        size: how many keys are kept; a multiple of the keys that are pushed at once.
+        size: number of keys; a multiple of the number pushed at once.
         dim: width of a key.
-        classes: labels of the first keys are drawn from so many; None keeps no labels.
+        classes: number of classes from which initial labels are drawn; None keeps no labels.
     """
 
     keys: Float[Tensor, "size dim"]
@@ -134,7 +134,7 @@ class ShuffledRows:
 
     BatchNorm normalises a key with the other images of its process. Where these are the images of the queries, their
     statistics tell which key belongs to which query, and the loss falls without anything being learnt. So the keys of
-    a process are computed for images of all processes, drawn anew in every step (He et al., 2020, section 3.3).
+    a process are computed for images of all processes, drawn again in every step (He et al., 2020, section 3.3).
 
     Args:
         rows: how many a process has; all have equally many.

@@ -28,22 +28,22 @@ from batchformer.training.weights import load_weights
 class NetworkTask(Task):
     """Base class: one network (`net`), with or without the module (`attachment`), from the same initial weights.
 
-    A subclass gives the network (`plain_net`) and the places of the module (`attach_to`). From `optimizer_options` and
-    `schedule_options` come the learning rate, and with `AdamWOptions` the optimizer too.
+    A subclass defines the network (`plain_net`) and the position of the module (`attach_to`). The learning rate is
+    given by `optimizer_options` and `schedule_options`, with `AdamWOptions` the optimizer too.
 
     Args:
         backbone: name of the network.
         backbone_args: passed on to it.
         method: "batchformer", or "baseline" for the same training without the module.
-        stream_loss: how the losses of both streams are put together.
-        seed: decides initial weights and what is random in a step.
+        stream_loss: how the losses of both streams are combined.
+        seed: determines initial weights and the random numbers of each step.
         channels_last: keep weights and images in channels-last layout.
         compile: on a CUDA device, torch.compile the network for training, and the extractor of Attentive CutMix;
             elsewhere no difference.
         cuda_graph: on a CUDA device, run each training step as one CUDA graph; elsewhere no difference. Not for
             detectors, whose boxes are matched on the host.
         swad: average the weights over the valley of the loss on `valley_set`, in tasks that name one, and evaluate the
-            average after the last step: `accuracy_swad` beside `accuracy`. null: no average.
+            average after the last step: `accuracy_swad` in addition to `accuracy`. null: no average.
     """
 
     #: the evaluation set whose loss determines what SWAD averages; not the one that results are about
@@ -106,10 +106,10 @@ class NetworkTask(Task):
 
     @abstractmethod
     def attach_to(self, net: nn.Module) -> Any:
-        """Put the module into the network and return the handle."""
+        """Attach the module to the network and return the handle."""
 
     def before_attach(self, net: nn.Module) -> None:
-        """Called before the module is attached: read here what must be known of the plain network."""
+        """Called before the module is attached, to read properties of the plain network."""
 
     def networks(self) -> list[nn.Module]:
         """The networks that a training step runs: what `compile` compiles."""

@@ -17,9 +17,9 @@ class OptimizerOptions:
     """SGD.
 
     Args:
-        lr: learning rate at its highest.
+        lr: peak learning rate.
         momentum: momentum.
-        weight_decay: of every parameter, the module's too, as released.
+        weight_decay: of every parameter, including the module's, as released.
         nesterov: Nesterov momentum.
         module_lr_factor: the module's learning rate is this times lr, at every epoch (0.1 as published).
     """
@@ -42,11 +42,11 @@ class AdamWOptions:
 
     Args:
         name: "adamw", "sgd" (with momentum 0.9, Nesterov) or "lars" (with momentum 0.9; biases and norms as in SGD).
-        lr: learning rate at its highest, for a batch of lr_per.
-        lr_per: lr is multiplied by the images of a step, over all devices, and divided by this (DeiT: 512); null: lr is
-            taken as it is.
+        lr: peak learning rate, for a batch of lr_per.
+        lr_per: lr is multiplied by the number of images per step, over all devices, and divided by this (DeiT: 512);
+            null: lr is not scaled.
         weight_decay: of the network's weights.
-        layer_decay: learning rate of each layer is this times that of the one behind it; null: one for all.
+        layer_decay: learning rate of each layer relative to the next one; null: the same for all.
         betas: adamw: its two.
         module_lr_factor: the module's learning rate is this times lr.
         module_weight_decay: of the module's weights; null: as the network's (the paper has 0.5 for DeiT-B on ImageNet).

@@ -22,11 +22,11 @@ class ModuleOptions:
         heads: attention heads; must divide the width of the features.
         hidden_dim: width of the module's MLP; null means the width of the features, as published.
         layers: encoder layers of one module.
-        group_size: attend inside groups of so many samples, as the per-GPU batches of the papers; null: whole batch.
-        streams: "duplicate" as published; "split" relates half of the batch; "single" relates all and shares nothing.
-        scope: "local" attends over the batch of each process, as published; "global" over that of all of them.
-        process_group: with scope global: over so many consecutive processes (the GPUs of a node, say); null: all.
-        backend: what computes the attention: "triton", "sdpa", "reference", or "auto", the fastest that applies.
+        group_size: attend within groups of this many samples (the papers' per-GPU batches); null: whole batch.
+        streams: "duplicate" as published; "split" sends half of the batch through the module, "single" all.
+        scope: "local" attends over the batch of each process, as published; "global" over the batch of all processes.
+        process_group: with scope global: number of consecutive processes (e.g. the GPUs of a node); null: all.
+        backend: implementation of the attention: "triton", "sdpa", "reference", or "auto", the fastest available one.
         memory: "lean" stores less and recomputes it in the backward; or "fast".
     """
 
@@ -65,10 +65,10 @@ class InnerModuleOptions(ModuleOptions):
     """Options of BatchFormerV2 inside a network. null: the default of the variant.
 
     Args:
-        share: one module at all places instead of one each (V2, Table 4); the places must be of one width.
+        share: one module for all insertion points instead of one each (V2, Table 4); they must have the same width.
         variant: "published", or "stable": trains after any number of blocks.
         dropout: on attention, MLP and residual branches.
-        norm: "post" as published, "pre", or "relative" (what "stable" takes).
+        norm: "post" as published, "pre", or "relative" (the default of "stable").
     """
 
     share: bool = False

@@ -1,4 +1,4 @@
-"""`Task`, the base class of all tasks: what a subclass implements, and what is done for it."""
+"""`Task`, the base class of all tasks: what a subclass implements and what the base class does."""
 
 import copy
 from abc import abstractmethod
@@ -32,28 +32,28 @@ class Task(L.LightningModule):
 
     A task implements:
 
-    - `build(data)`: networks, losses and metrics, from what the data declare about themselves (a `DataInfo`). It runs
-      once, on the CPU, with random numbers that depend on the seed alone. To build by hand, call `construct(data)`.
-    - `step(batch)`: a dict in (`images` or `views`, `labels`, `domains`, ...), a dict out: `loss`, which is minimised,
-      and whatever else is to be logged as `train/NAME`: a scalar is a mean over the batch, a vector has one entry per
-      sample.
-    - `evaluate(batch, name)`: update the metrics of that evaluation set with a batch; returns what is to be logged as
-      a mean over the set (`loss`), or None. `results(name)`: the measures of that set, and reset its metrics.
+    - `build(data)`: networks, losses and metrics, from the description of the data (a `DataInfo`). It runs once, on the
+      CPU, with random numbers that depend only on the seed. To build manually, call `construct(data)`.
+    - `step(batch)`: takes a dict (`images` or `views`, `labels`, `domains`, ...) and returns a dict with `loss`, which
+      is minimised, and other values to be logged as `train/NAME`: a scalar is a mean over the batch, a vector has one
+      entry per sample.
+    - `evaluate(batch, name)`: update the metrics of that evaluation set with a batch; returns values to be logged as a
+      mean over the set (`loss`), or None. `results(name)`: return the measures of that set and reset its metrics.
     - `measures`: the metrics of a run, with unit and direction; tables, verdicts and pages read only these.
-    - `configure_optimizers()`, and `learning_rate()` where it follows a schedule.
+    - `configure_optimizers()`, and `learning_rate()` if it follows a schedule.
 
     Optional: `prepare(batch, batch_idx)` (outside a captured step), `after_step()`, `plain_network()` (for
     export), `predict(...)`, `analyses`, `sections()`, `sampler(data)`, `training_loader(data)`.
 
-    Several optimizers that step in turn: set `automatic_optimization = False`, override `training_step` with
+    For several optimizers that step alternately, set `automatic_optimization = False`, override `training_step` with
     Lightning's manual optimisation, and pass the losses to `record`. Momentum encoders, queues and averages are
-    submodules and buffers of the task, and so in its checkpoints.
+    submodules and buffers of the task and therefore in its checkpoints.
 
-    Everything random is a function of the seed: the initial weights, and what is drawn in step k, of (seed, k). So a
-    run resumed from a checkpoint ends bit for bit like one that never stopped.
+    All random numbers are functions of the seed: those of the initial weights, and those of step k, of (seed, k). A run
+    resumed from a checkpoint therefore ends bit-identical to an uninterrupted one.
 
     Args:
-        seed: decides initial weights and what is random in a step.
+        seed: determines initial weights and the random numbers of each step.
         cuda_graph: on a CUDA device, run each training step as one CUDA graph; elsewhere no difference.
     """
 

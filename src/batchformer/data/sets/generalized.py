@@ -236,7 +236,7 @@ class AttributeFiles(AttributeData):
             require(content, source, "features", "labels", "att", *PARTS)
             values, attributes = content["features"].T, content["att"].T
             labels, *parts = (whole(content[name], name, source) - 1 for name in ("labels", *PARTS))
-            numbered = [f"class {k + 1}" for k in range(len(attributes))]  # FLO is found without names
+            numbered = np.array([f"class {k + 1}" for k in range(len(attributes))])  # FLO is distributed without names
             classes = class_names(content.get("allclasses_names", numbered))
         else:
             content, source = read_npz(features), str(features)

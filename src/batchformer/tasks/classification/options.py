@@ -19,17 +19,17 @@ _HEADS = 4
 class InsertionOptions(InnerModuleOptions):
     """How and where the module is attached.
 
-    Without blocks, after and before it is BatchFormer in front of the classifier; with blocks or after it is
-    BatchFormerV2 behind the named places. null: the default of the variant.
+    Without blocks, after and before: BatchFormer before the classifier. With blocks or after: BatchFormerV2 after the
+    named submodules. null: the default of the variant.
 
     Args:
         blocks: numbers of the blocks to insert the module after, counted from 0, or "all". The papers count from 1.
         after: the same by dotted names.
         before: dotted name of the submodule to insert the module before.
-        heads: attention heads; null takes the number the backbone has at the places (as the paper says; the released
-            code has 4), and 4 where it has none.
-        layer_scale: start of a learnt factor on both branches.
-        batch_norm: BatchNorm behind the place sees each stream by itself ("separate") or both ("joint", as published).
+        heads: attention heads; null: the backbone's number there (as in the paper; the released code has 4), or 4 if it
+            has none.
+        layer_scale: initial value of a learnt factor on both branches.
+        batch_norm: BatchNorm after the insertion sees each stream alone ("separate") or both ("joint", as published).
     """
 
     blocks: list[int] | Literal["all"] | None = None
@@ -47,26 +47,26 @@ class InsertionOptions(InnerModuleOptions):
 
 @dataclass
 class MixOptions:
-    """Mixing images and labels; with mixup and cutmix at 0 both stay as they are.
+    """Mixing images and labels; with mixup and cutmix at 0 nothing is mixed.
 
     Args:
-        method: "mixup-cutmix" (DeiT's, by timm's Mixup); "mixup" or "cutmix" alone; or what takes CutMix's place
+        method: "mixup-cutmix" (DeiT's, by timm's Mixup); "mixup" or "cutmix" alone; or a replacement for CutMix
             ("transmix", "attentive-cutmix", "saliencymix", "puzzlemix"; see `batchformer.mix`), with mixup beside it
             unless that is 0.
-        mixup: alpha of mixup; 0 switches it off.
-        cutmix: alpha of CutMix, or of what takes its place; 0 switches it off.
-        prob: how likely a batch is mixed at all.
-        switch_prob: where both are on, how likely CutMix, or what takes its place, is taken.
+        mixup: alpha of mixup; 0 turns it off.
+        cutmix: alpha of CutMix or its replacement; 0 turns it off.
+        prob: probability of mixing a batch.
+        switch_prob: if both are on, the probability of CutMix or its replacement.
         mode: one draw for the "batch" (DeiT), for each "pair" ("mixup-cutmix" only) or for each "elem".
         attention_weight: transmix: weight of the attention in the label, against that of the area.
-        block: transmix: whose attention, counted from 0 (the supplement's Table 1 counts from 1), or "rollout"; null:
-            the last block's.
+        block: transmix: block whose attention is used, from 0 (the supplement's Table 1 counts from 1), or "rollout";
+            null: the last block.
         extractor: attentive-cutmix: the frozen network, by its name in timm or else in torchvision; images are
             normalised for it.
         extractor_checkpoint: a local file with its weights (.pth, .safetensors); null takes the pretrained ones.
-        extractor_size: side of the images it gets; null: as they are.
-        transport: puzzlemix: move salient blocks to where they are seen.
-        transport_size: puzzlemix: side of the blocks that are moved, in pixels, where smaller than those of the mask.
+        extractor_size: side of its input images; null: not resized.
+        transport: puzzlemix: move salient blocks to visible positions.
+        transport_size: puzzlemix: side of the moved blocks in pixels, if smaller than those of the mask.
     """
 
     method: Literal["mixup-cutmix", "mixup", "cutmix", "transmix", "attentive-cutmix", "saliencymix", "puzzlemix"] = (

@@ -39,12 +39,12 @@ class Classification(ClassifierTask):
         method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how and where the module is attached.
         mix: mixup and CutMix, TransMix and the others.
-        label_smoothing: of the labels, also of mixed ones.
+        label_smoothing: of the labels, including mixed ones.
         distillation: DeiT's, for backbones with a distillation token.
         stream_loss: "mean" over the rows of both streams, or "released", three times that (see LongTailed).
         optimizer: AdamW, its learning rates and weight decays.
         schedule: warm-up and cosine.
-        ema: decay of a moving average of the weights, evaluated beside them (DeiT: 0.99996); null: none.
+        ema: decay of a moving average of the weights, which is evaluated too (DeiT: 0.99996); null: none.
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 

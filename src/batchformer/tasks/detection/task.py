@@ -47,7 +47,7 @@ class DetectorModuleOptions(InnerModuleOptions):
         encoder_layers: numbers of the encoder layers to insert the module after, counted from 0, or "all". The paper
             counts from 1: its L1 is 0, its L3-6 are 2, 3, 4, 5.
         mask_padding: padded positions of smaller images take no part; as published they do.
-        layer_scale: start of a learnt factor on both branches.
+        layer_scale: initial value of a learnt factor on both branches.
     """
 
     encoder_layers: list[int] | Literal["all"] = field(default_factory=lambda: [0])

@@ -16,14 +16,14 @@ class AlgorithmOptions:
     """The training objective of domain generalization.
 
     Args:
-        name: "erm" is cross entropy alone; the others add a penalty, or mix styles inside the network.
+        name: "erm" is only cross entropy; the others add a penalty, or mix styles inside the network.
         preset: default weights and annealing: those of "tll" or "domainbed".
         weight: of the penalty; null: that of the preset.
         anneal_steps: irm, vrex: steps with a weight of 1 before `weight` applies; null: that of the preset.
         reset_optimizer: irm, vrex: reset the moments after these steps, and with TLL's preset the schedule.
         mixed_domains: irm: cut the rows of both streams as the released code does, which mixes domains.
         both_streams: coral: covariances of plain and related rows together, as released; false: of plain rows.
-        layers: mixstyle: the stages behind which styles are mixed (the paper's for PACS; OfficeHome: the first two).
+        layers: mixstyle: the stages after which styles are mixed (the paper's for PACS; OfficeHome: the first two).
         chance: mixstyle: probability that a batch is mixed.
         alpha: mixstyle: both parameters of the Beta distribution.
     """
@@ -76,7 +76,7 @@ class AdaptOptions:
         weight: of the adversary's loss.
         bottleneck_dim: width of the bottleneck; null: 1024 for mdd, else 256.
         reversal: the coefficient of the reversed gradient approaches this; null: 0.1 for mdd, 1 for dann.
-        reversal_steps: in so many steps: coefficient 2 c / (1 + exp(-step / reversal_steps)) - c.
+        reversal_steps: time constant in steps of the coefficient 2 c / (1 + exp(-step / reversal_steps)) - c.
     """
 
     name: Literal["source_only", "dann", "mdd"] = "mdd"
@@ -107,7 +107,7 @@ class DomainOptimizerOptions:
             for TLL does without notice.
         schedule: "constant", "cosine" over all steps, "inverse": lr (1 + gamma step)^(-0.75), or "step": a tenth after
             four fifths of the steps (the baseline of Table 6).
-        gamma: inverse: how fast it falls.
+        gamma: inverse: rate of decay.
     """
 
     name: Literal["adam", "sgd"] = "sgd"

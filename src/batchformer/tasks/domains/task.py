@@ -36,9 +36,9 @@ class DomainTask(ClassifierTask):
         method: "batchformer", or "baseline" for the same training without the module.
         batchformer: how the module is attached.
         optimizer: optimizer and learning rate.
-        freeze_batch_norm: keep the statistics of the backbone's BatchNorm as they are in the initial weights.
-        judge_by: the accuracy that decides comparisons: after the "last" step, at the step best on "source" validation,
-            or of the weights averaged by "swad".
+        freeze_batch_norm: keep the BatchNorm statistics of the backbone's initial weights.
+        judge_by: the primary measure of comparisons: accuracy after the "last" step, at the best step on "source"
+            validation, or of the weights averaged by "swad".
         oracle: also report the best accuracy on the target over the steps (selected on test data).
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """

@@ -66,7 +66,7 @@ class AdamOptions:
     """Adam.
 
     Args:
-        lr: learning rate at its highest.
+        lr: peak learning rate.
         weight_decay: of all weights.
         betas: its two.
         module_lr_factor: the module's learning rate is this times lr.

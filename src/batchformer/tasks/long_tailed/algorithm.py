@@ -1,4 +1,4 @@
-"""The methods of long-tailed recognition behind one interface; this one is a single network with one loss."""
+"""The common interface of long-tailed methods, and the plain method: a single network with one loss."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -67,9 +67,10 @@ def build_criterion(loss: LossOptions, class_counts: Sequence[int], reduction: s
 class Algorithm(nn.Module):
     """A method of long-tailed recognition: network, losses of a step, optimizer, test-time logits.
 
-    `LongTailed` calls these and does the rest. This class is the plain method, one network with the loss of the recipe
-    over both streams; other methods override what they do differently. Parameters and buffers (momentum encoders,
-    queues) are part of the task's checkpoints. Methods get the task as an argument: the task owns its algorithm.
+    `LongTailed` calls these methods and does the rest. This class is the plain method, one network with the loss of the
+    recipe over both streams; other methods override what they do differently. Parameters and buffers (momentum
+    encoders, queues) are part of the task's checkpoints. Methods get the task as an argument: the task owns its
+    algorithm.
     """
 
     #: the measures of a run, in the order of the table
@@ -89,25 +90,25 @@ class Algorithm(nn.Module):
         return use_normed_classifier(net) if task.normed_classifier else net
 
     def attach_to(self, task: "LongTailed", net: nn.Module) -> Any:
-        """Put the module into the network and return the handle."""
+        """Attach the module to the network and return the handle."""
         return bf.attach(net, **asdict(task.module_options))
 
     def before_attach(self, task: "LongTailed", net: nn.Module) -> None:
-        """Called with the plain network, before the module is put in: with it or without, the same random numbers."""
+        """Called before the module is attached, so that random numbers are the same with and without it."""
 
     def networks(self, task: "LongTailed") -> list[nn.Module]:
         """The networks that a training step runs: what `compile` compiles."""
         return [task.net]
 
     def build(self, task: "LongTailed", data: DataInfo) -> None:
-        """Make parameters and buffers of the method's own; called once, after the network was built."""
+        """Create the method's own parameters and buffers; called once, after the network was built."""
 
     def criterion(self, task: "LongTailed", data: DataInfo) -> nn.Module:
         """The loss of one stream."""
         return build_criterion(task.loss_options, data.class_counts)
 
     def sampling_of(self, task: "LongTailed") -> Sampling:
-        """How training images are drawn: as the recipe says, else as the method has it."""
+        """How training images are drawn: as set in the recipe, else the method's default."""
         return task.sampling or self.sampling
 
     def sampler(self, task: "LongTailed", data: Any) -> Sampler | None:

@@ -1,4 +1,4 @@
-"""BALMS: Balanced Softmax with a sampler that is learnt, on frozen features or end to end.
+"""BALMS: Balanced Softmax with a learnt sampler, on frozen features or end to end.
 
 Ren et al., "Balanced Meta-Softmax for Long-Tailed Visual Recognition" (NeurIPS 2020), section 3.3 and Algorithm 1.
 """
@@ -39,11 +39,11 @@ class BalmsOptions:
         frozen: train a new classifier on the features of a trained network (see `decoupled`), as Ren et al. do; false:
             train the whole network.
         lr: learning rate of the sampler's logits, by Adam.
-        init_pow: the probabilities begin in proportion to n^-init_pow, for classes of n images; 0: all one half.
+        init_pow: the initial probabilities are proportional to n^-init_pow, for classes of n images; 0: all one half.
         meta_batch: images of a meta batch, of one process.
         meta_set: the set that meta batches are drawn from: "train", or the name of another set of the data that is not
             evaluated ("meta" of list files: `data.meta_list`).
-        meta_per_class: the meta set has so many images of every class, drawn by the seed; null: all there are.
+        meta_per_class: number of images per class in the meta set, drawn by the seed; null: all.
         meta_stream: with BatchFormer, the rows whose loss the sampler is to lower: "related" as released, or "plain",
             those that are tested.
     """

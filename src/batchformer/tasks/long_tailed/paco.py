@@ -29,16 +29,16 @@ class PacoOptions:
     """Parametric contrastive learning; the defaults are the published ones for CIFAR-100-LT.
 
     Args:
-        contrast: false trains with the balanced loss alone ("without PaCo loss", BatchFormer's appendix, Table 10): no
+        contrast: false trains with the balanced loss only ("without PaCo loss", BatchFormer's appendix, Table 10): no
             contrasts, projection, momentum encoder or queue, and one view.
         alpha: weight of every contrast of the anchor's class.
         beta: weight of the anchor's class logit.
         gamma: weight of the contrasts in the denominator.
         temperature: of the contrasts.
         dim: width of the projection.
-        queue: how many keys are kept: a multiple of the batch, over all processes.
+        queue: number of keys: a multiple of the batch, over all processes.
         momentum: of the momentum encoder.
-        related_keys: keys and queue hold the related rows of the momentum encoder too, not its plain rows alone.
+        related_keys: keys and queue also contain the related rows of the momentum encoder, not only its plain rows.
         trained_convolutions: submodule whose convolutions alone are trained, as released for Places-LT (layer4.2 of
             ResNet-152); null: all are.
     """
@@ -69,7 +69,7 @@ class PaCo(Algorithm):
     and the queue (`PaCoLoss`). At test time the plain network is left, with its classifier.
 
     BatchFormer: the appendix says that it is "in the query encoder, momentum encoder and prediction head" and shared
-    among these; there is no released code. Read so: one module, before the classifier. Its related rows are further
+    among these; there is no released code. Read so: one module, before the classifier. Its related rows are additional
     queries with the same labels, for classifier and projection; the loss is the mean of both streams, and the queries
     of a stream are contrasted within it. Keys and queue are plain rows; with `related_keys` the same module gives the
     keys a related row each, as the released code for MoCo-v2 does.

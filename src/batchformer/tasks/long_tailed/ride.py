@@ -33,21 +33,21 @@ class RideOptions:
     """RIDE; the loss of each expert is `model.loss` (ldam as published), its cosines times `model.loss.scale`.
 
     Args:
-        experts: how many; 2 to 4 are published, and 6 for a teacher.
-        width: channels of the experts' own stages, as a part of the backbone's.
+        experts: number of experts; 2 to 4 are published, and 6 for a teacher.
+        width: channels of the experts' own stages, as a fraction of the backbone's.
         diversity: factor of the distance between each expert and the mean, -0.45 for CIFAR; 0: none.
         temperature_factor: how much the temperature of that distance depends on the class, from
             `model.loss.reweight_epoch` on; 0.05 for CIFAR, 0.02 for ImageNet-LT, 0.015 for iNaturalist.
-        collaborative: one loss of the mean logits for all experts, in place of one for each (an ablation).
+        collaborative: one loss of the mean logits for all experts instead of one for each (an ablation).
         teacher_weight: of the distillation from a teacher, --init-from teacher=RUN: another RIDE network of this
             backbone and width, with any number of experts.
         teacher_temperature: of the distillation.
         times_experts: with a teacher, the whole loss times the number of experts, as RIDE's own code has it.
-        train: "experts", or "router": the experts are those of --init-from (or of the stage before) and stay as they
-            are.
+        train: "experts", or "router": the experts are those of --init-from (or of the previous stage) and do
+            not change.
         router_top: how many of the largest logits the router reads: 30 for CIFAR, 50 for ImageNet.
         pos_weight: of images that a further expert helps, in the loss of the router; more means more experts used.
-        threshold: an image goes on to the next expert while the router's probability is above this.
+        threshold: an image is passed to the next expert while the router's probability is above this.
     """
 
     experts: int = 3

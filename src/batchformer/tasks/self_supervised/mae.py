@@ -24,11 +24,11 @@ _EVALUATION_SEED = 0
 
 @dataclass
 class DecoderModuleOptions(InnerModuleOptions):
-    """Where BatchFormerV2 goes and how it is made. How many heads it has in MAE the paper does not say.
+    """Position and settings of BatchFormerV2. The paper does not give the number of heads for MAE.
 
     Args:
-        decoder_blocks: behind these blocks of the decoder, counted from 0, or "all" as published.
-        encoder_blocks: behind these blocks of the encoder besides.
+        decoder_blocks: after these blocks of the decoder, counted from 0, or "all" as published.
+        encoder_blocks: also after these blocks of the encoder.
     """
 
     decoder_blocks: list[int] | Literal["all"] = "all"
@@ -43,7 +43,7 @@ class DecoderOptions:
         dim: width of the decoder.
         depth: its blocks.
         heads: attention heads of a block.
-        mask_ratio: the part of the patches that is masked.
+        mask_ratio: fraction of masked patches.
         normalise_pixels: the targets of each patch have mean 0 and variance 1.
     """
 
@@ -57,7 +57,7 @@ class DecoderOptions:
 class MAE(Pretraining):
     """Trains a masked autoencoder; logs `train/loss loss_plain loss_related spread lr` and `val/linear knn loss`.
 
-    V2, Table 10: BatchFormerV2 behind every layer of the decoder. Masks and targets are those of both streams, and the
+    V2, Table 10: BatchFormerV2 after every layer of the decoder. Masks and targets are those of both streams, and the
     loss is the mean over them. At a position one image may show its patch where another is masked, so content of other
     images is visible to the related rows; at test time the encoder is the plain one. No code was released for it.
 

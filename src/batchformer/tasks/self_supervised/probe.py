@@ -29,7 +29,7 @@ class ProbeOptimizerOptions:
 
     Args:
         name: "sgd" with momentum (MoCo), or "lars" (MAE).
-        lr: learning rate at its highest, for a batch of lr_per. MoCo-v2: 30; MoCo-v3 and MAE: 0.1.
+        lr: peak learning rate, for a batch of lr_per. MoCo-v2: 30; MoCo-v3 and MAE: 0.1.
         lr_per: lr is multiplied by the images of a step, over all devices, and divided by this; null: taken as it is.
         momentum: momentum.
         weight_decay: of the classifier; none as published.

@@ -58,7 +58,7 @@ class CompositionalZeroShot(ClassifierTask):
         batchformer: how the module is attached.
         pairs: how pairs are scored.
         optimizer: learning rates.
-        judge_by: the measures that decide comparisons: of the "last" epoch, or of the one best on "val".
+        judge_by: the primary measures of comparisons: of the "last" epoch, or of the one best on "val".
         options: `seed`, `channels_last`, `compile` and `cuda_graph` (see `NetworkTask`).
     """
 

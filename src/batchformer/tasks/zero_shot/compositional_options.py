@@ -11,7 +11,7 @@ NEEDS_WORDS = ("cge", "compcos", "label_embedding")
 
 @dataclass
 class PairMethodOptions:
-    """How pairs are scored. What is not of the chosen method has no effect.
+    """How pairs are scored. Options of other methods have no effect.
 
     Args:
         name: "cge" (graph of words and pairs), "compcos" (cosines), "visual_product" (a classifier of attributes and

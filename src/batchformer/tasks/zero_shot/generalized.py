@@ -60,7 +60,7 @@ class GeneralizedZeroShot(SeenAndUnseen):
         linear: of the linear map.
         optimizer: of critic and generator.
         oracle: also report the epoch best on the test set, as the released code does.
-        seed: decides initial weights and what is random in a step.
+        seed: determines initial weights and the random numbers of each step.
         cuda_graph: on a CUDA device, run the steps of critic and generator as one CUDA graph each; elsewhere no
             difference.
     """

@@ -29,7 +29,7 @@ class GeneratorOptions:
     """Generator and critic, trained as in WGAN-GP.
 
     Args:
-        noise_dim: noise beside the attributes; null: as many numbers as there are attributes.
+        noise_dim: width of the noise; null: the number of attributes.
         width: hidden layer of the generator.
         critic_width: hidden layer of the critic.
         critic_steps: steps of the critic for each step of the generator.
