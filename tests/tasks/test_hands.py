@@ -170,13 +170,25 @@ class TestData:
         known = (made["joints"][:, 0] - made["joints"][:, 9]).norm(dim=1)
         assert all((known - length).abs().min() < 1e-5 for length in lengths)  # turning keeps lengths
 
+    def test_the_annotation_is_that_of_the_number_where_pictures_are_missing(self, tmp_path):
+        root = write_miniature("freihand", tmp_path / "data")
+        (root / "evaluation" / "rgb" / "00000001.jpg").unlink()
+        module = FreiHand(str(root), image_size=64, coarse=40, eval_batch_size=4)
+        module.setup()
+        found = next(iter(module.val_dataloader()))["joints"]
+        made = HandScenes(read_rig(), joints_of_freihand(), 64)(np.array([0, 2, 3]))["joints"]
+        torch.testing.assert_close(found, made, atol=1e-4, rtol=1e-4)
+
     def test_bad_folders_are_a_sentence_each(self, tmp_path):
         root = write_miniature("freihand", tmp_path / "data")
         extra = root / "evaluation" / "rgb" / "00000004.jpg"
         Image.new("RGB", (64, 64)).save(extra)
         with pytest.raises(UserError, match=r"00000004.jpg has none"):
             FreiHand(str(root)).setup()
-        extra.unlink()
+        extra.rename(extra.with_name("hand.jpg"))
+        with pytest.raises(UserError, match=r"hand.jpg is not named by the number"):
+            FreiHand(str(root)).setup()
+        extra.with_name("hand.jpg").unlink()
         (root / "training_xyz.json").write_text(json.dumps([[[0, 0, 0]] * 21]))
         with pytest.raises(UserError, match="do not belong together"):
             FreiHand(str(root)).setup()

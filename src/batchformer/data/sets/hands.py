@@ -198,8 +198,11 @@ class FreiHand(HandData):
             self.topology.vertices
         ):
             raise UserError(f"{root}/{part}_*.json do not belong together, or are not of a mesh as MANO's.")
-        if part == "evaluation" and len(paths) > count:
-            raise UserError(f"{folder} has {len(paths)} pictures and annotations for {count}: {paths[count]} has none.")
+        for path in map(Path, paths):
+            if not path.stem.isdecimal():
+                raise UserError(f"{path} is not named by the number of its annotation, as 00000012.jpg is.")
+            if part == "evaluation" and int(path.stem) >= count:
+                raise UserError(f"{folder} has pictures and {part}_xyz.json {count} annotations: {path.name} has none.")
         return paths, known
 
     def make_loader(self, name: str, training: bool) -> EpochLoader:
@@ -217,13 +220,14 @@ def _numbers(path: Path) -> np.ndarray:
 
 
 class HandSamples(AddressedSamples):
-    """FreiHAND's pictures; the pictures of other backgrounds have the annotation of the first ones, in order."""
+    """FreiHAND's pictures by their numbers; those of other backgrounds follow, with the annotations from the first on."""
 
     def __init__(
         self, paths: list[str], known: dict[str, np.ndarray], size: int, seed: int | None, mean: Any, std: Any
     ) -> None:
         super().__init__(seed)
         self.paths, self.known, self.size = np.array(paths), known, size
+        self.rows = [int(Path(path).stem) % len(known["K"]) for path in paths]  # by number: a copy may lack some
         self.normalize = v2.Normalize(list(mean), list(std))
 
     def __len__(self) -> int:
@@ -237,7 +241,7 @@ class HandSamples(AddressedSamples):
         return open_image(str(self.paths[index]))
 
     def _augment(self, index: int, stored: Image.Image, view: int) -> dict[str, Tensor]:
-        row = index % len(self.known["K"])
+        row = self.rows[index]
         camera, joints, vertices = (torch.from_numpy(self.known[name][row]) for name in ("K", "joints", "vertices"))
         projected = joints @ camera.T
         places = projected[:, :2] / projected[:, 2:] * (2 / stored.width) - 1
