@@ -15,7 +15,7 @@ from batchformer.errors import UserError
 from batchformer.nn.streams import count_rows, resize_rows
 
 _SIZES = (224, 32, 64, 299, 384, 28, 96, 128, 256, 160, 192, 288, 336, 448, 512)  # a wrong one is refused at once
-_PIXEL_MASK = "pixel_mask"  # the argument of transformers' detectors that marks image pixels
+_PIXEL_MASK = "pixel_mask"  # how transformers' detectors are told which pixels are image
 _ATTENTION_MASK, _TOKEN_TYPES = "attention_mask", "token_type_ids"  # what tokenizers give beside the token ids
 
 

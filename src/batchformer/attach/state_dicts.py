@@ -12,17 +12,17 @@ from batchformer.errors import UserError
 
 PREFIX = "batchformer"
 _OWN_KEY = re.compile(rf"(^|\.){PREFIX}\.\d+\.layers\.\d+\.")
-# What holds a model as its only child calls it so: torch.compile; FSDP; DDP, AveragedModel and timm's ModelEmaV3.
+# Attribute of the wrapped model in torch.compile; FSDP; DDP, AveragedModel and timm's ModelEmaV3.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "module")
 
 
 def plain_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict that was written while attached, without the module: it loads strictly into the stock model.
+    """Remove the module from a state dict saved while attached, so that it loads strictly into the plain model.
 
-    What wrappers add to the keys is taken away as well: `_orig_mod.` and `_fsdp_wrapped_module.` anywhere, `module.`
-    where all keys begin so (DDP and copies with averaged weights, whose counter `n_averaged` goes too). In a checkpoint
-    that holds state dicts among other things each of them is converted and the rest stays. That includes the state of
-    an optimizer, which still counts the module's parameters: make a new optimizer.
+    Prefixes of wrappers are removed too: `_orig_mod.` and `_fsdp_wrapped_module.` anywhere, `module.` if all keys start
+    with it (DDP and copies with averaged weights, whose counter `n_averaged` is also removed). In a checkpoint with
+    several state dicts each one is converted, and everything else is unchanged. That includes the optimizer state,
+    which still contains the module's parameters: create a new optimizer.
     """
     if not isinstance(state_dict, Mapping):
         raise UserError(
@@ -54,17 +54,17 @@ def _holds_weights(part: Any) -> bool:
 
 
 class _MissingKey(str):
-    """The name of a missing key; in the message of a strict load, which formats it, with what to do about it."""
+    """The name of a missing key; when formatted in the message of a strict load, it includes how to fix it."""
 
     def __format__(self, _: str) -> str:
         return (
             f"{self!s} (the file was written without the module: load it before attach, or with strict=False, which "
-            f"leaves the module as it is)"
+            f"leaves the module unchanged)"
         )
 
 
 def explain_missing(modules: nn.Module, incompatible: Any) -> None:
-    """A hook after loading: where a file has none of the module's weights, the error says what to do."""
+    """Hook after loading: if a file has none of the module's weights, the error says what to do."""
     missing = incompatible.missing_keys
     own = [number for number, key in enumerate(missing) if _OWN_KEY.search(key)]
     if own and len(own) == len(modules.state_dict()):
