@@ -59,8 +59,8 @@ class _CIFAR(ArrayData):
 
     files: ClassVar[_Files]
 
-    def __init__(self, root: str | None, download: bool, **options: Any) -> None:
-        super().__init__(root, **options)
+    def __init__(self, root: str | None, download: bool, batch_size: int = 512, **options: Any) -> None:
+        super().__init__(root, batch_size=batch_size, **options)
         self.download = download
 
     def prepare_data(self) -> None:
@@ -140,14 +140,12 @@ class _Complete(_CIFAR):
         download: bool = False,
         image_size: int = 32,
         augment: ArrayAugmentation = "randaugment",
-        batch_size: int = 512,
         eval_batch_size: int = 500,
         **options: Any,
     ) -> None:
         super().__init__(
-            root, download, image_size=image_size, augment=augment, batch_size=batch_size,
-            eval_batch_size=eval_batch_size, **options,
-        )  # fmt: skip
+            root, download, image_size=image_size, augment=augment, eval_batch_size=eval_batch_size, **options
+        )
 
 
 class _WithTail(_CIFAR):
@@ -159,13 +157,12 @@ class _WithTail(_CIFAR):
         imbalance: float = 100.0,
         download: bool = False,
         augment: ArrayAugmentation = "autoaugment-cutout",
-        batch_size: int = 512,
         eval_batch_size: int = 2000,
         **options: Any,
     ) -> None:
         super().__init__(
-            root, download, augment=augment, batch_size=batch_size, eval_batch_size=eval_batch_size,
-            image_size=None, statistics="data", erase_prob=0.0, augment_repeats=1, **options,
+            root, download, augment=augment, eval_batch_size=eval_batch_size, image_size=None, statistics="data",
+            erase_prob=0.0, augment_repeats=1, **options,
         )  # fmt: skip
         self.imbalance = imbalance
 
