@@ -475,12 +475,12 @@ CHECKS: dict[str, Callable[[Place, argparse.Namespace], Rows]] = {
 def page(record: dict[str, Any]) -> str:
     """The text of docs/reliability.md."""
     lines = [
-        "# It holds",
+        "# Reliability",
         "",
-        "What was tried and how often it held, by `make reliability` (`python -m benchmarks.reliability`). It writes",
-        "`benchmarks/results/reliability.json` and this page. All on a CPU, on embedded and generated data.",
+        "Stress tests and how often they passed, run by `make reliability` (`python -m benchmarks.reliability`), which writes",
+        "`benchmarks/results/reliability.json` and this page. All run on a CPU with embedded and generated data.",
         "",
-        "| what | tried | held | |",
+        "| test | runs | passed | |",
         "|---|---|---|---|",
     ]
     for name, row in record["rows"].items():
@@ -488,10 +488,10 @@ def page(record: dict[str, Any]) -> str:
         lines.append(f"| {name} | {row['tried']:,} | {row['held']:,} | {' '.join(text.replace('|', '/').split())} |")
     if mutants.RECORD.is_file():
         told = (
-            "Random faults put into the package, one at a time, and whether a test fails (`python -m",
-            "benchmarks.mutants`, `benchmarks/results/mutants.json`). Equivalent ones change nothing that could be",
-            "observed; they were judged by reading, the file says why. What had survived at first was given tests,",
-            "so a fresh draw does worse.",
+            "Random faults are inserted into the package, one at a time, to see whether a test fails (`python -m",
+            "benchmarks.mutants`, `benchmarks/results/mutants.json`). Equivalent faults change nothing observable; this was",
+            "judged by reading, and the file gives the reason. Tests were added for faults that survived at first, so a new",
+            "draw does worse.",
         )
         lines += ["", "## Would a test notice?", "", *told, "", mutants.table(json.loads(mutants.RECORD.read_text()))]
     return "\n".join(lines) + "\n"
