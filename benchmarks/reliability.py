@@ -477,8 +477,8 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# Reliability",
         "",
-        "Stress tests and how often they passed, run by `make reliability` (`python -m benchmarks.reliability`), which writes",
-        "`benchmarks/results/reliability.json` and this page. All run on a CPU with embedded and generated data.",
+        "Stress tests and how often they passed, run by `make reliability` (`python -m benchmarks.reliability`), which",
+        "writes `benchmarks/results/reliability.json` and this page. All run on a CPU with embedded and generated data.",
         "",
         "| test | runs | passed | |",
         "|---|---|---|---|",
@@ -489,9 +489,9 @@ def page(record: dict[str, Any]) -> str:
     if mutants.RECORD.is_file():
         told = (
             "Random faults are inserted into the package, one at a time, to see whether a test fails (`python -m",
-            "benchmarks.mutants`, `benchmarks/results/mutants.json`). Equivalent faults change nothing observable; this was",
-            "judged by reading, and the file gives the reason. Tests were added for faults that survived at first, so a new",
-            "draw does worse.",
+            "benchmarks.mutants`, `benchmarks/results/mutants.json`). Equivalent faults change nothing observable;",
+            "this was judged by reading, and the file gives the reason. Tests were added for faults that survived",
+            "at first, so a new draw does worse.",
         )
         lines += ["", "## Would a test notice?", "", *told, "", mutants.table(json.loads(mutants.RECORD.read_text()))]
     return "\n".join(lines) + "\n"
