@@ -484,14 +484,14 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# Reliability",
         "",
-        "What was tried and how often it held, by `make reliability` (`python -m benchmarks.reliability`). It writes",
-        "`benchmarks/results/reliability.json` and this page. All on a CPU, on embedded and generated data.",
+        "Stress tests and how often they passed, run by `make reliability` (`python -m benchmarks.reliability`), which",
+        "writes `benchmarks/results/reliability.json` and this page. All on a CPU, with embedded and generated data.",
         "",
-        "*Killed and resumed*: one training of the family, or `compare`, gets SIGKILL at a random moment and is",
-        "resumed, until it ends; then it is begun anew, until there were 20 kills. They held when every training came",
-        "through to the weights and measures, bit for bit, of one that was never killed.",
+        "*Killed and resumed*: a training of the family, or `compare`, gets SIGKILL at a random moment and is resumed,",
+        "until it ends; then it starts again, until there were 20 kills. It passes if every training ends with the",
+        "weights and measures, bit for bit, of one that was never killed.",
         "",
-        "| what | tried | held | |",
+        "| test | runs | passed | |",
         "|---|---|---|---|",
     ]
     for name, row in record["rows"].items():
@@ -499,20 +499,22 @@ def page(record: dict[str, Any]) -> str:
         lines.append(f"| {name} | {row['tried']:,} | {row['held']:,} | {' '.join(text.replace('|', '/').split())} |")
     if mutants.RECORD.is_file():
         told = (
-            "Random faults put into the package, one at a time, and whether a test fails (`python -m",
-            "benchmarks.mutants`, `benchmarks/results/mutants.json`). Equivalent ones change nothing that could be",
-            "observed; they were judged by reading, the file says why.",
+            "Random faults are inserted into the package, one at a time, to see whether a test fails (`python -m",
+            "benchmarks.mutants`, `benchmarks/results/mutants.json`). Equivalent faults change nothing observable;",
+            "this was judged by reading, and the file gives the reason.",
         )
         faults = json.loads(mutants.RECORD.read_text())
         first, *others = (mutants.table(faults, seed) for seed in sorted({*map(mutants.seed_of, faults)}))
-        lines += ["", "## Would a test notice?", "", *told]
+        lines += ["", "## Mutation testing", "", *told]
         for table in others:
             lines += [
                 "",
-                "Drawn later, of faults that no test had been written for. Those not noticed then have tests now, so",
+                "A later draw, of faults for which no test had been written. Tests for those that were not noticed",
+                "have been added since, so judge by the share noticed when drawn:",
+                "",
+                table,
             ]
-            lines += ["the share to judge by is that of when they were drawn:", "", table]
-        lines += ["", "The first draw. Its survivors had been given tests before this table was made:", "", first]
+        lines += ["", "The first draw. Tests for its survivors were added before this table was made:", "", first]
     return "\n".join(lines) + "\n"
 
 

@@ -79,24 +79,22 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "", count: int =
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """The known names most like an unknown one.
+    """The known names most like an unknown one; of equals the first in the alphabet.
 
-    Whole names first; failing that, names whose last part resembles: ``epochs`` finds ``trainer.max_epochs``.
+    The last part of a dotted name counts most: ``heads`` finds ``model.batchformer.heads``, not ``run.threads``.
     """
-    names = sorted(set(known))
-    found = _alike(name, {candidate: candidate for candidate in names})
-    if not found:
-        by_last_part: dict[str, str] = {}
-        for candidate in names:
-            by_last_part.setdefault(candidate.rsplit(".", 1)[-1], candidate)
-        last = name.rsplit(".", 1)[-1].lstrip("-")
-        found = _alike(last, by_last_part)
-        found = found or [candidate for part, candidate in by_last_part.items() if last and last in part]
-    return found[:count]
+    last = _last_part(name).lstrip("-")
+    scores = {each: (_likeness(each, name), _likeness(_last_part(each), last)) for each in known}
+    alike = sorted(
+        (each for each, score in scores.items() if max(score) >= _ALIKE),
+        key=lambda each: (-scores[each][0] - 2 * scores[each][1], each),
+    )
+    return (alike or sorted(each for each in scores if last and last in _last_part(each)))[:count]
 
 
-def _alike(word: str, choices: dict[str, str]) -> list[str]:
-    """The most alike first; of equals the first in the alphabet (difflib alone gives the last: min before max)."""
-    scores = {choice: difflib.SequenceMatcher(None, choice, word).ratio() for choice in choices}
-    alike = sorted((choice for choice in choices if scores[choice] >= _ALIKE), key=lambda c: (-scores[c], c))
-    return [choices[choice] for choice in alike]
+def _last_part(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
+
+
+def _likeness(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, name, other).ratio()
