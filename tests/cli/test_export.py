@@ -15,6 +15,7 @@ from batchformer.cli.export_folder import _crop
 from batchformer.cli.export_network import answers_of, plain_network_of
 from batchformer.cli.finished_run import load_run
 from batchformer.data import DigitsLT, ImageFolders
+from batchformer.errors import UserError
 from batchformer.recipes import about
 
 from ..selection import others_slow
@@ -161,6 +162,14 @@ def test_what_differs_is_not_left(say, run, tmp_path, monkeypatch, kind):
     assert code == 2
     assert "does not reproduce the outputs of the trained network: they differ by" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_largest_difference_that_is_allowed_is_taken_and_a_larger_one_refused():
+    expected = torch.tensor([1e4])
+    plain = export_network.Plain(torch.nn.Identity(), (), [expected], "", "", "", {})
+    assert plain.difference([expected - 1], False, "the file") == 1.0 == export_network.TOLERANCE[False] * 1e4
+    with pytest.raises(UserError, match="the file does not reproduce"):
+        plain.difference([expected - 2], False, "the file")
 
 
 def test_without_the_data_random_images_are_compared_and_it_says_so(say, run, tmp_path):
