@@ -220,7 +220,7 @@ def _numbers(path: Path) -> np.ndarray:
 
 
 class HandSamples(AddressedSamples):
-    """FreiHAND's pictures by their numbers; those of other backgrounds follow, with the annotations from the first on."""
+    """FreiHAND's pictures by their numbers; those of other backgrounds follow, with the same annotations in order."""
 
     def __init__(
         self, paths: list[str], known: dict[str, np.ndarray], size: int, seed: int | None, mean: Any, std: Any
