@@ -151,7 +151,7 @@ class TestTopology:
         assert [tips[name] for name in tips if name.endswith("tip")] == [744, 320, 443, 555, 672]
         marker = tmp_path / "ran"
         file.write_bytes(b"cos\nsystem\n(S'touch " + str(marker).encode() + b"'\ntR.")
-        with pytest.raises(UserError, match=r"names os\.system"):
+        with pytest.raises(UserError, match=r"MANO_RIGHT\.pkl names os\.system"):
             mano_topology(file)
         assert not marker.exists()
 

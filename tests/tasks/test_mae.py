@@ -95,6 +95,8 @@ class TestModel:
             autoencoder(mask_ratio=1.0)
         with pytest.raises(UserError, match="leaves none"):
             autoencoder(mask_ratio=0.99)
+        with pytest.raises(UserError, match="images of 9 x 9 pixels are no whole patches of 2 x 2"):
+            MaskedAutoencoder(timm.create_model("vit_tiny_patch16_224", **{**SMALL, "img_size": 9}))
 
 
 class TestLoss:

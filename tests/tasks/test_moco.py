@@ -189,6 +189,12 @@ def test_what_cannot_work_is_refused():
     model.construct(data())
     with pytest.raises(UserError, match=r"model.contrast.queue 40 is no multiple of the 32 keys"):
         model.check_data(data())
+    with pytest.raises(UserError, match=r"data.batch_size=1 leaves MoCo nothing"):
+        model.check_data(DigitsLT(imbalance=1.0, batch_size=1))
+    vit = task(backbone="vit_tiny_patch16_224", backbone_args={**VIT, "img_size": 16})
+    vit.construct(data())
+    with pytest.raises(UserError, match=r"images of 16 x 16 pixels, and data.image_size is 8"):
+        vit.check_data(data())
     with pytest.raises(UserError, match=r"model.contrast.version"):
         task("v4")
     with pytest.raises(UserError, match=r"model.batchformer.before=encoder"):

@@ -59,6 +59,12 @@ class MaskedAutoencoder(nn.Module):
         self.kept = int(self.patches * (1 - mask_ratio))
         if self.kept < 1:
             raise UserError(f"mask_ratio={mask_ratio} leaves none of {self.patches} patches: mask fewer.")
+        size = tuple(side * patch for side, patch in zip(self.grid, self.patch, strict=True))
+        if (built := encoder.patch_embed.img_size) not in (None, size):
+            raise UserError(
+                f"images of {built[0]} x {built[1]} pixels are no whole patches of {self.patch[0]} x {self.patch[1]}: "
+                f"choose another img_size or patch_size."
+            )
         prefix, dim = encoder.num_prefix_tokens, encoder.embed_dim
         self.decoder_embed = nn.Linear(dim, decoder_dim)
         self.mask_token = nn.Parameter(torch.empty(1, 1, decoder_dim))

@@ -156,7 +156,7 @@ class _Plain(pickle.Unpickler):
             return _codecs.encode
         if module.split(".")[0] == "chumpy":
             return _Array
-        raise UserError(f"this file names {module}.{name}, which is not read: MANO's files hold arrays alone.")
+        raise UserError(f"names {module}.{name}, which is not read: MANO's files hold arrays alone.")
 
 
 class _Array:
@@ -177,8 +177,8 @@ def mano_topology(path: str | Path, coarse: int = 195) -> MeshTopology:
         vertices, faces = _plain_array(content["v_template"]), _plain_array(content["f"]).astype(np.int64)
         regressor = content["J_regressor"]
         regressor = regressor.toarray() if hasattr(regressor, "toarray") else _plain_array(regressor)
-    except UserError:
-        raise
+    except UserError as problem:
+        raise UserError(f"{path} {problem}") from None
     except OSError as problem:
         raise UserError(f"{path} cannot be read ({problem.strerror}): give MANO_RIGHT.pkl.") from None
     except (KeyError, TypeError, AttributeError, pickle.UnpicklingError, EOFError, IndexError, ValueError) as problem:

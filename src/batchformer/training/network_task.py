@@ -166,7 +166,8 @@ class NetworkTask(Task):
     def check_data(self, data: Any) -> None:
         """Refuse images of another size than the network's: timm's ViTs raise only at the first batch."""
         size = getattr(data, "image_size", None)
-        embedding: Any = getattr(getattr(self.net, "backbone", self.net), "patch_embed", None)
+        inside = getattr(self.net, "backbone", getattr(self.net, "encoder", self.net))
+        embedding: Any = getattr(inside, "patch_embed", None)
         built: Any = getattr(embedding, "img_size", None)
         if size is None or not getattr(embedding, "strict_img_size", False) or built in (None, (size, size)):
             return

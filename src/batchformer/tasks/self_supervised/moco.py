@@ -162,6 +162,8 @@ class MoCo(Pretraining):
 
     def check_data(self, data: Any) -> None:
         super().check_data(data)
+        if data.batch_size < 2:
+            raise UserError("data.batch_size=1 leaves MoCo nothing to normalise or tell apart in a batch: choose more.")
         if self.contrast.version == "v2":
             check_queue(self.contrast.queue, self._streams * data.batch_size, "model.contrast.queue")
 
