@@ -230,7 +230,7 @@ def table(record: dict[str, Any], seed: int) -> str:
         found = {"faults": 1, "equivalent": equivalent, "noticed when drawn": entry.get("at_first", False),
                  "noticed today": noticed, "not noticed": not (noticed or equivalent)}  # fmt: skip
         for room in (name.rpartition("-")[0], "all"):
-            counts.setdefault(room, Counter()).update(found)
+            counts.setdefault(room, Counter(dict.fromkeys(found, 0))).update(found)
     total = counts.pop("all")
     rows += [f"| {room} | {' | '.join(str(c[column]) for column in columns)} |"
              for room, c in [*counts.items(), ("all", total)]]  # fmt: skip

@@ -15,6 +15,7 @@ FAST = [  # each kernel, in one process
     "test_random_bits.py",
     "test_layer_kernels.py::test_work_done_in_pieces_by_several_programs_gives_the_same",
     "test_layer_kernels.py::test_a_sum_found_in_the_gradient_kernel_is_the_one_that_was_stored",
+    "test_layer_kernels.py::test_parts_of_very_many_lines_are_summed_as_short_ones_are",
 ]
 
 

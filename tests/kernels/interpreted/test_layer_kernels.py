@@ -311,3 +311,9 @@ def test_auto_never_runs_the_interpreter() -> None:
     layer, x = make(), torch.randn(5, 2, 32)
     layer.self_attn.backend = "auto"
     assert layer.backend_used(x).backend == "sdpa"
+
+
+def test_parts_of_very_many_lines_are_summed_as_short_ones_are() -> None:
+    parts = [torch.randn(rows._MANY_LINES + 1, 5), torch.randn(3, 7)]
+    for found, part in zip(rows.sum_lines(parts, [5, 7], torch.float32), parts, strict=True):
+        torch.testing.assert_close(found, part.sum(0))
