@@ -478,7 +478,7 @@ def page(record: dict[str, Any]) -> str:
         "# Reliability",
         "",
         "Stress tests and how often they passed, run by `make reliability` (`python -m benchmarks.reliability`), which",
-        "writes `benchmarks/results/reliability.json` and this page. All run on a CPU with embedded and generated data.",
+        "writes `benchmarks/results/reliability.json` and this page. All run on a CPU on embedded or generated data.",
         "",
         "| test | runs | passed | |",
         "|---|---|---|---|",
