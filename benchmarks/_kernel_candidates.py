@@ -106,7 +106,7 @@ class Bench:
         self.rows, self.residual, self.out = some(tokens, dim), some(tokens, dim), some(tokens, dim)
         self.vector, self.statistics = some(dim), some(tokens, 2, kind=torch.float32).abs()
         self.seed = torch.tensor([1234567890123], device=device)
-        self.problem = attention.problem_of(self.qkv, heads, None, 0.5)
+        self.problem = attention.problem_of(*self.qkv.shape, dtype, heads, None, 0.5)
         self.lse = torch.zeros(tokens * heads, device=device, dtype=torch.float32)
 
     def call(self, candidate: Candidate) -> Callable[[], Any]:

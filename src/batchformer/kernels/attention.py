@@ -38,32 +38,28 @@ class Problem(NamedTuple):
         return self.head**-0.5
 
 
+@lru_cache(maxsize=256)
 def problem_of(
-    qkv: Float[Tensor, "batch position 3*dim"], heads: int, group_size: int | None, dropout: float,
+    batch: int, positions: int, width: int, dtype: torch.dtype, heads: int, group_size: int | None, dropout: float,
     first_position: int = 0,
 ) -> Problem:  # fmt: skip
-    """The `Problem` of a call. `first_position`: offset of `qkv` in a tensor it is a slice of, for the dropout mask."""
-    return _problem(*qkv.shape, heads, group_size, dropout, first_position, qkv.element_size())
-
-
-@lru_cache(maxsize=256)
-def _problem(batch: int, positions: int, width: int, heads: int, group_size: int | None, dropout: float,
-             first_position: int, element_size: int) -> Problem:  # fmt: skip
+    """The `Problem` of a call with `qkv` of this width. `first_position`: offset in a tensor that it is a slice of, for
+    the dropout mask."""
     head, group = width // (3 * heads), min(group_size or batch, batch)
-    tiles = attention_tiles(group, head, element_size)
+    tiles = attention_tiles(group, head, dtype.itemsize)
     return Problem(batch, positions, heads, head, group, tiles, Drop.of(dropout), first_position)
 
 
 def forward(
-    problem: Problem, qkv: Float[Tensor, "batch position 3*dim"], valid: Bool[Tensor, "batch position"] | None,
+    problem: Problem, qkv: Float[Tensor, "*rows 3*dim"], valid: Bool[Tensor, "batch position"] | None,
     seed: Int[Tensor, " 1"] | None,
-) -> tuple[Float[Tensor, "batch position dim"], Float[Tensor, " ..."] | None]:  # fmt: skip
+) -> tuple[Float[Tensor, "*rows dim"], Float[Tensor, " ..."] | None]:  # fmt: skip
     """The mixed values, and the log-sum-exp of the unscaled scores, None where the backward does not need it."""
     it, tiles = problem, problem.tiles.forward
-    out = torch.empty((it.batch, it.positions, it.heads * it.head), dtype=qkv.dtype, device=qkv.device)
+    out = qkv.new_empty((*qkv.shape[:-1], it.heads * it.head))
     lse = None
     if not it.tiles.single:
-        lse = torch.empty(it.positions * it.heads * it.batch, dtype=torch.float32, device=qkv.device)
+        lse = qkv.new_empty(it.positions * it.heads * it.batch, dtype=torch.float32)
     blocks = -(-it.group // tiles.queries)
     _FORWARD(
         it.groups * it.positions * it.heads * blocks, (qkv, out, lse, valid, seed),
@@ -75,13 +71,14 @@ def forward(
 
 
 class Gradients(NamedTuple):
-    qkv: Float[Tensor, "batch position 3*dim"]
-    sums: list[Float[Tensor, "lines dim"]]  # of queries, keys and values: partial sums for the gradient of a bias
+    qkv: Float[Tensor, "*rows 3*dim"]
+    query_sums: Float[Tensor, "lines dim"] | None  # partial sums for the gradient of a bias; those of keys are zero
+    value_sums: Float[Tensor, "lines dim"] | None
 
 
 def backward(
-    problem: Problem, grad_out: Float[Tensor, "batch position dim"], qkv: Float[Tensor, "batch position 3*dim"],
-    out: Float[Tensor, "batch position dim"] | None, lse: Float[Tensor, " ..."] | None,
+    problem: Problem, grad_out: Float[Tensor, "*rows dim"], qkv: Float[Tensor, "*rows 3*dim"],
+    out: Float[Tensor, "*rows dim"] | None, lse: Float[Tensor, " ..."] | None,
     valid: Bool[Tensor, "batch position"] | None, seed: Int[Tensor, " 1"] | None, wants_sums: bool = False,
 ) -> Gradients:  # fmt: skip
     """The gradient of `qkv`. `out` and `lse` are needed only where a group does not fit one tile."""
@@ -91,7 +88,7 @@ def backward(
     each = it.groups * it.positions
     if it.tiles.single:
         tiles = it.tiles.backward_keys
-        query_sums, value_sums = (_lines(it, each, wants_sums, qkv) for _ in range(2))
+        query_sums, value_sums = _lines(it, each, wants_sums, qkv), _lines(it, each, wants_sums, qkv)
         _TILE(
             each * it.heads, (qkv, grad_out, grad_qkv, query_sums, value_sums, valid, seed),
             (it.batch, it.positions, it.heads, it.group, it.first_position, *scales),
@@ -116,15 +113,13 @@ def backward(
             (it.batch, it.positions, it.heads, it.group, blocks, it.first_position, *scales),
             (*_constants(it, qkv, valid, tiles), tiles.queries, tiles.keys), *tiles[2:],
         )  # fmt: skip
-    if query_sums is None or value_sums is None:
-        return Gradients(grad_qkv, [])
-    return Gradients(grad_qkv, [query_sums, query_sums[:0], value_sums])
+    return Gradients(grad_qkv, query_sums, value_sums)
 
 
 def _lines(problem: Problem, lines: int, wanted: bool, like: Tensor) -> Tensor | None:
     if not wanted:
         return None
-    return torch.empty((lines, problem.heads * problem.head), dtype=torch.float32, device=like.device)
+    return like.new_empty((lines, problem.heads * problem.head), dtype=torch.float32)
 
 
 def _constants(problem: Problem, qkv: Tensor, valid: Tensor | None, tiles: Tiles) -> tuple[int | bool | str, ...]:
@@ -153,7 +148,7 @@ class AttentionNode(torch.autograd.Function):
     def forward(ctx: Any, qkv: Tensor, valid: Tensor | None, seed: Tensor | None, heads: int, group_size: int | None,
                 dropout: float) -> Tensor:  # fmt: skip
         qkv = qkv.contiguous()
-        ctx.problem = problem_of(qkv, heads, group_size, dropout)
+        ctx.problem = problem_of(*qkv.shape, qkv.dtype, heads, group_size, dropout)
         mixed, lse = forward(ctx.problem, qkv, valid, seed)
         ctx.save_for_backward(qkv, None if ctx.problem.tiles.single else mixed, lse, valid, seed)
         return mixed

@@ -11,11 +11,11 @@ layer are summed in one launch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -120,16 +120,13 @@ def project_norm(
     settings: NormSettings,
     seed: Int[Tensor, " 1"] | None,
     piece: Piece,
-    dtype: torch.dtype,
+    out: Float[Tensor, "*rows dim"] | None = None,
     save: bool = True,
-    shape: torch.Size | None = None,
 ) -> Normed:
-    """LN(residual + dropout(mixed weight' + bias)), in `dtype`; allocated in `shape` where rows span several axes."""
-    branch = torch.mm(mixed, weight.t())
-    out = torch.empty(branch.shape if shape is None else shape, dtype=dtype, device=branch.device)
-    statistics = None
-    if save:
-        statistics = torch.empty((branch.shape[0], 2), dtype=torch.float32, device=branch.device)
+    """LN(residual + dropout(mixed weight' + bias)), written to `out` where that is given."""
+    branch = F.linear(mixed, weight)
+    out = torch.empty_like(branch) if out is None else out
+    statistics = branch.new_empty((branch.shape[0], 2), dtype=torch.float32) if save else None
     add_norm(branch, residual, bias, norm_weight, norm_bias, *settings, seed, piece, out, statistics)
     return Normed(out, branch, statistics)
 
@@ -175,7 +172,7 @@ def weight_gradient(
 def mlp_hidden(
     rows: Float[Tensor, "rows dim"], weights: MlpWeights, drop: Drop, seed: Int[Tensor, " 1"] | None, piece: Piece
 ) -> Float[Tensor, "rows hidden"]:
-    return relu_(torch.mm(rows, weights.weight1.t()), weights.bias1, drop, Site.HIDDEN, seed, piece)
+    return relu_(F.linear(rows, weights.weight1), weights.bias1, drop, Site.HIDDEN, seed, piece)
 
 
 def mlp_norm(
@@ -184,13 +181,12 @@ def mlp_norm(
     settings: NormSettings,
     seed: Int[Tensor, " 1"] | None,
     piece: Piece,
-    dtype: torch.dtype,
+    out: Float[Tensor, "*rows dim"],
     save: bool = True,
-    shape: torch.Size | None = None,
 ) -> tuple[Normed, Float[Tensor, "rows hidden"]]:
     hidden = mlp_hidden(rows, weights, settings.drop, seed, piece)
     normed = project_norm(hidden, rows, weights.weight2, weights.bias2, weights.norm_weight, weights.norm_bias,
-                          settings, seed, piece, dtype, save, shape)  # fmt: skip
+                          settings, seed, piece, out, save)  # fmt: skip
     return normed, hidden
 
 
@@ -207,8 +203,10 @@ def mlp_norm_gradients(
     rows: Float[Tensor, "rows dim"],
     hidden: Float[Tensor, "rows hidden"],
     total: Float[Tensor, "rows dim"],
-    statistics: Float[Tensor, "rows 2"] | None,
-    weights: MlpWeights,
+    known: Float[Tensor, "rows 2"] | Added,
+    weight1: Float[Tensor, "hidden dim"],
+    weight2: Float[Tensor, "dim hidden"],
+    norm_weight: Float[Tensor, " dim"],
     settings: NormSettings,
     seed: Int[Tensor, " 1"] | None,
     piece: Piece,
@@ -217,29 +215,27 @@ def mlp_norm_gradients(
     whole_grad: bool = False,
 ) -> MlpGradients:
     """Gradients of `mlp_norm`, in pieces where there are many rows. Those of the two weights are added to `summed`,
-    where given. Without `statistics`, `total` is hidden weight2' alone."""
+    where given. `total` and `known`: see `add_norm_gradients`; with `Added` the rows are a piece already."""
     into = torch.empty_like(rows)
     summed1, summed2 = summed
     lines1: Tensor | None = None
     lines2: Tensor | None = None
     count = rows.shape[0]
-    at_once = piece_length(count, rows.shape[1], FAST_ELEMENTS, ALIGNED_ROWS) if piece.stride == 0 else count
+    in_piece = isinstance(known, Added)
+    at_once = count if in_piece else piece_length(count, rows.shape[1], FAST_ELEMENTS, ALIGNED_ROWS)
     for start in range(0, count, at_once):
-        of = (grad, rows, hidden, total, into)
-        known = statistics
+        of = (grad, rows, hidden, total, known, into)
         if at_once < count:
-            of = tuple(t[start : start + at_once] for t in of)  # type: ignore[assignment]
-            known = None if statistics is None else statistics[start : start + at_once]
-        grad_, rows_, hidden_, total_, into_ = of
-        added = Added(rows_, weights.bias2, settings.eps) if known is None else known
-        got = project_norm_gradients(grad_, hidden_, total_, added, weights.weight2, weights.norm_weight,
-                                     settings, seed, piece.skip(start), into_, summed2, wants[1],
-                                     whole_grad, lines=lines2)  # fmt: skip
+            of = tuple(t[start : start + at_once] for t in of)  # type: ignore[assignment, misc]
+        grad_, rows_, hidden_, total_, known_, into_ = of
+        got = project_norm_gradients(grad_, hidden_, total_, known_, weight2, norm_weight, settings, seed,
+                                     piece.skip(start), into_, summed2, wants[1], whole_grad,
+                                     lines=lines2)  # fmt: skip
         summed2, lines2 = got.weight, got.lines
         lines1 = relu_gradient_(got.mixed, hidden_, settings.drop, lines1)
         if wants[0]:
             summed1 = weight_gradient(got.mixed, rows_, summed1)
-        into_.addmm_(got.mixed, weights.weight1)
+        into_.addmm_(got.mixed, weight1)
         del got
     assert lines1 is not None and lines2 is not None  # noqa: PT018
     return MlpGradients(into, summed1, summed2, lines1, lines2)
@@ -248,7 +244,8 @@ def mlp_norm_gradients(
 class VectorLines(NamedTuple):
     """Lines of partial sums for the gradients of the layer's vectors, one entry for each piece of the backward."""
 
-    in_bias: list[list[Tensor]]  # queries, keys, values
+    queries: list[Tensor]  # with the values, for the first bias: a bias of the keys has no effect
+    values: list[Tensor]
     norm1: list[Tensor]  # and the bias of the output projection
     bias1: list[Tensor]
     norm2: list[Tensor]  # and the second bias
@@ -258,9 +255,10 @@ def layer_gradients(
     matrices: list[Tensor | None], lines: VectorLines, dtypes: list[torch.dtype]
 ) -> list[Tensor | None]:
     """Gradients of the weights, in their order and types; `matrices`: of in, out, 1 and 2."""
-    parts = [_joined(part) for part in (*zip(*lines.in_bias, strict=True), lines.norm1, lines.bias1, lines.norm2)]
-    dim, hidden = parts[5].shape[1] // 3, parts[4].shape[1]
-    sizes = [3 * parts[0].shape[1], dim, dim, dim, hidden, dim, dim, dim]
+    queries, *others = [_joined(part) for part in lines]
+    parts = [queries, queries[:0], *others]
+    dim, hidden = queries.shape[1], parts[4].shape[1]
+    sizes = [3 * dim, dim, dim, dim, hidden, dim, dim, dim]
     one_type = dtypes[0] if dtypes.count(dtypes[0]) == len(dtypes) else torch.float32
     in_bias, norm1, shift1, out_bias, bias1, norm2, shift2, bias2 = sum_lines(parts, sizes, one_type)
     into, out, first, second = matrices
@@ -268,5 +266,5 @@ def layer_gradients(
     return [g if g is None or g.dtype == dtype else g.to(dtype) for g, dtype in zip(gradients, dtypes, strict=True)]
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -10,14 +10,13 @@ longer than the kernel. `Kernel` caches compiled kernels in a dictionary and cal
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-_stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # missing in a torch without CUDA
+_stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # missing in a torch without CUDA
 
 
 class Tiles(NamedTuple):
@@ -107,38 +106,34 @@ class Kernel:
 
     def __init__(self, kernel: Any) -> None:
         self.jit = kernel
-        self._compiled: dict[tuple[Any, ...], tuple[Any, Callable[..., None]]] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def __call__(
         self, programs: int, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...],
         constants: tuple[Any, ...], warps: int = 4, stages: int = 1, registers: int | None = None,
     ) -> None:  # fmt: skip
         device = tensors[0].get_device()  # type: ignore[union-attr]  # the first is always given
-        key = (device, constants, warps, stages, registers, *[None if t is None else t.dtype for t in tensors])
-        addresses = [None if t is None else t.data_ptr() for t in tensors]
+        kind: list[Any] = [device, constants, warps, stages, registers]
+        addresses: list[int | None] = []
         any_bits = 0
-        for address in addresses:
-            if address is not None:
+        for tensor in tensors:
+            if tensor is None:
+                kind.append(None)
+                addresses.append(None)
+            else:
+                address = tensor.data_ptr()
+                kind.append(tensor.dtype)
+                addresses.append(address)
                 any_bits |= address
         # An address that is not a multiple of 16 bytes needs a kernel of its own: rare, and left to Triton's lookup.
-        is_aligned = not any_bits & 15
-        if is_aligned:
-            known = self._compiled.get(key)
-            if known is not None:
-                known[1](programs, *addresses, *numbers, *constants)
-                return
+        is_aligned, key = not any_bits & 15, tuple(kind)
+        known = self._compiled.get(key) if is_aligned else None
+        if known is not None:  # on the current stream, without Triton's profiler hooks
+            _, run, function, metadata = known
+            run(programs, 1, 1, _stream_of(device), function, metadata, None, None, None, *addresses, *numbers,
+                *constants)  # fmt: skip
+            return
         limit = {} if registers is None else {"maxnreg": registers}
         compiled = self.jit[(programs,)](*tensors, *numbers, *constants, num_warps=warps, num_stages=stages, **limit)
         if compiled is not None and is_aligned:  # the interpreter returns None
-            self._compiled[key] = compiled, _launcher(compiled, device)
-
-
-def _launcher(compiled: Any, device: int) -> Callable[..., None]:
-    """A function that launches a compiled kernel on the current stream, without Triton's profiler hooks."""
-    run, function, metadata, stream_of = compiled.run, compiled.function, compiled.packed_metadata, _stream_of
-    assert stream_of is not None
-
-    def launch(programs: int, *arguments: Any) -> None:
-        run(programs, 1, 1, stream_of(device), function, metadata, None, None, None, *arguments)
-
-    return launch
+            self._compiled[key] = compiled, compiled.run, compiled.function, compiled.packed_metadata

@@ -8,6 +8,7 @@ on the place of an element in the whole tensor: both drop the same elements.
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -24,7 +25,7 @@ from batchformer.kernels.blocks import (
     project_norm_gradients,
     weight_gradient,
 )
-from batchformer.kernels.rows import Piece, take_piece, whole
+from batchformer.kernels.rows import Added, Piece, take_piece, whole
 
 
 class BackwardInfo(NamedTuple):
@@ -36,26 +37,35 @@ class BackwardInfo(NamedTuple):
     dtypes: list[torch.dtype]  # of the weights
 
 
+def _project(
+    x: Tensor, w: LayerWeights, settings: LayerSettings, first_position: int = 0
+) -> tuple[Tensor, Tensor, attention.Problem]:
+    """The rows of the input in the type of the products, their queries, keys and values, and the attention of these."""
+    batch, positions, dim = x.shape
+    rows = x.to(settings.dtype).view(-1, dim)
+    qkv = F.linear(rows, w.in_weight, w.in_bias)
+    problem = attention.problem_of(batch, positions, qkv.shape[1], settings.dtype, settings.heads, settings.group_size,
+                                   settings.dropout, first_position)  # fmt: skip
+    return rows, qkv, problem
+
+
 def fast_forward(
     x: Tensor, valid: Tensor | None, seed: Tensor | None, settings: LayerSettings, weights: LayerWeights
 ) -> tuple[Tensor, list[Tensor | None], BackwardInfo]:
     """The output, the tensors to save, and what else `fast_backward` takes."""
-    w, dim = weights.cast(settings.dtype), x.shape[2]
+    w = weights.cast(settings.dtype)
     x = x.contiguous()
-    rows = x.to(settings.dtype).view(-1, dim)
+    rows, qkv, problem = _project(x, w, settings)
     piece = whole(rows.shape[0])
-    qkv = torch.addmm(w.in_bias, rows, w.in_weight.t()).view(x.shape[0], x.shape[1], -1)
-    problem = attention.problem_of(qkv, settings.heads, settings.group_size, settings.dropout)
     mixed, lse = attention.forward(problem, qkv, valid, seed)
     attended, total1, statistics1 = project_norm(
-        mixed.view(-1, dim), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias, settings.norm1, seed, piece,
-        settings.dtype,
-    )  # fmt: skip
-    # Allocated in its final shape: autograd forbids in-place changes of a view that was made inside of a node.
-    (out, total2, statistics2), hidden = mlp_norm(
-        attended, w.mlp, settings.norm2, seed, piece, settings.out_dtype, shape=x.shape
+        mixed, x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias, settings.norm1, seed, piece
     )
-    saved = [rows, qkv, mixed, lse, total1, statistics1, attended, hidden, total2, statistics2, valid, seed, *w]
+    # Allocated in its final shape: autograd forbids in-place changes of a view that was made inside of a node.
+    out = torch.empty_like(x, dtype=settings.out_dtype)
+    (_, total2, statistics2), hidden = mlp_norm(attended, w.mlp, settings.norm2, seed, piece, out)
+    # Every second of the weights: the backward reads no bias.
+    saved = [rows, qkv, mixed, lse, total1, statistics1, attended, hidden, total2, statistics2, valid, seed, *w[::2]]
     return out, saved, BackwardInfo(settings, problem, x.dtype, [t.dtype for t in weights])
 
 
@@ -68,30 +78,30 @@ def fast_backward(
     """
     rows, qkv, mixed, lse, total1, statistics1, attended, hidden, total2, statistics2, valid, seed, *weights = saved
     saved.clear()
-    w, settings = LayerWeights(*weights), info.settings
-    piece = whole(rows.shape[0])
+    in_weight, out_weight, norm1_weight, weight1, weight2, norm2_weight = weights
+    settings, piece = info.settings, whole(rows.shape[0])
     mlp = mlp_norm_gradients(
-        grad.contiguous().view(rows.shape), attended, hidden, total2, statistics2, w.mlp, settings.norm2, seed, piece,
-        wants=(wants.weight1, wants.weight2),
+        grad.contiguous().view(rows.shape), attended, hidden, total2, statistics2, weight1, weight2, norm2_weight,
+        settings.norm2, seed, piece, wants=(wants.weight1, wants.weight2),
     )  # fmt: skip
     del attended, hidden, total2, statistics2
     # The gradient of the residual is written over the incoming one, where the types allow.
     into = mlp.rows if info.dtype == mlp.rows.dtype else torch.empty_like(mlp.rows, dtype=info.dtype)
     out = project_norm_gradients(
-        mlp.rows, mixed.view(rows.shape[0], -1), total1, statistics1, w.out_weight, w.norm1_weight, settings.norm1,
-        seed, piece, into, wants_weight=wants.out_weight,
+        mlp.rows, mixed, total1, statistics1, out_weight, norm1_weight, settings.norm1, seed, piece, into,
+        wants_weight=wants.out_weight,
     )  # fmt: skip
     del total1, statistics1
-    arrived, mixed = out.mixed.view(mixed.shape), None if info.problem.tiles.single else mixed
-    got = attention.backward(info.problem, arrived, qkv, mixed, lse, valid, seed, True)
-    of_out, lines = out.weight, VectorLines([got.sums], [out.lines], [mlp.lines1], [mlp.lines2])
-    del qkv, mixed, out, arrived
-    grad_qkv = got.qkv.view(rows.shape[0], -1)
-    of_in = weight_gradient(grad_qkv, rows) if wants.in_weight else None
+    mixed = None if info.problem.tiles.single else mixed
+    got = attention.backward(info.problem, out.mixed, qkv, mixed, lse, valid, seed, True)
+    assert got.query_sums is not None and got.value_sums is not None  # noqa: PT018
+    of_out, lines = out.weight, VectorLines([got.query_sums], [got.value_sums], [out.lines], [mlp.lines1], [mlp.lines2])
+    del qkv, mixed, out
+    of_in = weight_gradient(got.qkv, rows) if wants.in_weight else None
     grad_x = None
     if wants_x:
         grad_x = into.view(grad.shape)
-        _add_product_(grad_x, got.qkv, w.in_weight)
+        _add_product_(grad_x, got.qkv, in_weight)
     return grad_x, layer_gradients([of_in, of_out, mlp.weight1, mlp.weight2], lines, info.dtypes)
 
 
@@ -118,18 +128,19 @@ class FastLayer(torch.autograd.Function):
 def lean_forward(
     x: Tensor, weights: LayerWeights, settings: LayerSettings, valid: Tensor | None, seed: Tensor | None
 ) -> Tensor:
-    w, dim = weights.cast(settings.dtype), x.shape[2]
+    w = weights.cast(settings.dtype)
     x = x.contiguous()
-    qkv = torch.addmm(w.in_bias, x.to(settings.dtype).view(-1, dim), w.in_weight.t()).view(*x.shape[:2], -1)
-    problem = attention.problem_of(qkv, settings.heads, settings.group_size, settings.dropout)
+    rows, qkv, problem = _project(x, w, settings)
+    piece = whole(rows.shape[0])
+    del rows
     mixed, _ = attention.forward(problem, qkv, valid, seed)
     del qkv
-    piece = whole(x.shape[0] * x.shape[1])
-    attended = project_norm(mixed.view(-1, dim), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias,
-                            settings.norm1, seed, piece, settings.dtype, save=False).out  # fmt: skip
+    attended = project_norm(mixed, x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias, settings.norm1, seed,
+                            piece, save=False).out  # fmt: skip
     del mixed
-    normed, _ = mlp_norm(attended, w.mlp, settings.norm2, seed, piece, settings.out_dtype, save=False, shape=x.shape)
-    return normed.out
+    out = torch.empty_like(x, dtype=settings.out_dtype)
+    mlp_norm(attended, w.mlp, settings.norm2, seed, piece, out, save=False)
+    return out
 
 
 def lean_backward(
@@ -142,7 +153,7 @@ def lean_backward(
     at_once = blocks.piece_length(positions, batch * width, blocks.LEAN_ELEMENTS)
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     matrices: list[Tensor | None] = [None] * 4
-    lines = VectorLines([], [], [], [])
+    lines = VectorLines([], [], [], [], [])
     for start in range(0, positions, at_once):
         part = slice(start, min(start + at_once, positions))
         taken, seen = x, valid
@@ -161,43 +172,39 @@ def _piece_backward(
 ) -> list[Tensor | None]:  # fmt: skip
     """The backward of the positions `part`: `x` and `valid` hold these only, `grad` and `grad_x` all positions.
     Gradients of the matrices are added to `matrices`, lines appended to `lines`."""
-    batch, count, dim = x.shape
-    piece = Piece(count, grad.shape[1], part.start)
-    rows = x.to(settings.dtype).view(-1, dim)
-    qkv = torch.addmm(w.in_bias, rows, w.in_weight.t()).view(batch, count, -1)
-    problem = attention.problem_of(qkv, settings.heads, settings.group_size, settings.dropout, part.start)
+    piece = Piece(x.shape[1], grad.shape[1], part.start)
+    rows, qkv, problem = _project(x, w, settings, part.start)
     mixed, lse = attention.forward(problem, qkv, valid, seed)
     attended, total1, statistics1 = project_norm(
-        mixed.view(-1, dim), x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias, settings.norm1, seed, piece,
-        settings.dtype,
-    )  # fmt: skip
+        mixed, x, w.out_weight, w.out_bias, w.norm1_weight, w.norm1_bias, settings.norm1, seed, piece
+    )
     assert statistics1 is not None
     hidden = mlp_hidden(attended, w.mlp, settings.norm2.drop, seed, piece)
-    branch2 = torch.mm(hidden, w.weight2.t())
+    branch2 = F.linear(hidden, w.weight2)
     of_in, of_out, of_1, of_2 = matrices
-    mlp = mlp_norm_gradients(grad, attended, hidden, branch2, None, w.mlp, settings.norm2, seed, piece,
-                             (of_1, of_2), whole_grad=True)  # fmt: skip
-    del attended, hidden, branch2
-    out = project_norm_gradients(mlp.rows, mixed.view(-1, dim), total1, statistics1, w.out_weight, w.norm1_weight,
-                                 settings.norm1, seed, piece, grad_x, of_out, whole_into=True)  # fmt: skip
+    added = Added(attended, w.bias2, settings.eps2)
+    mlp = mlp_norm_gradients(grad, attended, hidden, branch2, added, w.weight1, w.weight2, w.norm2_weight,
+                             settings.norm2, seed, piece, (of_1, of_2), whole_grad=True)  # fmt: skip
+    del attended, hidden, branch2, added
+    out = project_norm_gradients(mlp.rows, mixed, total1, statistics1, w.out_weight, w.norm1_weight, settings.norm1,
+                                 seed, piece, grad_x, of_out, whole_into=True)  # fmt: skip
     del total1, statistics1
-    got = attention.backward(problem, out.mixed.view(mixed.shape), qkv, mixed, lse, valid, seed, True)
-    for known, new in ((lines.in_bias, [got.sums]), (lines.norm1, [out.lines]), (lines.bias1, [mlp.lines1]),
-                       (lines.norm2, [mlp.lines2])):  # fmt: skip
-        known.extend(new)  # type: ignore[arg-type]
-    grad_qkv = got.qkv.view(rows.shape[0], -1)
+    got = attention.backward(problem, out.mixed, qkv, mixed, lse, valid, seed, True)
+    for known, new in zip(lines, (got.query_sums, got.value_sums, out.lines, mlp.lines1, mlp.lines2), strict=True):
+        assert new is not None
+        known.append(new)
     _add_product_(grad_x[:, part], got.qkv, w.in_weight)
-    return [weight_gradient(grad_qkv, rows, of_in), out.weight, mlp.weight1, mlp.weight2]
+    return [weight_gradient(got.qkv, rows, of_in), out.weight, mlp.weight1, mlp.weight2]
 
 
 def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left @ right, in one pass where the types allow; a slice of positions is not contiguous."""
     if total.dtype != left.dtype:
-        total += left @ right
+        total += (left @ right).view(total.shape)
     elif total.is_contiguous():
-        total.view(-1, total.shape[2]).addmm_(left.view(-1, left.shape[2]), right)
+        total.view(left.shape[0], -1).addmm_(left, right)
     else:
-        total.baddbmm_(left, right.expand(left.shape[0], -1, -1))
+        total.baddbmm_(left.view(*total.shape[:2], -1), right.expand(total.shape[0], -1, -1))
 
 
 class LeanLayer(torch.autograd.Function):

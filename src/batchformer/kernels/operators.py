@@ -22,7 +22,7 @@ from batchformer.kernels.rows import sum_lines, whole
 def attention_operator(
     qkv: Tensor, valid: Tensor | None, seed: Tensor | None, heads: int, group_size: int, dropout: float
 ) -> tuple[Tensor, Tensor]:
-    problem = attention.problem_of(qkv, heads, group_size or None, dropout)
+    problem = attention.problem_of(*qkv.shape, qkv.dtype, heads, group_size or None, dropout)
     mixed, lse = attention.forward(problem, qkv.contiguous(), valid, seed)
     # zeros where nothing is saved: an operator has to return the same outputs on every call
     return mixed, qkv.new_zeros(_saved(qkv, heads), dtype=torch.float32) if lse is None else lse
@@ -43,7 +43,7 @@ def attention_backward(
     grad: Tensor, qkv: Tensor, mixed: Tensor, lse: Tensor, valid: Tensor | None, seed: Tensor | None, heads: int,
     group_size: int, dropout: float,
 ) -> Tensor:  # fmt: skip
-    problem = attention.problem_of(qkv, heads, group_size or None, dropout)
+    problem = attention.problem_of(*qkv.shape, qkv.dtype, heads, group_size or None, dropout)
     return attention.backward(problem, grad.contiguous(), qkv.contiguous(), mixed, lse, valid, seed).qkv
 
 
@@ -71,7 +71,7 @@ def project_norm_operator(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     how = norm_settings(eps, dropout, Site.ATTENDED)
     return _made(blocks.project_norm(mixed.contiguous(), residual.contiguous(), weight, bias, norm_weight, norm_bias,
-                                     how, seed, whole(mixed.shape[0]), mixed.dtype))  # fmt: skip
+                                     how, seed, whole(mixed.shape[0])))  # fmt: skip
 
 
 def _made(normed: blocks.Normed) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,8 +132,10 @@ def mlp_norm_operator(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     weights = MlpWeights(weight1, bias1, weight2, bias2, norm_weight, norm_bias)
     how = norm_settings(eps, dropout, Site.MLP)
-    normed, hidden = blocks.mlp_norm(rows.contiguous(), weights, how, seed, whole(rows.shape[0]), out_dtype)
-    out, total, statistics = _made(normed)
+    rows = rows.contiguous()
+    out = torch.empty_like(rows, dtype=out_dtype)
+    normed, hidden = blocks.mlp_norm(rows, weights, how, seed, whole(rows.shape[0]), out)
+    _, total, statistics = _made(normed)
     return out, hidden, total, statistics
 
 
@@ -156,10 +158,9 @@ def mlp_norm_backward(
     weight2: Tensor, bias2: Tensor, norm_weight: Tensor, norm_bias: Tensor, seed: Tensor | None, eps: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    weights = MlpWeights(weight1, bias1, weight2, bias2, norm_weight, norm_bias)
     how = norm_settings(eps, dropout, Site.MLP)
-    got = blocks.mlp_norm_gradients(grad.contiguous(), rows.contiguous(), hidden, total, statistics, weights, how, seed,
-                                    whole(rows.shape[0]))  # fmt: skip
+    got = blocks.mlp_norm_gradients(grad.contiguous(), rows.contiguous(), hidden, total, statistics, weight1, weight2,
+                                    norm_weight, how, seed, whole(rows.shape[0]))  # fmt: skip
     assert got.weight1 is not None and got.weight2 is not None  # noqa: PT018
     (of_bias,) = sum_lines([got.lines1], [bias1.shape[0]], torch.float32)
     return got.rows, got.weight1, of_bias, got.weight2, _three(got.lines2)

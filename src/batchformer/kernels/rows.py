@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
     def skip(self, rows: int) -> Piece:
         """The piece that starts `rows` later; only within one run."""
-        return self._replace(offset=self.offset + rows)
+        return Piece(self.period, self.stride, self.offset + rows)
 
 
 def whole(rows: int) -> Piece:
@@ -112,7 +112,7 @@ def add_norm_gradients(
         residual, bias, eps = known
     else:
         statistics, residual, bias, eps = known, None, None, 0.0
-    lines, adds = _lines(lines, rows, 3 * width, tiles, total.device)
+    lines, adds = _lines(lines, rows, 3 * width, tiles, total)
     programs = lines.shape[0]
     _ADD_NORM_BACKWARD(
         programs, (grad, total, statistics, residual, bias, weight, into, branch, lines, seed),
@@ -148,7 +148,7 @@ def relu_gradient_(
     kept elements are positive."""
     rows, width = hidden.shape
     tiles = row_tiles(width)
-    lines, adds = _lines(lines, rows, width, tiles, grad.device)
+    lines, adds = _lines(lines, rows, width, tiles, grad)
     programs = lines.shape[0]
     _RELU_BACKWARD(programs, (grad, hidden, lines), (rows, drop.scale, programs, adds),
                    (width, tiles.width, tiles.backward_rows), tiles.backward_warps)  # fmt: skip
@@ -161,18 +161,17 @@ def sum_lines(
     """Sum each part over its lines, all in one launch; the concatenated sums are split into `sizes`. A part without
     lines gives zeros."""
     parts = [part.sum(0, keepdim=True) if part.shape[0] > _MANY_LINES else part for part in parts]
-    widths = [part.shape[1] for part in parts]
-    out = torch.empty(sum(widths), dtype=dtype, device=parts[0].device)
-    missing = _PARTS - len(parts)
-    numbers = (*(part.shape[0] for part in parts), *(0,) * missing, *widths, *(0,) * missing)
+    lines, widths = zip(*[part.shape for part in parts], strict=True)
+    out = parts[0].new_empty(sum(widths), dtype=dtype)
+    missing = (0,) * (_PARTS - len(parts))
     # where there is no part there are no lines to read: any address will do
-    _SUM_LINES(sum(-(-width // _COLUMNS) for width in widths), (*parts, *parts[:1] * missing, out), numbers,
-               (_LINES, _COLUMNS), _SUM_WARPS)  # fmt: skip
-    return out.split(sizes)
+    _SUM_LINES(sum([-(-width // _COLUMNS) for width in widths]), (*parts, *parts[:1] * len(missing), out),
+               (*lines, *missing, *widths, *missing), (_LINES, _COLUMNS), _SUM_WARPS)  # fmt: skip
+    return torch.unsafe_split_with_sizes(out, sizes)
 
 
 def _lines(
-    given: Tensor | None, rows: int, width: int, tiles: RowTiles, device: torch.device
+    given: Tensor | None, rows: int, width: int, tiles: RowTiles, like: Tensor
 ) -> tuple[Float[Tensor, "lines width"], int]:
     """Buffer of one line per program, and 1 where it already holds sums to be added to.
 
@@ -180,8 +179,8 @@ def _lines(
     """
     if given is not None:
         return given, 1
-    programs = max(1, min(-(-rows // tiles.backward_rows), tiles.programs * _multiprocessors(device)))
-    return torch.empty((programs, width), dtype=torch.float32, device=device), 0
+    programs = max(1, min(-(-rows // tiles.backward_rows), tiles.programs * _multiprocessors(like.device)))
+    return like.new_empty((programs, width), dtype=torch.float32), 0
 
 
 @cache

@@ -129,11 +129,11 @@ class BatchEncoderLayer(nn.Module):
     def _why_not_fused(self, x: Tensor) -> str | None:
         if self.norm != "post" or self.scale1 is not None:
             return f"norm={self.norm!r}, or a layer scale, is not fused"
-        if type(self.self_attn) is not BatchAttention:  # wrapped, for example
-            return "a part of the layer was replaced"
         parts = self._parts()
-        if tuple(map(type, parts[1:])) != _PART_TYPES or any(part.bias is None for part in parts[1:]):
+        if tuple(map(type, parts)) != _PART_TYPES:
             return "a part of the layer was replaced"
+        if any(part._parameters.get("bias", part) is None for part in parts[1:]):
+            return "a part of the layer has no bias"
         if x.dtype != parts[1].weight.dtype and not autocasts(x):
             return "input and weights are of different types"
         if any(map(has_hooks, parts)):
@@ -141,29 +141,40 @@ class BatchEncoderLayer(nn.Module):
         return why_not_fused(parts[0].dim, parts[3].out_features)
 
     def _parts(self) -> tuple[Any, ...]:
-        """Attention, then its output projection and the rest in the order of `_PART_TYPES`."""
-        return self.self_attn, self.self_attn.out_proj, self.norm1, self.linear1, self.linear2, self.norm2
+        """In the order of `_PART_TYPES`; from `_modules`, as the attributes of a module are slow to look up."""
+        parts: Any = self._modules
+        attention = parts["self_attn"]
+        out_proj = attention._modules.get("out_proj")  # there is none in what wraps an attention
+        return attention, out_proj, parts["norm1"], parts["linear1"], parts["linear2"], parts["norm2"]
 
     def _fused(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        from batchformer.kernels.dispatch import LayerSettings, LayerWeights, encoder_layer
+        from batchformer.kernels import dispatch
 
-        attention, *others = self._parts()
+        attention, out_proj, norm1, linear1, linear2, norm2 = self._parts()
         dropout = self.dropout if self.training else 0.0
         autocast = torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
         # under autocast a LayerNorm gives single precision
         out_dtype = torch.float32 if autocast else x.dtype
-        eps = self.norm1.eps, self.norm2.eps
-        settings = LayerSettings(attention.heads, attention.group_size, dropout, *eps, dtype, out_dtype)
-        of_others = [getattr(part, name) for part in others for name in ("weight", "bias")]
-        weights = LayerWeights(attention.in_proj_weight, attention.in_proj_bias, *of_others)
-        return encoder_layer(x, weights, settings, valid, self.memory == "lean")
+        settings = dispatch.LayerSettings(
+            attention.heads, attention.group_size, dropout, norm1.eps, norm2.eps, dtype, out_dtype
+        )
+        weights = [_parameter(attention, "in_proj_weight"), _parameter(attention, "in_proj_bias")]
+        for part in (out_proj, norm1, linear1, linear2, norm2):
+            weights += _parameter(part, "weight"), _parameter(part, "bias")
+        return dispatch.encoder_layer(x, dispatch.LayerWeights(*weights), settings, valid, self.memory == "lean")
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}, dropout={self.dropout}"
 
 
-_PART_TYPES = (nn.Linear, nn.LayerNorm, nn.Linear, nn.Linear, nn.LayerNorm)
+_PART_TYPES = (BatchAttention, nn.Linear, nn.LayerNorm, nn.Linear, nn.Linear, nn.LayerNorm)
+
+
+def _parameter(module: nn.Module, name: str) -> Any:
+    """The attribute, looked up where modules keep parameters first; FSDP may put tensors in their place."""
+    found = module._parameters
+    return found[name] if name in found else getattr(module, name)
 
 
 def _size(x: Float[Tensor, "batch position dim"]) -> Float[Tensor, "batch position 1"]:
