@@ -510,8 +510,8 @@ def page(record: dict[str, Any]) -> str:
             lines += [
                 "",
                 "A later draw, of faults for which no test had been written. Tests for those that were not noticed",
-                "have been added since, so judge by the share noticed when drawn. Faults with slow tests are rarer here",
-                "than in the first draw, and for most of them the tests to run were chosen by reading the fault:",
+                "have been added since, so judge by the share noticed when drawn. Faults with slow tests are rarer",
+                "here than in the first draw, and for most of them the tests to run were chosen by reading the fault:",
                 "",
                 table,
             ]
