@@ -98,7 +98,7 @@ def test_unseen_classes_are_drawn_by_the_seed_or_named(command, birds, weights, 
     [
         (["--unseen", "4"], "--unseen 4 leaves 1 of 5 classes to train on"),
         (["--unseen", "0"], "at least two must be seen and one unseen"),
-        (["--unseen", "nobody.txt"], "nobody.txt cannot be read"),
+        (["--unseen", "nobody.txt"], "there is no file nobody.txt"),
         (["--unseen", "1", "--test-part", "1"], "--test-part above 0 and below 1"),
         (["--unseen", "1", "--backbone", "resnet1001"], "resnet1001"),
         (["--unseen", "1", "--weights", "nowhere.pth"], "there is no file nowhere.pth"),

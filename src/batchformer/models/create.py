@@ -52,7 +52,7 @@ def create_backbone(name: str, num_classes: int, **arguments: Any) -> nn.Module:
         ) from problem
     # huggingface_hub's and urllib's errors are OSErrors; a file of another kind than timm expects is a ValueError
     except (OSError, RuntimeError, ValueError) as problem:
-        if not arguments.get("pretrained"):
+        if isinstance(problem, UserError) or not arguments.get("pretrained"):
             raise
         raise UserError(
             f"the pretrained weights of {name} could not be loaded ({reason_of(problem)}): timm downloads them once; "
