@@ -251,7 +251,7 @@ def test_wrong_calls_say_what_to_do(arguments: dict[str, Any], says: str) -> Non
 
 
 def test_a_model_without_an_encoder_is_asked_for_paths() -> None:
-    with pytest.raises(UserError, match=r"Sequential has no encoder\.layers: name the places with after="):
+    with pytest.raises(UserError, match=r"Sequential has no encoder\.layers: name submodules with after="):
         bf.attach(nn.Sequential(nn.Linear(2, 2)), encoder_layers=[0])
 
 
@@ -261,7 +261,7 @@ def test_the_model_inside_is_refused_by_itself_in_training(kind: str) -> None:
     model, _, attachment = trained_pair(kind)
     images = batch(kind)["pixel_values"]
     inner = model.get_submodule(layer(kind).rsplit(".encoder", 1)[0])
-    with pytest.raises(UserError, match="forward cannot be called by itself in training"):
+    with pytest.raises(UserError, match="forward cannot be called on its own in training"):
         inner(images)
     with attachment.disabled():
         assert len(inner(images).last_hidden_state) == 2

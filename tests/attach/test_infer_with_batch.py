@@ -135,7 +135,7 @@ def test_features_come_in_both_streams_and_intermediates_are_refused_in_training
     model, x = vit().train(), images()
     attachment = bf.attach(model, blocks=[0], heads=3, dropout=0.0)
     torch.testing.assert_close(model.forward_head(model.forward_features(x)), model(x))
-    with pytest.raises(UserError, match="forward_intermediates cannot be called by itself in training"):
+    with pytest.raises(UserError, match="forward_intermediates cannot be called on its own in training"):
         model.forward_intermediates(x)
     with attachment.disabled():
         assert len(model.forward_intermediates(x)[0]) == 3
@@ -148,7 +148,7 @@ def test_features_of_a_model_with_doubled_input_are_refused_by_themselves_in_tra
     model, x = timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1), num_classes=5).train(), images()
     bf.attach(model, after="stages.1.blocks.0", heads=2)
     assert len(model(x)) == 6
-    with pytest.raises(UserError, match="forward_features cannot be called by itself in training"):
+    with pytest.raises(UserError, match="forward_features cannot be called on its own in training"):
         model.forward_features(x)
     assert len(model.eval().forward_features(x)) == 3
 
