@@ -173,7 +173,7 @@ QUESTIONS = (
             _module("DANN", "mnist-usps", "dann"),
             _module("MDD", "mnist-usps", "mdd"),
         ),
-        "The method of adaptation decides (MDD); the module is no replacement for it.",
+        "In adaptation the method decides (MDD); the module is no replacement for it.",
     ),
     Question(
         "classes",
