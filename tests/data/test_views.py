@@ -128,7 +128,7 @@ def test_files_have_an_augmentation_for_each_view(tmp_path):
     assert not torch.equal(plain, changed)
 
 
-@pytest.mark.parametrize(("views", "expected"), [(1, 2), (3, 3), (["shift", "none"], 2)])
+@pytest.mark.parametrize(("views", "expected"), [(None, 2), (3, 3), (["shift", "none"], 2)])
 def test_data_leave_the_number_of_views_to_the_task(views, expected):
     data = DigitsLT(batch_size=16, views=views)
     strategy = SimpleNamespace(root_device=torch.device("cpu"))

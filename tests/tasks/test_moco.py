@@ -191,6 +191,11 @@ def test_what_cannot_work_is_refused():
         model.check_data(data())
     with pytest.raises(UserError, match=r"data.batch_size=1 leaves MoCo nothing"):
         model.check_data(DigitsLT(imbalance=1.0, batch_size=1))
+    for version, views in (("v2", ["simclr"]), ("v3", 1), ("v3", 3)):
+        model = task(version)
+        model.construct(data())
+        with pytest.raises(UserError, match=r"trains on 2 with these settings: set data\.views to 2\."):
+            model.check_data(DigitsLT(imbalance=1.0, batch_size=16, views=views))
     vit = task(backbone="vit_tiny_patch16_224", backbone_args={**VIT, "img_size": 16})
     vit.construct(data())
     with pytest.raises(UserError, match=r"images of 16 x 16 pixels, and data.image_size is 8"):

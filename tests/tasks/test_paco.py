@@ -228,7 +228,12 @@ def test_mistakes_are_one_sentence():
     refused(r"model\.paco\.queue 20 is no multiple of the 8 keys .* choose 16 or 24", paco={"queue": 20})
     refused(r"no multiple of the 16 keys", paco={"queue": 24, "related_keys": True})
     refused(r"set data\.drop_last to true", data={"drop_last": False})
-    refused(r"data\.views names one, shift: add another", data={"views": ["shift"]})
+    refused(
+        r"data\.views=\['shift'\] gives 1 view of each image, and LongTailed trains on 2", data={"views": ["shift"]}
+    )
+    refused(r"data\.views=1 gives 1 view of each image.*: set data\.views to 2\.", data={"views": 1})
+    refused(r"data\.views=3 gives 3 views of each image", data={"views": 3})
+    refused(r"data\.views=2 gives 2 views .* trains on 1 with", algorithm="plain", data={"views": 2})
     refused(r"model\.loss\.name=ldam cannot be combined", loss={"name": "ldam"})
     refused(r"related_keys needs the module before the classifier", paco={"related_keys": True},
             batchformer={"before": "layer2.2.conv2"})  # fmt: skip

@@ -164,7 +164,17 @@ class NetworkTask(Task):
             self.backbone_args.pop(name, None)
 
     def check_data(self, data: Any) -> None:
-        """Refuse images of another size than the network's: timm's ViTs raise only at the first batch."""
+        """Refuse another number of views than the task's, and images of another size than the network's.
+
+        Both would raise only at the first batch (timm's ViTs for the size).
+        """
+        views = getattr(data, "views", None)
+        given = len(views) if isinstance(views, list) else views
+        if given not in (None, self.views):
+            raise UserError(
+                f"data.views={views} gives {given} view{'s' * (given != 1)} of each image, and {type(self).__name__} "
+                f"trains on {self.views} with these settings: set data.views to {self.views}."
+            )
         size = getattr(data, "image_size", None)
         inside = getattr(self.net, "backbone", getattr(self.net, "encoder", self.net))
         embedding: Any = getattr(inside, "patch_embed", None)

@@ -65,7 +65,7 @@ class Task(L.LightningModule):
     analyses: Sequence[str | Analysis] = ()
     #: base class of the data modules that a recipe of this task may name
     data_class: ClassVar[type] = L.LightningDataModule
-    #: how many views of each image a training batch holds, where the data leave that to the task (`data.views: 1`)
+    #: how many views of each image a training batch holds, where the data leave that to the task (`data.views: null`)
     views: int = 1
     #: whether it trains with `trainer.strategy fsdp`: see `batchformer.training.sharding`
     shardable: bool = False

@@ -51,7 +51,7 @@ class DataModule(L.LightningDataModule):
         augment_repeats: DeiT's repeated augmentation: above 1, each image comes that often in succession in the order,
             with a new augmentation each time; the epoch keeps its length, so it reads only that part of the images.
         views: above 1, training batches hold `views`, that many tensors, each augmented by itself, in place of
-            `images`; or a list with the augmentation of each view. 1 leaves the number to the task.
+            `images`; or a list with the augmentation of each view. null: as many as the task trains on.
         index: batches also hold `index`, the number of each sample in its set.
     """
 
@@ -85,12 +85,14 @@ class DataModule(L.LightningDataModule):
         eval_batch_size: int = 512,
         channels_last: bool = False,
         augment_repeats: int = 1,
-        views: int | list[str] = 1,
+        views: int | list[str] | None = None,
         index: bool = False,
     ) -> None:
         super().__init__()
         check_at_least(1, batch_size=batch_size, eval_batch_size=eval_batch_size)
-        check_at_least(1, augment_repeats=augment_repeats, views=views if isinstance(views, int) else len(views))
+        check_at_least(1, augment_repeats=augment_repeats)
+        if views is not None:
+            check_at_least(1, views=views if isinstance(views, int) else len(views))
         check_at_least(0, workers=workers)
         most = max(_MOST_WORKERS, os.cpu_count() or 1)
         if workers > most:  # every one is a process with its own copy of Python and torch

@@ -38,7 +38,7 @@ class ClassificationData(DataModule):
         """The augmentation of each view of a training image: those of `views`, or `augment` for all."""
         if isinstance(self.views, list):
             return self.views
-        return [self.augment] * (self.views if self.views > 1 else getattr(self._task(), "views", 1))
+        return [self.augment] * (getattr(self._task(), "views", 1) if self.views is None else self.views)
 
     def _check_views(self, known: Collection[str]) -> None:
         for name in self.views if isinstance(self.views, list) else ():

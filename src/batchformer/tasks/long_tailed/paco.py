@@ -139,9 +139,6 @@ class PaCo(Algorithm):
             return
         if not getattr(data, "drop_last", True):
             raise UserError("PaCo's queue needs batches of one size: set data.drop_last to true.")
-        named = getattr(data, "views", None)
-        if isinstance(named, list) and len(named) < 2:
-            raise UserError(f"PaCo needs two views of each image and data.views names one, {named[0]}: add another.")
         if hasattr(data, "batch_size"):
             rows = data.batch_size * (2 if self._relates_keys(task) else 1)
             check_queue(task.paco_options.queue, rows, "model.paco.queue")
