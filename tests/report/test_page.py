@@ -328,6 +328,15 @@ def test_of_a_section_one_run_of_every_variant_comes_first(tmp_path):
     assert found == ["mixstyle, glove", "mixstyle+batchformer, glove", "scratch, glove", "mixstyle, indoor"]
 
 
+def test_a_section_of_an_older_file_has_the_current_title(tmp_path):
+    old, new = pose(seeds=1)[:2]
+    old["sections"] = [{"title": "What is taken for what", "text": "old"}]
+    new["sections"] = [{"title": "Most frequent confusions", "text": "new"}]
+    page = page_of(tmp_path, [old, new])
+    assert page.count("<h3>Most frequent confusions</h3>") == 1
+    assert "taken for what" not in page
+
+
 def test_a_grid_is_coloured_by_its_values_and_framed_where_it_is_marked(tmp_path):
     results = pose(seeds=1)
     grid = {"rows": ["<wet>", "old", "empty"], "columns": ["dog", "cat", "none"], "marked": [[1, 0]],

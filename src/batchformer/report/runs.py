@@ -14,6 +14,7 @@ from batchformer.report.health import read_health
 
 _NO_RESULTS = ("compare.json", "pictures.json", "data-check.json")
 _REQUIRED = ("recipe", "variant", "seed", "metrics")
+_FORMER_TITLES = {"What is taken for what": "Most frequent confusions"}  # of sections in older files
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ def _sections(value: Any, file: Path) -> list[dict[str, Any]]:
         for name, group in _mapping(points.get("groups"), f"{where}: groups", file).items():
             if any(len(_numbers(point, f"{where}: {name}", file)) != 2 for point in _list(group, where, file)):
                 raise UserError(f"{file} has a {where} with a point of {name!r} that is not two numbers")
-    return sections
+    return [{**section, "title": _FORMER_TITLES.get(section["title"], section["title"])} for section in sections]
 
 
 def _main_picture(value: Any, file: Path) -> dict[str, Any]:
