@@ -45,6 +45,7 @@ def pages(tmp_path_factory):
             with_failures(result(recipe="many", classes=120), 120, matrix=False),
         ],
         "index": [made for k in range(6) for made in comparison(seeds=2, recipe=f"study-{k}", classes=10, epochs=5)],
+        "crowded": crowded(),
         "pose": pose(seeds=3) + comparison(seeds=2, recipe="digits-lt", classes=10),
     }
     for name, results in contents.items():
@@ -53,6 +54,22 @@ def pages(tmp_path_factory):
     put_streams(folder / "streams")
     write_report([folder / "streams"], folder / "streams.html")
     return folder
+
+
+def crowded():
+    """Eight variants and eight measures."""
+    keys = [f"measure {k}" for k in range(8)]
+    measures = [
+        {"key": key, "label": key, "unit": "%", "better": "higher", "primary": k == 0, "name": "", "note": ""}
+        for k, key in enumerate(keys)
+    ]
+    return [
+        result(
+            method=f"variant-{v}", variant=f"variant-{v}", reference="variant-0", seed=seed, measures=measures,
+            metrics={key: 50 + 3.0 * v + k + seed for k, key in enumerate(keys)}, main_picture={"bars": keys},
+        )
+        for v in range(8) for seed in range(2)
+    ]  # fmt: skip
 
 
 def far_apart(results):
@@ -135,6 +152,16 @@ def test_content_is_visible(visit):
     assert all(box["width"] > 300 and box["height"] > 100 for box in boxes)
     page.get_by_text("Every run").first.click()
     assert page.get_by_text("baseline, seed 2").first.is_visible()
+
+
+def test_a_tall_picture_stands_beside_two_others_and_stretches_none(visit):
+    page = visit("crowded")
+    blank = page.evaluate(
+        """() => [...document.querySelectorAll('.first > figure')].map(f => f.querySelector('figcaption')
+             .getBoundingClientRect().top - f.querySelector(':scope > svg').getBoundingClientRect().bottom)"""
+    )
+    assert len(blank) == 3
+    assert max(blank) < 150
 
 
 def test_a_link_of_the_navigation_leads_to_its_recipe(visit):

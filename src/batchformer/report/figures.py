@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from batchformer.metrics.measures import Measure
 from batchformer.report.charts import (
+    HEIGHT,
     NO_BOUNDS,
     Axis,
     Bounds,
@@ -33,7 +34,14 @@ class DrawnCurve(NamedTuple):
     start_left_out: bool
 
 
-def difference_chart(name: str, table: Comparison) -> str | None:
+class DrawnDifferences(NamedTuple):
+    """A picture, and whether it is much taller than a usual one."""
+
+    svg: str
+    tall: bool
+
+
+def difference_chart(name: str, table: Comparison) -> DrawnDifferences | None:
     """Difference of each variant to the reference as a dot with its interval, against the line of no difference.
 
     A row for each measure that has unit and direction of the primary one; with targets, one for each of them and for
@@ -50,7 +58,7 @@ def difference_chart(name: str, table: Comparison) -> str | None:
     label = with_unit(f"difference in {word}" if word else "difference", measure.points)
     x = linear_axis([*values, room, -room], label, within=within)
     height = len(rows)
-    chart = chart_of_rows(name, x, list(rows), 90 + max(40, 20 * len(table.others)) * height)
+    chart = chart_of_rows(name, x, list(rows), 90 + max(40, 13 * len(table.others)) * height)
     styles, digits = variant_styles(table.variants), table.digits(measure)
     for label, variant, difference in drawn:
         place = (table.others.index(variant) + 0.5) / len(table.others)
@@ -67,7 +75,8 @@ def difference_chart(name: str, table: Comparison) -> str | None:
         for label, variant, difference in drawn
     )
     minus = f"{shown_name(table.others[0])} minus " if len(table.others) == 1 else "to "
-    return chart.svg(f"Difference {minus}{table.reference} with 95 % interval", spoken)
+    svg = chart.svg(f"Difference {minus}{table.reference} with 95 % interval", spoken)
+    return DrawnDifferences(svg, chart.height > 1.5 * HEIGHT)
 
 
 def seeds_chart(name: str, rows: Mapping[str, Mapping[int, float]], measure: Measure, reference: str | None) -> Chart:

@@ -205,13 +205,14 @@ def _table(name: str, runs: Sequence[Run], table: Comparison, main_picture: str)
     helps = "the method helps" if table.is_default_pair else f"a variant is better than {table.reference}"
     side = "Right" if measure.gain(1.0) > 0 else "Left"
     told = f"Dot: mean over matched seeds; line: 95 % interval. {side} of zero: {helps}."
-    told += arrows(drawn)
+    told += arrows(drawn.svg)
     notes = ", ".join(f"{each.label}: {each.note}" for each in table.measures if each.note and not table.targets)
     told += f" {notes}." if notes else ""
     one = len(table.others) == 1
     minus = f", {shown_name(table.others[0])} minus {table.reference}" if one else f" to {table.reference}"
-    picture = figure(f"Difference{minus}", drawn, told, {} if one else legend(table))
     seeds = _every_seed(name, table) if len(table.shown) <= STYLES else ""  # else shown already
+    tall = drawn.tall and is_wide and bool(main_picture and seeds)
+    picture = figure(f"Difference{minus}", drawn.svg, told, {} if one else legend(table), tall)
     return f'<div class="grid first">{whole}{main_picture}{picture}{seeds}{more}</div>'
 
 

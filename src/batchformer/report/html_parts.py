@@ -25,10 +25,11 @@ _SAMPLES = {
 _MOST_BYTES = 4 * 2**20
 
 
-def figure(title: str, picture: str, caption: str, legend: Mapping[str, str] | None = None) -> str:
-    """A picture with its heading; `legend` maps a style of the marks to its name."""
+def figure(title: str, picture: str, caption: str, legend: Mapping[str, str] | None = None, tall: bool = False) -> str:
+    """A picture with its heading; `legend` maps a style of the marks to its name; `tall`: beside two other figures."""
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure><h4>{escape(title)}</h4>{legend_of(legend or {}, picture)}{picture}{below}</figure>"
+    kind = ' class="tall"' if tall else ""
+    return f"<figure{kind}><h4>{escape(title)}</h4>{legend_of(legend or {}, picture)}{picture}{below}</figure>"
 
 
 def missing(what: str, remedy: str) -> str:
