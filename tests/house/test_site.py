@@ -160,6 +160,9 @@ def test_pages_are_quiet_offline_and_no_wider_than_the_screen(browser, address, 
         assert [url for url in asked if not url.startswith((address, "data:"))] == [], name
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert page.locator("article h1").first.is_visible()
+        if size == "laptop":
+            cut = "[...document.querySelectorAll('article pre')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+            assert page.evaluate(cut) == 0, name
         backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         page.close()
     (background,) = backgrounds
