@@ -68,7 +68,11 @@ def test_settings_of_the_module_do_not_make_a_baseline_another_training(tmp_path
     assert caveats(load_runs([write(tmp_path / "a", results)])) == []
     results[-1]["config"]["model"]["lr"] = 0.5
     (told,) = caveats(load_runs([write(tmp_path / "b", results)]))
-    assert told == "The runs differ in more than method and seed: model.lr."
+    assert told == "The runs differ in more than method and seed: model.lr."  # which the others do not have
+    for each in results[:-1]:
+        each["config"]["model"]["lr"] = 0.1
+    (told,) = caveats(load_runs([write(tmp_path / "c", results)]))
+    assert told.endswith(": model.lr; to compare them, train them as variants: --variant NAME:model.lr=VALUE.")
 
 
 def test_variants_may_change_what_they_like_and_runs_of_one_may_not(tmp_path):

@@ -37,8 +37,13 @@ def test_a_run_given_twice_counts_once(tmp_path):
 def test_two_different_runs_of_one_seed_are_refused_with_both_names(tmp_path):
     write(tmp_path / "a", [result()])
     write(tmp_path / "b", [result(metrics={"all": 1.0})])
-    with pytest.raises(UserError, match=r"a/.*b/.*pass only one"):
+    with pytest.raises(UserError, match=r"a/.*b/.*pass only one of them$"):
         load_runs([tmp_path])
+    for name, algorithm in (("c", "plain"), ("d", "ride")):
+        write(tmp_path / name, [result(config={"model": {"algorithm": algorithm}, "run": {"threads": name}})])
+    words = r"\(they differ in model\.algorithm, run\.threads; .* --variant NAME:model\.algorithm=VALUE\)$"
+    with pytest.raises(UserError, match=words):
+        load_runs([tmp_path / "c", tmp_path / "d"])
 
 
 def test_numbers_that_are_not_finite_become_unknown(tmp_path):

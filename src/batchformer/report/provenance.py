@@ -129,12 +129,12 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     """Warnings about the comparison: anything that differs between the runs and should not."""
     found = []
     if {run.variant for run in runs} <= set(DEFAULT_PAIR):
-        if differing := _differing(runs):
-            found.append(f"The runs differ in more than method and seed: {', '.join(differing)}.")
+        if keys := differing(runs):
+            found.append(f"The runs differ in more than method and seed: {', '.join(keys)}{as_variants(runs, keys)}.")
     else:  # variants differ on purpose: only runs of the same one must have equal settings
         for variant in _variants(runs):
-            if differing := _differing([run for run in runs if run.variant == variant]):
-                found.append(f"Runs of {variant} differ in more than target and seed: {', '.join(differing)}.")
+            if keys := differing([run for run in runs if run.variant == variant]):
+                found.append(f"Runs of {variant} differ in more than target and seed: {', '.join(keys)}.")
     for key, word in (("device", "device"), ("versions", "versions"), ("epochs", "number of epochs")):
         if len({str(run.raw.get(key)) for run in runs}) > 1:
             found.append(f"The {word} is not the same in all runs.".replace("versions is", "versions are"))
@@ -161,7 +161,15 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def _differing(runs: Sequence[Run]) -> list[str]:
+def as_variants(runs: Sequence[Run], keys: Sequence[str]) -> str:
+    """How to compare runs that differ in these settings; empty where they differ by their version or trainer alone."""
+    settings = [flatten(run.raw.get("config")) for run in runs]
+    everywhere = [key for key in keys if all(key in each for each in settings)]
+    chosen = [key for part in ("model.", "data.") for key in everywhere if key.startswith(part)]
+    return f"; to compare them, train them as variants: --variant NAME:{chosen[0]}=VALUE" if chosen else ""
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
     """Settings that are not the same in all runs they matter to: a baseline has no module to be set."""
     found = []
     settings = [(has_module(run), flatten(run.raw.get("config"))) for run in runs]

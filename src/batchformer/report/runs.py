@@ -77,10 +77,7 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
         key = (run.recipe, run.variant, run.target or "", run.seed)
         twin = runs.setdefault(key, run)
         if twin is not run and twin.raw != run.raw:
-            raise UserError(
-                f"{twin.source} and {file} are different runs of the same recipe, variant, target and seed "
-                f"({run.recipe}, {run.name}): pass only one of them"
-            )
+            raise UserError(_twins(twin, run))
     if not runs:
         for place in places:
             if (place / "config.yaml").is_file():
@@ -97,6 +94,17 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
         return (run.recipe, *names, run.seed)
 
     return sorted(runs.values(), key=in_order)
+
+
+def _twins(one: Run, other: Run) -> str:
+    from batchformer.report.provenance import as_variants, differing  # which imports this file
+
+    text = (
+        f"{one.source} and {other.source} are different runs of the same recipe, variant, target and seed "
+        f"({one.recipe}, {one.name}): pass only one of them"
+    )
+    keys = differing([one, other])
+    return f"{text} (they differ in {', '.join(keys)}{as_variants([one, other], keys)})" if keys else text
 
 
 def _declared_order(folder: Path) -> list[str]:
