@@ -53,6 +53,36 @@ def test_maps_are_those_of_the_definition(attached):
     assert 0 <= found.min() <= found.max() <= 1
 
 
+class TwoExperts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList([network(), network()])
+        for layer in (self.experts[1][0], self.experts[1][4], self.experts[1][7]):
+            layer.reset_parameters()  # to others
+
+    def forward(self, images):
+        return torch.stack([expert(images) for expert in self.experts]).mean(0)
+
+
+def test_several_layers_are_one_with_all_their_channels():
+    net, images = TwoExperts().eval(), torch.randn(3, 3, 12, 20)
+    fronts = [expert[:3] for expert in net.experts]
+
+    def back(maps):
+        return torch.stack([e[3:](part) for e, part in zip(net.experts, maps.chunk(2, 1), strict=True)]).mean(0)
+
+    def front(image):
+        return torch.cat([front(image) for front in fronts], 1)
+
+    pairs = zip(images, TARGETS.tolist(), strict=True)
+    expected = torch.stack([by_definition(front, back, image, target) for image, target in pairs])
+    found = grad_cam(net, images, ["experts.0.2", "experts.1.2"], TARGETS)
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found, grad_cam(net, images, "experts.1.2", TARGETS), atol=1e-2)
+    with pytest.raises(UserError, match="is not one map for each of the 3 images"):
+        grad_cam(net, images, ["experts.0.2", "experts.1.5"], TARGETS)
+
+
 def test_left_to_the_model_the_class_is_the_one_it_finds():
     net, images = network().eval(), torch.randn(3, 3, 12, 12)
     assert torch.equal(grad_cam(net, images, "2"), grad_cam(net, images, "2", net(images).argmax(1)))

@@ -72,6 +72,33 @@ def test_maps_are_of_the_true_class_and_words_are_what_the_network_says():
     assert orange.any() == (found.predicted != found.classes)
 
 
+@pytest.mark.parametrize("train", ["experts", "router"])
+def test_maps_of_ride_are_of_the_experts_that_an_image_passes(train):
+    data = DigitsLT()
+    task = LongTailed("resnet20", {"widths": [8, 16]}, "baseline", algorithm="ride", ride={"train": train})
+    task.construct(data.info)
+    chosen = rare_images(data.class_counts, data.set_labels["val"])
+    batch, paths = data.evaluation_loader("val").batch_of(chosen), [f"experts.{k}.layer2" for k in range(3)]
+    net = task.net.eval()
+    if train == "router":
+        with torch.no_grad():
+            scores = net.with_all_experts(batch["images"])[1][:, 0].sort().values
+            net.router.score.bias -= scores[3:5].mean()  # half of the images leave after one expert
+            used = net.routed(batch["images"])[1].tolist()
+            assert 1 in used
+            assert len(set(used)) > 1
+    expected = torch.cat(
+        [
+            grad_cam(net, image[None], paths, label[None])
+            for image, label in zip(batch["images"], batch["labels"], strict=True)
+        ]
+    )
+    found = explain(task, data, chosen)
+    torch.testing.assert_close(found.maps, expected)
+    assert len(found.maps) == len(chosen)
+    assert found.layer == "layer2 of the experts"
+
+
 @pytest.mark.parametrize(
     ("name", "options", "layer"),
     [

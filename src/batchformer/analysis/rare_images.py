@@ -5,6 +5,7 @@ The paper shows "low-shot test images" that somebody selected. The released code
 images, so that they are not selected by their looks.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,8 +26,10 @@ from batchformer.attach.probe import first_tensor
 from batchformer.data.loading.order import generator
 from batchformer.errors import UserError, did_you_mean
 from batchformer.metrics.measures import shot_of
+from batchformer.models.ride import ExpertNetwork, RoutedExperts
 
 FOLDER = "grad_cam"  # of the picture in a run folder
+_EXPERTS = "experts."  # prefix of the layers of each, in an `ExpertNetwork`
 TITLE = "Evidence for the true class (Grad-CAM)"
 RULE = (
     "Test images of {classes}, drawn by seed {seed}, with their classes. Below each map: the predicted class, orange "
@@ -80,20 +83,19 @@ def explain(task: Any, data: Any, chosen: Int[np.ndarray, " images"], layer: str
     """Grad-CAM for the true classes of these images of the first evaluation set; on the device of the task."""
     batch = data.evaluation_loader(data.evaluation_sets[0]).batch_of(chosen)
     images, labels = batch["images"].to(task.device), batch["labels"].to(task.device)
-    layer = usual_layer(task.net, images) if layer is None else layer
-    if layer not in (known := dict(task.net.named_modules())):
+    if layer is not None and layer not in (known := dict(task.net.named_modules())):
         raise UserError(
             f"--layer {layer}: {type(task.net).__name__} has no such submodule.{did_you_mean(layer, known)}"
         )
     names = [str(name) for name in task.data_info.classes]
+    maps, shown = _maps(task, images, labels, layer)
     model = _LogitsModel(task)
-    maps = grad_cam(model, images, f"task.net.{layer}", labels)
     with untouched(model), torch.no_grad():
         model.eval()
         predicted = model(images).argmax(1).tolist()
     classes = [names[label] for label in labels.tolist()]
     return Explained(
-        to_pictures(images, data.mean, data.std), classes, [names[label] for label in predicted], maps, layer
+        to_pictures(images, data.mean, data.std), classes, [names[label] for label in predicted], maps, shown
     )
 
 
@@ -102,8 +104,21 @@ def explain_classes(
 ) -> tuple[Float[Tensor, "images row column"], str]:
     """Grad-CAM for these classes, and the layer it is taken at; on the device and in the precision of the network."""
     images = images.to(task.device, next(task.net.parameters()).dtype)
-    layer = usual_layer(task.net, images)
-    return grad_cam(_LogitsModel(task), images, f"task.net.{layer}", answers), layer
+    return _maps(task, images, answers)
+
+
+def _maps(
+    task: Any, images: Tensor, classes: Int[Tensor, " images"], layer: str | None = None
+) -> tuple[Float[Tensor, "images row column"], str]:
+    """Grad-CAM for these classes, and where it is taken, in words."""
+    model, words = _LogitsModel(task), layer or usual_layer(task.net, images)
+    if layer is not None or not isinstance(task.net, ExpertNetwork) or not words.startswith(_EXPERTS):
+        return grad_cam(model, images, f"task.net.{words}", classes), words
+    inside = words.split(".", 2)[2]
+    paths = [f"task.net.{_EXPERTS}{k}.{inside}" for k in range(len(task.net.experts))]  # their mean is evaluated
+    size = 1 if isinstance(task.net, RoutedExperts) else len(images)  # images pass through different numbers of experts
+    parts = zip(images.split(size), classes.split(size), strict=True)
+    return torch.cat([grad_cam(model, some, paths, theirs) for some, theirs in parts]), f"{inside} of the experts"
 
 
 def usual_layer(net: nn.Module, images: Tensor) -> str:
@@ -120,8 +135,8 @@ def usual_layer(net: nn.Module, images: Tensor) -> str:
     maps = [name for name, out in seen.items() if _is_map(out)]  # in the order in which they ended
     blocks = [name for name in seen if name.endswith("norm1")]
     tokens = blocks and getattr(first_tensor(seen[blocks[-1]]), "ndim", 0) == 3
-    if "layer3" in maps:
-        return "layer3"
+    if released := [name for name in maps if re.fullmatch(rf"({re.escape(_EXPERTS)}\d+\.)?layer3", name)]:
+        return released[-1]
     if tokens:
         return blocks[-1]
     if not maps:
