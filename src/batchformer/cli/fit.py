@@ -33,7 +33,7 @@ Train one recipe: a shipped name (batchformer recipes) or a YAML file of your ow
   --seed N                        seed for weights, data order, augmentation and dropout (default: 0)
   --name NAME                     recipe name in result.json (default: the file name)
   --out DIR                       run folder (default: runs/RECIPE/VARIANT-seedN)
-  --variant NAME                  one of the recipe's variants
+  --variant NAME[:KEY=VALUE,...]  one of the recipe's variants, or one named here
   --data-root DIR                 where the data is (default: data)
   --epochs N  --lr X  --batch-size N   short for --trainer.max_epochs, --model.optimizer.lr, --data.batch_size
   --device cpu|cuda|cuda:1|0,1|mps     where to train (default: Lightning's choice)
