@@ -328,6 +328,12 @@ def test_of_a_section_one_run_of_every_variant_comes_first(tmp_path):
     assert found == ["mixstyle, glove", "mixstyle+batchformer, glove", "scratch, glove", "mixstyle, indoor"]
 
 
+def test_the_picture_of_every_seed_names_variants_as_the_others_do(tmp_path):
+    drawn = page_of(tmp_path, comparison(seeds=2)).partition("<h4>Every seed</h4>")[2].partition("</figure>")[0]
+    assert re.findall(r'class="tick y"[^>]*>([^<]+)<', drawn) == ["baseline", "BatchFormer"]
+    assert 'class="divider"' in drawn
+
+
 def test_a_section_of_an_older_file_has_the_current_title(tmp_path):
     old, new = pose(seeds=1)[:2]
     old["sections"] = [{"title": "What is taken for what", "text": "old"}]

@@ -244,7 +244,8 @@ def _every_seed(name: str, table: Comparison) -> str:
     words = "; ".join(f"{v} {format_summary(table.cell(measure, v), table.digits(measure))}" for v in rows)
     told = f"Ring: one seed{', mean over its targets' if table.targets else ''}; bar: mean of the seeds; dotted: "
     told += f"mean of {table.reference}.{' Lower is better.' if measure.better == 'lower' else ''}"
-    drawn = seeds_chart(f"{name}-seeds", rows, measure, table.reference)
+    named = {shown_name(variant): seeds for variant, seeds in rows.items()}
+    drawn = seeds_chart(f"{name}-seeds", named, measure, shown_name(table.reference))
     return figure("Every seed", drawn.svg("Every seed of every variant", words), told)
 
 
