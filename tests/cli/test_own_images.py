@@ -147,7 +147,7 @@ class TestPassedOver:
         assert f"note: {mixed}: {self.TOLD}\n" in out
 
     def test_training_says_it_once(self, say, mixed, tmp_path):
-        compared = ["--seeds", "2", "--variant", "one", "--trainer.limit_train_batches", "1"]
+        compared = ["--seeds", "2", "--variant", "one:", "--trainer.limit_train_batches", "1"]
         with pytest.warns(UserWarning, match=self.TOLD) as told:
             assert say("compare", "folder-lt", "--data-root", mixed, *SMALL, *compared, "--out", tmp_path / "r")[0] == 0
         assert sum(self.TOLD in str(each.message) for each in told) == 1

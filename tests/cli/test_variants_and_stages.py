@@ -116,6 +116,14 @@ class TestVariants:
         [
             (["fit", "digits-lt", "--variant", "basline"], "Did you mean baseline?"),
             (["compare", "digits-lt", "--variant", "a:lr=3"], "expected name:key=value"),
+            (
+                ["compare", "digits-lt", "--variant", "basline"],
+                "no variant basline. Did you mean baseline?",
+            ),
+            (
+                ["compare", "digits-lt", "--variant", "x:model.method=baseline", "--variant", "y"],
+                "has no variant y. There",
+            ),
             (["compare", "digits-lt", "--variant", "a/b:model.seed=3"], "cannot name a run"),
             (["compare", "digits-lt", "--variants", "nowhere.yaml"], "cannot be read"),
             (["compare", "digits-lt", "--variants", "x.yaml", "--variant", "a"], "give only one of them"),

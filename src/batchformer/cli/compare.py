@@ -19,6 +19,7 @@ from batchformer.cli.training import (
     recipe_of,
     recipe_overrides,
     refuse_odd_names,
+    refuse_unknown_variant,
     refuse_unreachable_weights,
     seed_overrides,
     shell_arguments,
@@ -211,6 +212,9 @@ def _variants(cli: Any, given: Arguments) -> dict[str, list[tuple[str, str]]]:
         return read_variants(Path(given.value("variants") or ""))
     if given.flag("variant"):
         on_the_line = command_line_variants(given.values["variant"])
+        for name, changed in on_the_line.items():
+            if not changed and f"{name}:" not in given.values["variant"]:
+                refuse_unknown_variant(name, list(known), given.positional[0])
         return {name: changed or known.get(name, []) for name, changed in on_the_line.items()}
     return known
 

@@ -15,11 +15,11 @@ from batchformer.cli.training import (
     command_line_variants,
     loading_message,
     recipe_of,
+    refuse_unknown_variant,
     refuse_unreachable_weights,
     shell_arguments,
     single_run_overrides,
 )
-from batchformer.errors import UserError, did_you_mean
 from batchformer.report.failures import failures_text
 from batchformer.runs.folder import RunFolder, is_main_process
 from batchformer.runs.lock import locked
@@ -129,9 +129,8 @@ def variant_overrides(
     known = cli.variants
     if given.flag("variant"):
         name, changed = list(command_line_variants(given.values["variant"]).items())[-1]
-        if not changed and name not in known:
-            hint = did_you_mean(name, known) or f" There are: {', '.join(known)}."
-            raise UserError(f"{file.stem} has no variant {name}.{hint}")
+        if not changed and f"{name}:" not in given.values["variant"]:
+            refuse_unknown_variant(name, list(known), file.stem)
         changed = [*known.get(name, []), *changed]
     elif given.flag("method") or all(keys == [("model.method", each)] for each, keys in known.items()):
         return []  # its name is that of the method

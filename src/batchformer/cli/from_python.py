@@ -152,7 +152,7 @@ def compare(
     words += ["--seeds", *([str(seeds)] if isinstance(seeds, int) else map(str, seeds))]
     for name, changed in (variants or {}).items():
         pairs = ",".join(f"{key}={value}" for key, value in _flat(changed))
-        words += ["--variant", f"{name}:{pairs}" if pairs else name]
+        words += ["--variant", f"{name}:{pairs}"]
     return load(_called(command.compared, words))  # type: ignore[return-value]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from batchformer.cli.arguments import Arguments, Option
 from batchformer.cli.known_keys import refuse_unknown_keys, refuse_wrong_words
-from batchformer.errors import UserError
+from batchformer.errors import UserError, did_you_mean
 from batchformer.hub import PRETRAINED, SCRATCH, refuse_unreachable
 from batchformer.recipes import find_recipe, read_recipe
 from batchformer.runs.folder import RunFolder, is_main_process
@@ -173,7 +173,7 @@ def seed_overrides(seed: int) -> Overrides:
 
 
 def command_line_variants(words: Sequence[str]) -> dict[str, Overrides]:
-    """``name:key=value,key=value``; a name given again changes more keys, one without keys is the recipe as it is."""
+    """``name:key=value,key=value``; a name given again changes more keys, ``name:`` is the recipe as it is."""
     variants: dict[str, Overrides] = {}
     for word in words:
         name, _, keys = word.partition(":")
@@ -184,6 +184,13 @@ def command_line_variants(words: Sequence[str]) -> dict[str, Overrides]:
                 raise UserError(f"--variant {word}: expected name:key=value, such as no-module:model.method=baseline.")
             changed.append((key, value))
     return variants
+
+
+def refuse_unknown_variant(name: str, known: Sequence[str], recipe: str) -> None:
+    """Of a name that was given without keys."""
+    if name not in known:
+        hint = did_you_mean(name, known) or f" There are: {', '.join(known)}."
+        raise UserError(f"{recipe} has no variant {name}.{hint}")
 
 
 def refuse_odd_names(names: Sequence[str]) -> None:
