@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
+    import torch
+
     names = ("torch", "torchvision", "timm", "lightning", "triton")
     versions = {"python": platform.python_version()}
     for name in names:
@@ -29,6 +28,8 @@ def machine() -> dict[str, Any]:
 
 def milliseconds(step: Callable[[], Any], repeats: int, rounds: int = 5) -> float:
     """Time of one call: median over rounds of `repeats` calls each, between device events."""
+    import torch
+
     times = []
     for _ in range(rounds):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -57,19 +58,3 @@ def write(name: str, result: dict[str, Any], folder: Path | None = None, show: b
     if show:
         print(json.dumps(result, indent=1))
     return path
-
-
-def keep_result(run: Path, kept: Path) -> None:
-    """Copy the result of a run to where results are kept; of absolute paths, which are one machine's, the end."""
-
-    def without_paths(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: without_paths(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [without_paths(each) for each in value]
-        return Path(value).name if isinstance(value, str) and value.startswith("/") else value
-
-    result = without_paths(json.loads((run / "result.json").read_text()))
-    if command := result.get("command"):
-        result["command"] = re.sub(r"(?<=[ =])/\S*/", "", command)
-    write_json(kept, result)

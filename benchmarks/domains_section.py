@@ -21,7 +21,7 @@ from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.statistics import PairedDifference, paired_difference
 from benchmarks._markdown import between_markers, markdown
 from benchmarks.paper import CITED_OF_DOMAINS, DOMAIN_ROWS, MAIN
-from benchmarks.study import STUDIES
+from benchmarks.studies import STUDIES
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 MODULE = "+batchformer"

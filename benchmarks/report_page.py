@@ -16,7 +16,7 @@ from pathlib import Path
 from batchformer.files import write_text
 from batchformer.report.page import render
 from batchformer.report.runs import Run, by_recipe, load_runs
-from benchmarks.studies import base_of, natural
+from benchmarks.study_section import base_of, natural
 
 TITLE = "All studies"
 

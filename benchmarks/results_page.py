@@ -18,8 +18,15 @@ from batchformer.report.tables import verdict
 from benchmarks._markdown import cell, markdown, one_digit
 from benchmarks.domains_section import domains_sections, is_domain_study
 from benchmarks.paper import ABLATIONS, CITED, MAIN, Ablation, PaperResult, Row
-from benchmarks.studies import ablation_of, differs_from, find_studies, natural
-from benchmarks.study_section import picture_name, study_picture, study_section
+from benchmarks.study_section import (
+    ablation_of,
+    differs_from,
+    find_studies,
+    natural,
+    picture_name,
+    study_picture,
+    study_section,
+)
 from benchmarks.zero_shot_section import is_zero_shot_study, zero_shot_sections
 
 _INTRODUCTION = """\
@@ -47,7 +54,7 @@ interval of a Student t distribution. Many: more than 100 training images, Mediu
   `trainer.callbacks`, some of them waited for their turn on the card (`--in-turn` of the studies) and others did not.
 - **Tuning.** The gain on CIFAR-100-LT falls short of the paper's, so the module's learning rate, the scale of the loss
   and the size of the groups were tried at imbalance 50, at half the schedule, with seeds that no other result has
-  (`benchmarks/cifar_tuning.py`; study `cifar100-lt-50-tuning`). There every setting gained, by about as much. The one
+  (study `cifar100-lt-50-tuning`). There every setting gained, by about as much. The one
   with the highest mean, the module at the network's own learning rate, was trained at imbalance 100 and 200 with the
   full schedule (`-lr1`). At the full schedule what is gained on frequent classes is lost on rare ones, with it as
   without it. The recipes keep the published settings.

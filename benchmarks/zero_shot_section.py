@@ -17,11 +17,11 @@ from batchformer.report.runs import Run, by_recipe, load_runs
 from benchmarks._markdown import between_markers, markdown
 from benchmarks.domains_section import BEGIN, END, MODULE, Side, difference, read_as
 from benchmarks.paper import CITED_PAIRS
-from benchmarks.study import STUDIES
+from benchmarks.studies import STUDIES
 
 
 def is_zero_shot_study(recipe: str) -> bool:
-    return recipe in STUDIES and about(recipe).group.startswith("Unseen classes")
+    return recipe in STUDIES and about(STUDIES[recipe].recipe).group.startswith("Unseen classes")
 
 
 def sides(table: Comparison) -> list[Side]:

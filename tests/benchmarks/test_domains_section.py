@@ -8,7 +8,7 @@ from batchformer.report.comparison import format_difference
 from batchformer.report.statistics import paired_difference
 from benchmarks.domains_section import BEGIN, END, main
 from benchmarks.results_page import results_page
-from benchmarks.study import STUDIES
+from benchmarks.studies import STUDIES
 
 LEVELS = {
     "erm": 70.0, "erm+batchformer": 71.0, "irm": 66.0, "irm+batchformer": 65.0, "irm+batchformer-mixed": 60.0,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchformer.errors import UserError
-from benchmarks.paper import STUDIES
+from benchmarks.studies import STUDIES
 from benchmarks.when_it_helps import BEGIN, END, QUESTIONS, main, page, readme_table, with_table
 
 ROOT = Path(__file__).parents[2]
