@@ -14,13 +14,14 @@ from typing import Any
 
 from batchformer.metrics.measures import Measure
 from batchformer.report.charts import Chart
-from batchformer.report.comparison import compare_runs, format_difference, format_summary
+from batchformer.report.comparison import compare_runs, format_difference
 from batchformer.report.figures import seeds_chart
 from batchformer.report.health import number, series
 from batchformer.report.provenance import caveats, facts, loss_factor
 from batchformer.report.runs import Run
-from batchformer.report.statistics import PairedDifference, paired_difference, summarise
+from batchformer.report.statistics import PairedDifference, summarise
 from benchmarks._chart_files import chart_svg
+from benchmarks._gain import Gain, mean_of
 from benchmarks._markdown import markdown, one_digit
 from benchmarks.paper import ABLATIONS, MAIN, Ablation
 from benchmarks.studies import STUDIES
@@ -46,8 +47,7 @@ class Variant:
 
     def summary(self, measure: Measure) -> str:
         """Mean ± deviation over the seeds."""
-        values = list(self.by_seed(measure).values())
-        return format_summary(summarise(values) if values else None)
+        return mean_of(self.by_seed(measure))
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,10 @@ class TrainedStudy:
         self, variant: Variant, reference: Variant | None = None, measure: Measure | None = None
     ) -> PairedDifference | None:
         """The primary measure, or the one given, minus that of the reference (the study's own), seeds matched."""
-        reference = reference or self.reference
+        reference, measure = reference or self.reference, measure or self.primary
         if reference is None or variant is reference:
             return None
-        before, after = (each.by_seed(measure or self.primary) for each in (reference, variant))
-        seeds = [seed for seed in before if seed in after]
-        return paired_difference([before[s] for s in seeds], [after[s] for s in seeds]) if seeds else None
+        return Gain(measure, reference.by_seed(measure), variant.by_seed(measure)).difference
 
 
 def held_to(study: TrainedStudy) -> list[tuple[Variant, Variant]]:

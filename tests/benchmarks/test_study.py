@@ -38,8 +38,7 @@ def settings(study, variant, cli):
     "name",
     others_slow(
         STUDIES,
-        ["pacs-128", "plantvillage-czsl", "moco-v3-cifar100", "deit-ti-cifar100-100", "cifar100-lt-50-tuning",
-         "imagenette-lt-on-softmax"],
+        ["pacs-128", "plantvillage-czsl", "moco-v3-cifar100", "deit-ti-cifar100-100", "cifar100-lt-50-tuning"],
     ),
 )  # fmt: skip
 def test_every_variant_is_a_training_of_its_own(name):
