@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,25 @@ def milliseconds(step: Callable[[], Any], repeats: int, rounds: int = 5) -> floa
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) / repeats)
     return sorted(times)[len(times) // 2]
+
+
+def in_turns(steps: Mapping[str, Callable[[], Any]], repeats: int, rounds: int = 5) -> dict[str, float]:
+    """Time of each: the median over rounds through all of them, so that the clock of the card treats all alike."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(milliseconds(step, repeats, rounds=1))
+    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+
+
+def peak_gib(step: Callable[[], Any]) -> float:
+    """What a step needs above what is there before it."""
+    import torch
+
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:

@@ -69,18 +69,18 @@ def detection_rows(detector: str, args: argparse.Namespace) -> list[dict[str, An
     return rows
 
 
-def panoptic_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = []
+def panoptic(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    settings, rows = dict[str, Any](goal_pq=GOAL), []
     for method, (run, result) in finished(PANOPTIC, args).items():
         machine = {name: result[name] for name in ("device", "versions")}
         trained = {"images": result["data"]["test_images"], **result["metrics"]}
         for part, metrics in (("train", trained), ("val", evaluate(run))):
             rows.append({"method": method, "evaluated_on": part, **metrics, **machine})
-            size = result["config"]["data"]["init_args"]["image_size"]
-            print(f"{method:12} {part:6} at {size} px: PQ {metrics['pq']:.1f}", flush=True)
+            print(f"{method:12} {part:6} PQ {metrics['pq']:.1f}", flush=True)
+        settings["size"] = result["config"]["data"]["init_args"]["image_size"]
     reached = rows and all(row["pq"] > GOAL for row in rows if row["evaluated_on"] == "train")
     print(f"PQ above {GOAL:g} on the images trained on: {'yes' if reached else 'no'}", flush=True)
-    return rows
+    return settings, rows
 
 
 def trained_on(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -99,9 +99,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    by_detector = [row for detector in DETECTORS for row in detection_rows(detector, args)]
-    panoptic = panoptic_rows(args)
-    for name, rows, told in (("detection", by_detector, {}), ("panoptic", panoptic, {"goal_pq": GOAL})):
+    detection = dict[str, Any](), [row for detector in DETECTORS for row in detection_rows(detector, args)]
+    for name, (told, rows) in (("detection", detection), ("panoptic", panoptic(args))):
         if rows:
             write(f"{name}_study", {**trained_on(rows), **told, "seed": args.seed, "rows": rows}, args.out, show=False)
 

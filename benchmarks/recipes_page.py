@@ -11,7 +11,7 @@ from typing import Any
 
 from batchformer.metrics import measures
 from batchformer.recipes import About, PaperRow, about, find_recipe, read_recipe, recipe_groups, recipe_names
-from benchmarks._markdown import between_markers
+from benchmarks._markdown import between_markers, markdown
 
 BEGIN = "<!-- recipes: written by python -m benchmarks.pages recipes -->"
 END = "<!-- end of recipes -->"
@@ -102,12 +102,7 @@ def _link(name: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(_cell, cells)) + " |" for cells in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return markdown(header, [[text.replace("<", "&lt;") for text in cells] for cells in rows], right=False)
 
 
 def pages(root: Path) -> dict[Path, str]:

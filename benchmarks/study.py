@@ -174,7 +174,7 @@ def table(study: Study, args: argparse.Namespace) -> str:
         mean = format_summary(compared.cell(measure, variant), compared.digits(measure))
         difference = compared.difference(measure, variant)
         held = "" if difference is None else f"   {format_difference(difference, compared.digits(measure))}"
-        lines += [f"{variant:24} {mean} ({seeds} seeds){held}"] if seeds else []
+        lines += [f"{variant:24} {mean} ({seeds} seed{'s' * (seeds > 1)}){held}"] if seeds else []
     return "\n".join([f"{compared.primary.title}; difference to {compared.reference}", *lines])
 
 

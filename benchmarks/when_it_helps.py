@@ -223,7 +223,7 @@ def _answered(question: Question, tables: Mapping[str, Comparison]) -> Iterator[
         values = [table.by_seed(table.primary, variant) if table else {} for table, variant in sides]
         table = sides[0][0]
         if table is not None and all(values):
-            yield Answer(table.primary, *values, pair)
+            yield Answer(table.primary, values[0], values[1], pair)
 
 
 def page(results: Path) -> tuple[str, dict[str, str]]:
