@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -104,6 +105,7 @@ def started(workers, monkeypatch):
         commands.append([*words[:2], out.name])
         if "--init-from" in words:
             assert (Path(words[words.index("--init-from") + 1]) / "result.json").is_file()
+        time.sleep(0.1)  # what does not wait for this run is begun meanwhile
         out.mkdir(parents=True)
         (out / "result.json").write_text(json.dumps({"method": "baseline", "metrics": {"all": 50.0}}))
         return 0
