@@ -68,15 +68,7 @@ lint: install
 
 # What is written from results/*.json, the recipes and the behaviour suite: numbers in the docs, the page, the tables.
 results: install
-	$(BIN)/python -m benchmarks.results_page results docs/results.md
-	$(BIN)/python -m benchmarks.report_page results docs/report.html
-	$(BIN)/python -m benchmarks.when_it_helps results docs/when-it-helps.md README.md
-	$(BIN)/python -m benchmarks.stability_page .
-	$(BIN)/python -m benchmarks.recipes_page docs/recipes.md
-	$(BIN)/python -m benchmarks.domains_section results docs/domains.md
-	$(BIN)/python -m benchmarks.zero_shot_section results docs/zero-shot.md
-	$(BIN)/python -m benchmarks.layer --page docs/kernels.md
-	$(BIN)/python -m benchmarks.models_table README.md docs/attach.md
+	$(BIN)/python -m benchmarks.pages
 
 # The site, in build/docs; warnings are errors. The examples are run first, those that have not changed since only once.
 docs: install

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import platform
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import torch
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
+    import torch
+
     names = ("torch", "torchvision", "timm", "lightning", "triton")
     versions = {"python": platform.python_version()}
     for name in names:
@@ -29,6 +28,8 @@ def machine() -> dict[str, Any]:
 
 def milliseconds(step: Callable[[], Any], repeats: int, rounds: int = 5) -> float:
     """Time of one call: median over rounds of `repeats` calls each, between device events."""
+    import torch
+
     times = []
     for _ in range(rounds):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -39,6 +40,25 @@ def milliseconds(step: Callable[[], Any], repeats: int, rounds: int = 5) -> floa
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) / repeats)
     return sorted(times)[len(times) // 2]
+
+
+def in_turns(steps: Mapping[str, Callable[[], Any]], repeats: int, rounds: int = 5) -> dict[str, float]:
+    """Time of each: the median over rounds through all of them, so that the clock of the card treats all alike."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(milliseconds(step, repeats, rounds=1))
+    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+
+
+def peak_gib(step: Callable[[], Any]) -> float:
+    """What a step needs above what is there before it."""
+    import torch
+
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:
@@ -57,19 +77,3 @@ def write(name: str, result: dict[str, Any], folder: Path | None = None, show: b
     if show:
         print(json.dumps(result, indent=1))
     return path
-
-
-def keep_result(run: Path, kept: Path) -> None:
-    """Copy the result of a run to where results are kept; of absolute paths, which are one machine's, the end."""
-
-    def without_paths(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: without_paths(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [without_paths(each) for each in value]
-        return Path(value).name if isinstance(value, str) and value.startswith("/") else value
-
-    result = without_paths(json.loads((run / "result.json").read_text()))
-    if command := result.get("command"):
-        result["command"] = re.sub(r"(?<=[ =])/\S*/", "", command)
-    write_json(kept, result)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from batchformer.errors import UserError
+
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 
 def markdown(header: Sequence[str], lines: Sequence[Sequence[str]], right: bool = True) -> str:
@@ -18,12 +21,17 @@ def cell(value: Any) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def between_markers(text: str, table: str, begin: str, end: str, name: str) -> str:
+def between_markers(text: str, table: str, name: str, begin: str = BEGIN, end: str = END) -> str:
     """The text of the page called `name` with the table between the markers; everything outside stays."""
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise UserError(f"{name} must have {begin} and, after it, {end}, each once: the table goes between them.")
     before, rest = text.split(begin)
     return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+
+
+def with_results(page: Path, table: str) -> str:
+    """The text of this page with the table in it."""
+    return between_markers(page.read_text(encoding="utf-8"), table, page.name)
 
 
 def one_digit(value: float | None) -> str:

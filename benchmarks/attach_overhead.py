@@ -6,6 +6,7 @@ python -m benchmarks.attach_overhead [--batch 128] [--size 224] [--out benchmark
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import batchformer as bf
-from benchmarks._common import milliseconds, write
+from benchmarks._common import in_turns, write
 
 
 def operations(model: torch.nn.Module, images: torch.Tensor) -> list[str]:
@@ -49,23 +50,15 @@ def main() -> None:
         models[name], steps[name] = model, step
         for _ in range(10):
             step()
-    # in turns, so that the clock of the card treats both alike
-    training: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(5):
-        for name, step in steps.items():
-            training[name].append(milliseconds(step, repeats=10, rounds=1))
-    inference: dict[str, list[float]] = {name: [] for name in steps}
+    training = in_turns(steps, repeats=10)
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         for model in models.values():
             model.eval()
-        for _ in range(5):
-            for name, model in models.items():
-                inference[name].append(milliseconds(lambda model=model: model(images), repeats=10, rounds=1))
-    median = {k: {n: sorted(v)[len(v) // 2] for n, v in d.items()} for k, d in (("t", training), ("i", inference))}
+        inference = in_turns({name: partial(model, images) for name, model in models.items()}, repeats=10)
     same = operations(models["plain"], images[:2]) == operations(models["attached"], images[:2])
     rows: list[dict[str, Any]] = [
-        {"pass": "training step", "plain_ms": median["t"]["plain"], "attached_ms": median["t"]["attached"]},
-        {"pass": "inference", "plain_ms": median["i"]["plain"], "attached_ms": median["i"]["attached"]},
+        {"pass": name, "plain_ms": times["plain"], "attached_ms": times["attached"]}
+        for name, times in (("training step", training), ("inference", inference))
     ]
     for row in rows:
         row["overhead"] = row["attached_ms"] / row["plain_ms"] - 1

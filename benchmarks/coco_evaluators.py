@@ -1,6 +1,6 @@
 """COCO's average precision by our metrics and by the libraries that have it: the same numbers, and in what time?
 
-    python benchmarks/coco_evaluators.py --data COCO [--voc VOCdevkit/VOC2007] [--rounds 3] [--out benchmarks/results]
+    python -m benchmarks.coco_evaluators --data COCO [--voc VOCdevkit/VOC2007] [--rounds 3] [--out benchmarks/results]
 
 `--data` is a folder in COCO's layout (annotations/instances_val2017.json; with panoptic_val2017.json and its PNGs the
 masks are compared too). True boxes are moved, renamed and lost by seeded noise, with random scores and boxes from

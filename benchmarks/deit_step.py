@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import batchformer as bf
-from benchmarks._common import milliseconds, write
+from benchmarks._common import in_turns, peak_gib, write
 
 
 class PapersLayer(nn.Module):
@@ -68,16 +68,9 @@ def main() -> None:
 
         for _ in range(5):
             step()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        memory[kind] = (torch.cuda.max_memory_allocated() - before) / 2**30
+        memory[kind] = peak_gib(step)
         steps[kind] = step
-    times: dict[str, list[float]] = {kind: [] for kind in steps}
-    for _ in range(5):  # in turns, so that the clock of the card treats all alike
-        for kind, step in steps.items():
-            times[kind].append(milliseconds(step, repeats=10, rounds=1))
-    median = {kind: sorted(values)[len(values) // 2] for kind, values in times.items()}
+    median = in_turns(steps, repeats=10)
     rows = [
         {"step": kind, "ms": median[kind], "of_plain": median[kind] / median["plain"], "activations_gib": memory[kind]}
         for kind in steps

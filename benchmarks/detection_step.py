@@ -21,7 +21,7 @@ from torch import nn
 
 import batchformer as bf
 from batchformer.models import create_detector
-from benchmarks._common import milliseconds, write
+from benchmarks._common import in_turns, milliseconds, peak_gib, write
 from benchmarks._layer_steps import PapersLayer
 from benchmarks._layer_timing import on_this_thread
 
@@ -105,18 +105,11 @@ def measure(batch: int, args: argparse.Namespace) -> list[dict[str, Any]]:
             step()
         optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        memory[kind] = (torch.cuda.max_memory_allocated() - before) / 2**30
+        memory[kind] = peak_gib(step)
         if kind != "plain":
             alone[kind] = module_ms(model, batch, count_tokens(model, inputs))
         steps[kind] = step
-    times: dict[str, list[float]] = {kind: [] for kind in steps}
-    for _ in range(5):  # in turns, so that the clock of the card treats all alike
-        for kind, step in steps.items():
-            times[kind].append(milliseconds(step, repeats=4, rounds=1))
-    median = {kind: sorted(values)[len(values) // 2] for kind, values in times.items()}
+    median = in_turns(steps, repeats=4)
     return [
         {
             "batch": batch,

@@ -2,18 +2,16 @@
 
     python -m benchmarks.layer [SHAPE ...] [--quick] [--no-compile] [--out FOLDER] [--name NAME]
     python -m benchmarks.layer --growth | --end-to-end | --all
-    python -m benchmarks.layer --page docs/kernels.md
 
 One run without options writes FOLDER/layer.json: for every shape, pass and memory setting the eager time of ours and of
 the papers' layer with the backward on the calling thread, their ratio (`speedup`), the time of ours in a CUDA graph and
 peak memory (`_layer_timing.py` says what each is). With --no-compile it takes about two minutes. Each row is printed as
-soon as it is measured, and the file is whole after each. `--page` measures nothing: it writes the table of that page.
+soon as it is measured, and the file is whole after each.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,20 +23,11 @@ from benchmarks import _layer_growth as growth
 from benchmarks import _layer_steps as steps
 from benchmarks import _layer_timing as timing
 from benchmarks._common import RESULTS, write_json
-from benchmarks._markdown import between_markers, markdown
-
-BEGIN, END = "<!-- layer -->", "<!-- /layer -->"
 
 
 def main(args: Sequence[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(args)
-    if given.page:
-        measured = json.loads((given.out / f"{given.name}.json").read_text())["rows"]
-        text = given.page.read_text(encoding="utf-8")
-        written = between_markers(text, page_table(measured), BEGIN, END, given.page.name)
-        given.page.write_text(written, encoding="utf-8")
-        return 0
     if not torch.cuda.is_available():
         parser.error("this measures a GPU, and torch finds no CUDA device here; run it on a machine that has one.")
     shapes = {name: timing.SHAPES[name] for name in given.shapes} or timing.SHAPES
@@ -72,23 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--growth", action="store_true", help="instead: growth.json and growth-*.svg")
     parser.add_argument("--end-to-end", action="store_true", help="instead: training steps, end_to_end.json")
     parser.add_argument("--all", action="store_true", help="all three")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="instead: the table of FILE from FOLDER/NAME.json")
     return parser
-
-
-def page_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Forward and backward of every shape, with the memory of our layer that is stored in full and in part."""
-    header = ["input", "heads", "ours", "papers'", "papers' / ours", "ours in a CUDA graph", "memory, ours", "papers'"]
-    lines = []
-    for row in rows:
-        if row["pass"] == "fwd+bwd":
-            name = str(tuple(row["shape"])) + ("" if row["memory"] == "fast" else f", `{row['memory']}`")
-            times = [f"{row[key]:.2f} ms" for key in ("ours_ms", "papers_ms")]
-            memory = [f"{row[key]:.2f} GiB" for key in ("ours_gib", "papers_gib")]
-            lines.append(
-                [name, str(row["heads"]), *times, f"{row['speedup']:.2f}", f"{row['graph_ms']:.2f} ms", *memory]
-            )
-    return markdown(header, lines)
 
 
 def _shape(name: str) -> str:

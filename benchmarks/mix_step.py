@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import batchformer as bf
 from batchformer.mix.graph_cut import GridEnergy, least_energy
 from batchformer.mix.puzzle_energy import puzzle_energy
-from benchmarks._common import RESULTS, machine, milliseconds
+from benchmarks._common import RESULTS, machine, milliseconds, peak_gib
 
 CLASSES = 1000
 METHODS = (
@@ -210,10 +210,7 @@ def main() -> None:
             for _ in range(8 if device.type == "cuda" else 1):  # PuzzleMix meets every number of blocks once
                 step()
             if device.type == "cuda":
-                before = torch.cuda.memory_allocated()
-                torch.cuda.reset_peak_memory_stats()
-                step()
-                memory[kind] = (torch.cuda.max_memory_allocated() - before) / 2**30
+                memory[kind] = peak_gib(step)
             steps[kind], times[kind] = step, []
 
         attempt(kind, prepare)

@@ -1,20 +1,16 @@
 """The table of supported models, written from the behaviour suite, which tests the promises on each of them.
 
-    python -m benchmarks.models_table README.md docs/attach.md
-
 In README.md one row for each library and kind; elsewhere one for each class, with the models that were built. Both go
 between the markers; everything outside stays.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 
-from batchformer.errors import UserError
 from benchmarks._markdown import between_markers, markdown
 from tests.behaviour.cases import ALL_CASES, Case
 
@@ -58,26 +54,12 @@ def _places(cases: Iterable[Case]) -> str:
     return " or ".join(text for at, text in ((False, "before the classifier"), (True, "after blocks")) if at in inside)
 
 
+def pages(root: Path) -> dict[Path, str]:
+    found = (root / "README.md", root / "docs" / "attach.md")
+    return {page: with_models(page) for page in found}
+
+
 def with_models(page: Path) -> str:
     """The text of the page with its table."""
     table = models_table(short=page.name == "README.md")
-    return between_markers(page.read_text(encoding="utf-8"), table, BEGIN, END, page.name)
-
-
-def main(arguments: Sequence[str]) -> int:
-    pages = [Path(name) for name in arguments]
-    if not pages or not all(page.is_file() for page in pages):
-        print("usage: python -m benchmarks.models_table README.md docs/attach.md", file=sys.stderr)
-        return 2
-    try:
-        texts = [with_models(page) for page in pages]
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    for page, text in zip(pages, texts, strict=True):
-        page.write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    return between_markers(page.read_text(encoding="utf-8"), table, page.name, BEGIN, END)

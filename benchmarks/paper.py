@@ -1,12 +1,9 @@
-"""The numbers of the papers beside ours in docs/results.md (V2: BatchFormerV2): from the recipes, and what has none.
-
-And the studies of our own there: which variant is held to which, and why.
-"""
+"""The numbers of the papers beside ours in docs/results.md (V2: BatchFormerV2): from the recipes, and what has none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from batchformer.recipes import about, recipe_names
 
@@ -38,78 +35,6 @@ def _main_results() -> dict[str, PaperResult]:
 
 
 MAIN = _main_results()
-
-
-@dataclass(frozen=True)
-class OwnStudy:
-    """Variants of `recipe` under names of their own, none of them a row of a paper.
-
-    `held_to`: for a variant the one it is compared with beside the study's baseline, and why, in words.
-    """
-
-    recipe: str
-    setting: str
-    held_to: Mapping[str, str] = field(default_factory=dict)
-    held_to_words: str = ""
-
-
-_RIVALS = ("attentive-cutmix", "saliencymix", "puzzlemix")
-_TRANSMIX = ("transmix", "transmix-d6", "transmix-d8", "transmix-d10", "transmix-rollout")
-STUDIES = {
-    "vit-cifar100-32": OwnStudy(
-        "vit-cifar100-32",
-        "CIFAR-100 at 32 px, DeiT-Ti's width and depth with patches of 4, from scratch, 50 epochs",
-        # by the steps of benchmarks/results/vit_step.json
-        {
-            "published": "long",
-            "stable": "long",
-            "published-block8": "long-block8",
-            "stable-block8": "long-block8",
-            "stable-split": "long-block8",
-        },
-        "Held to a baseline that was trained for nearly as many GPU-seconds as the published form in that place: 2.28 "
-        "times the epochs after all blocks, 1.24 times after block 8, where a step takes 2.35 and 1.25 times the "
-        "baseline's (`vit_step`). The stable form costs more, 2.72 and 1.29 times, and `stable-split` 1.59 times: they "
-        "are held to less than they took.",
-    ),
-    "mix-vit-cifar100-32": OwnStudy(
-        "vit-cifar100-32-cutmix",
-        "CIFAR-100 at 32 px, DeiT-Ti's width and depth with patches of 4, 50 epochs: the methods of TransMix's Table "
-        "2, each in turn with mixup, batch by batch, as DeiT is trained (`baseline`: mixup alone)",
-        {
-            **dict.fromkeys((*_RIVALS, *_TRANSMIX, "cutmix-batchformer"), "cutmix"),
-            "transmix-batchformer": "cutmix-batchformer",
-        },
-        "Held to CutMix: what these methods choose otherwise than it is the box, the mask or the label. With "
-        "BatchFormerV2 TransMix is held to CutMix with BatchFormerV2. Runs of one seed begin with the same weights and "
-        "see the same images in the same order; `cutmix` and `cutmix-batchformer` are mixed by timm, which draws other "
-        "boxes and shares than the methods here do. The extractor of Attentive CutMix was trained on ImageNet. One "
-        "seed trained twice ends half a point apart.",
-    ),
-    "mix-resnet56-cifar100": OwnStudy(
-        "resnet56-cifar100",
-        "CIFAR-100, ResNet-56, 50 epochs: the methods of TransMix's Table 2 that need no attention",
-        dict.fromkeys(_RIVALS, "cutmix"),
-        "Held to CutMix. The extractor of Attentive CutMix was trained on ImageNet.",
-    ),
-    "cifar100-lt-50-tuning": OwnStudy(
-        "cifar100-lt-100", "CIFAR-100-LT, imbalance 50, ResNet-32, Balanced Softmax: where settings were chosen"
-    ),
-    **{
-        f"cifar100-lt-200-{name}": OwnStudy(
-            "cifar100-lt-200",
-            f"CIFAR-100-LT, imbalance 200, ResNet-32: networks trained with {words} (`baseline`, `batchformer`), and "
-            "classifiers trained for 2,000 iterations on their frozen features; on those of softmax Ren et al. report "
-            "47.2 for decoupled Balanced Softmax and 48.0 for BALMS",
-            {f"{stage}-batchformer": stage for stage in ("decoupled", "balms", "crt", "lws", "tau-norm")},
-            "With BatchFormer, in both stages, each is held to the same without it.",
-        )
-        for name, words in (("on-balanced", "Balanced Softmax"), ("on-softmax", "softmax"))
-    },
-    "cifar100-lt-100-short": OwnStudy(
-        "cifar100-lt-100", "CIFAR-100-LT, imbalance 100, a shorter schedule: what the ablations vary"
-    ),
-}
 
 
 # studies of unseen domains: the recipe of the paper's row for each of their methods

@@ -1,22 +1,19 @@
 """The tables of docs/recipes.md, written from what the recipe files say about themselves.
 
-    python -m benchmarks.recipes_page docs/recipes.md
-
 Everything outside the two markers is written by hand and stays.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from batchformer.metrics import measures
 from batchformer.recipes import About, PaperRow, about, find_recipe, read_recipe, recipe_groups, recipe_names
-from benchmarks._markdown import between_markers
+from benchmarks._markdown import between_markers, markdown
 
-BEGIN = "<!-- recipes: written by python -m benchmarks.recipes_page docs/recipes.md -->"
+BEGIN = "<!-- recipes: written by python -m benchmarks.pages recipes -->"
 END = "<!-- end of recipes -->"
 SETTINGS = {  # column -> where a recipe says it
     "epochs": ("trainer", "max_epochs"),
@@ -105,27 +102,10 @@ def _link(name: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(_cell, cells)) + " |" for cells in lines)
+    return markdown(header, [[text.replace("<", "&lt;") for text in cells] for cells in rows], right=False)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
-
-
-def with_tables(text: str) -> str:
+def pages(root: Path) -> dict[Path, str]:
     """The page with the tables between the markers; everything outside stays."""
-    return between_markers(text, f"\n{recipes_tables()}\n", BEGIN, END, "recipes.md")
-
-
-def main(arguments: Sequence[str]) -> int:
-    if len(arguments) != 1:
-        print("usage: python -m benchmarks.recipes_page docs/recipes.md", file=sys.stderr)
-        return 2
-    page = Path(arguments[0])
-    page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    page = root / "docs" / "recipes.md"
+    return {page: between_markers(page.read_text(encoding="utf-8"), f"\n{recipes_tables()}\n", page.name, BEGIN, END)}

@@ -1,6 +1,4 @@
-"""Writes docs/report.html: all studies of results/ on one page, an index of their verdicts above, each collapsed.
-
-    python -m benchmarks.report_page results docs/report.html
+"""docs/report.html: all studies of results/ on one page, an index of their verdicts above, each collapsed.
 
 A study is one recipe with its variants, which `results/` keeps in folders of their own (`vit-cifar100-32-stable` is a
 variant of `vit-cifar100-32`): here they are variants of one comparison.
@@ -8,15 +6,13 @@ variant of `vit-cifar100-32`): here they are variants of one comparison.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from batchformer.files import write_text
 from batchformer.report.page import render
 from batchformer.report.runs import Run, by_recipe, load_runs
-from benchmarks.studies import base_of, natural
+from benchmarks.study_section import base_of, natural
 
 TITLE = "All studies"
 
@@ -24,6 +20,10 @@ TITLE = "All studies"
 def report_page(results: Path) -> str:
     """The page as text."""
     return render(as_studies(load_runs([results])), TITLE)
+
+
+def pages(root: Path) -> dict[Path, str]:
+    return {root / "docs" / "report.html": report_page(root / "results")}
 
 
 def as_studies(runs: Sequence[Run]) -> list[Run]:
@@ -60,7 +60,3 @@ def _of_another(recipe: str, recipes: Mapping[str, Sequence[Run]]) -> str | None
 
 def _renamed(run: Run, recipe: str, variant: str) -> Run:
     return replace(run, recipe=recipe, variant=variant, raw={**run.raw, "recipe": recipe, "variant": variant})
-
-
-if __name__ == "__main__":
-    write_text(Path(sys.argv[2]), report_page(Path(sys.argv[1])))

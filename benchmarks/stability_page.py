@@ -1,10 +1,9 @@
-"""docs/stability.md from benchmarks/results/ and results/: `python -m benchmarks.stability_page ROOT`."""
+"""docs/stability.md from benchmarks/results/ and results/."""
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ Rows = Sequence[Mapping[str, Any]]
 _BEFORE = """\
 # Stability: why the related stream can fail to learn, and a stable form
 
-Written by `python -m benchmarks.stability_page .` from `benchmarks/results/stability_start.json` (made by
+Written by `python -m benchmarks.pages stability` from `benchmarks/results/stability_start.json` (made by
 `benchmarks/stability.py`) and the files in `results/`.
 
 BatchFormerV2 inserts a module after one block of a network or after all of them. With many modules the paper mentions
@@ -145,24 +144,20 @@ recipes that reproduce published rows use it. `bf.StreamGuard` tells you when a 
 """
 
 
-def write_stability_page(root: Path) -> Path:
-    """The page and its two pictures, in `root/docs`."""
+def pages(root: Path) -> dict[Path, str]:
+    """The page and its two pictures."""
     source = root / "benchmarks" / "results" / "stability_start.json"
     try:
         rows = json.loads(source.read_text(encoding="utf-8"))["rows"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{source} cannot be read ({error!r}): run benchmarks/stability.py") from None
     docs = root / "docs"
-    for name, what, label in (
-        ("signal", "signal", "signal that survives dropout"),
-        ("between", "between_samples", "share that differs between samples"),
-    ):
-        (docs / f"stability-{name}.svg").write_text(_by_depth(rows, what, label), encoding="utf-8")
-    target = docs / "stability.md"
+    signal = _by_depth(rows, "signal", "signal that survives dropout")
+    between = _by_depth(rows, "between_samples", "share that differs between samples")
     runs = by_recipe(load_runs([root / "results"]))
     parts = [_BEFORE, _START.format(table=_start_table(rows)), _depths(source.with_name("stability_depth.json"))]
-    target.write_text("\n".join(part for part in (*parts, _after(runs), _STABLE_FORM) if part), encoding="utf-8")
-    return target
+    page = "\n".join(part for part in (*parts, _after(runs), _STABLE_FORM) if part)
+    return {docs / "stability.md": page, docs / "stability-signal.svg": signal, docs / "stability-between.svg": between}
 
 
 def _by_depth(rows: Rows, what: str, label: str) -> str:
@@ -263,19 +258,3 @@ def _last(run: Run, stream: str) -> float | None:
 def _mean(values: Sequence[float | None], digits: int = 2) -> str:
     known = [float(v) for v in values if v is not None]
     return f"{summarise(known)[0]:.{digits}f}" if known else "–"
-
-
-def main(arguments: Sequence[str]) -> int:
-    if len(arguments) != 1:
-        print("usage: python -m benchmarks.stability_page ROOT_OF_THE_REPOSITORY", file=sys.stderr)
-        return 2
-    try:
-        write_stability_page(Path(arguments[0]))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -1,23 +1,15 @@
-"""Studies of recipes: every variant, every target, several seeds, and what the representation of a run is worth.
+"""Train a study: every variant, every target, several seeds.
 
     python -m benchmarks.study pacs-128 --data-root DIR --weights resnet50.pth [--jobs 4 --in-turn] [--missing]
         [--minutes 8] [--seeds 0 1 2] [--only erm irm+batchformer] [--targets sketch] [-- more overrides]
-    python -m benchmarks.study plantvillage-czsl-trained --data-root DIR --weights backbone=resnet50.pth
-    python -m benchmarks.study moco-v3-cifar100 --data-root DIR
-    python -m benchmarks.study voc-faster-rcnn-r18 --data-root VOC2007 --weights resnet50.pth
 
-A study is a recipe and its variants, and of some also `extra` ones: of `pacs-128` what the released code does, the
-module frozen at its random start (`erm+batchformer-frozen`) and the domains of IRM mixed (`irm+batchformer-mixed`); of
-pairs random vectors in place of words (`*-random`: the control) and label embedding; of MoCo-v3 the frozen module and
-the plain pairing alone; of hands the baseline trained as long as the module takes (`baseline-long`: a guess by the
-number of operations, 1.41 times as many). SWAD is measured in every run of `pacs-128`. Runs of pre-training are probed
-after it. `voc-faster-rcnn-r18` begins from random weights, from the two runs of the study `moco-v2-imagenette`, which
-comes first, and with a ResNet-50 from the file of ImageNet weights.
-
-`--jobs` processes train one run after the other; with `--in-turn` they train one at a time on the card, and read data
-and capture steps meanwhile. A result file is copied to `results/<study>/` as soon as its run has ended: with
-`--missing` what is there is not trained again, on another machine either. After `--minutes` no further run is begun,
-and a run that was stopped goes on from its last checkpoint, so the study may be cut into slices of any length.
+`studies.py` says which studies there are, and what they train. `--jobs` processes train one run after the other; with
+`--in-turn` they train one at a time on the card, and read data and capture steps meanwhile. With NVIDIA's MPS small
+networks train side by side. A run that begins with the weights of another one waits for it. A result file is copied to
+`results/` as soon as its run has ended: with `--missing` what is there is not trained again, on another machine either.
+After `--minutes` no further run is begun, and a run that was stopped goes on from its last checkpoint, so a study may
+be cut into slices of any length. At the end, what `results/` holds of these runs: means, and differences to the first
+variant over matched seeds.
 """
 
 from __future__ import annotations
@@ -25,154 +17,39 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import subprocess
+import multiprocessing
+import os
+import re
+import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
-from batchformer.recipes import find_recipe, read_recipe
-from benchmarks._common import keep_result
-from benchmarks._study import environment
-
-METHODS = ("baseline", "batchformer")
-WEIGHTS = "{weights}"  # in the keys of a variant: the file of --weights, which the others do not begin with
-
-
-@dataclass(frozen=True)
-class RecipeStudy:
-    """The variants of a recipe, or where it names none these `methods`, and `extra` ones: the keys that make them.
-
-    `more_seeds` are trained of `most` alone, seed 0 alone of `once`. Data without targets have the target "" alone.
-    `probes`: the protocols of `batchformer probe` for each run.
-    """
-
-    recipe: str
-    targets: Sequence[str] = ("",)
-    extra: Mapping[str, str] = field(default_factory=dict)
-    methods: Sequence[str] = METHODS
-    seeds: Sequence[int] = (0, 1, 2)
-    more_seeds: Sequence[int] = ()
-    most: Sequence[str] = ()
-    once: Sequence[str] = ()
-    probes: Sequence[str] = ()
-
-    @property
-    def variants(self) -> dict[str, str]:
-        """Name -> what `fit --variant` is given."""
-        own = read_recipe(find_recipe(self.recipe)[1]).get("variants")
-        named = {name: name for name in own} if own else {name: f"{name}:model.method={name}" for name in self.methods}
-        return named | {name: f"{name}:{keys}" for name, keys in self.extra.items()}
-
-    def names_weights(self, variants: Iterable[str]) -> bool:
-        """Whether one of these begins with the file of --weights by itself."""
-        return any(WEIGHTS in self.extra.get(name, "") for name in variants)
-
-    def runs(self, seeds: Sequence[int] | None, only: Sequence[str], targets: Sequence[str]) -> list[Run]:
-        """Seed by seed, so that a study cut short is balanced."""
-        first, *others = self.seeds if seeds is None else seeds
-        several = [name for name in only if name not in self.once]
-        everything = [
-            *product([first], targets, only),
-            *product(others, targets, several),
-            *product(self.more_seeds if seeds is None else (), targets, [name for name in only if name in self.most]),
-        ]
-        return [Run(variant, target, seed) for seed, target, variant in everything]
-
-
-@dataclass(frozen=True)
-class Run:
-    variant: str
-    target: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return "-".join(part for part in (self.variant, self.target, f"seed{self.seed}") if part)
-
+from batchformer.report.comparison import compare_runs, format_difference, format_summary
+from benchmarks._common import write_json
+from benchmarks.studies import STUDIES, WEIGHTS, Run, Study
 
 STOPPED = 130  # the exit code of a run that was interrupted, which ends the study too
-_PACS = ("art_painting", "cartoon", "photo", "sketch")
-_RANDOM = "model.method=baseline,data.words=[random],model.pairs.name"
-_OF_PAIRS = {
-    "label-embedding": "model.method=baseline,model.pairs.name=label_embedding",
-    "compcos-random": f"{_RANDOM}=compcos",
-    "cge-random": f"{_RANDOM}=cge",
-}
-_MODULE = "model.method=batchformer,model.contrast"
-_FROM_MOCO = "run.init_from.backbone=runs/moco-v2-imagenette-study"
-STUDIES = {
-    study.recipe: study
-    for study in (
-        RecipeStudy(
-            "pacs-128",
-            _PACS,
-            {
-                "erm+batchformer-frozen": "model.method=batchformer,model.optimizer.module_lr_factor=0.0",
-                "irm+batchformer-mixed": "model.method=batchformer,model.algorithm.name=irm,"
-                "model.algorithm.mixed_domains=true",
-            },
-            more_seeds=(3, 4),
-            most=("erm", "erm+batchformer"),
-        ),
-        RecipeStudy("pacs-mobilenetv2", _PACS),
-        RecipeStudy("imagenette-lt", seeds=range(5)),
-        RecipeStudy("pacs-128-adapt", ("sketch",)),
-        RecipeStudy("mnist-usps", ("usps", "mnist")),
-        RecipeStudy("digits-domains", tuple(f"{angle}-degrees" for angle in range(0, 90, 15))),
-        *(RecipeStudy(name, seeds=range(5)) for name in ("digits-lt", "moco-digits", "mae-digits")),
-        *(RecipeStudy(name) for name in ("vit-digits", "digits-gzsl", "hands-tiny")),
-        RecipeStudy("plantvillage-czsl", extra=_OF_PAIRS),
-        RecipeStudy("plantvillage-czsl-trained", extra=_OF_PAIRS),
-        RecipeStudy("digits-states", seeds=range(5)),
-        RecipeStudy("cub-gzsl"),
-        RecipeStudy("cub-gzsl-sentences"),
-        RecipeStudy(
-            "moco-v3-cifar100",
-            extra={
-                "batchformer-frozen": f"{_MODULE}.frozen_module=true",
-                "batchformer-plain": f"{_MODULE}.pairs=plain",
-            },
-            once=("batchformer-frozen", "batchformer-plain"),
-            probes=("moco-v3",),
-        ),
-        RecipeStudy("moco-v2-cifar100", seeds=(0,), probes=("moco-v3",)),
-        RecipeStudy("mae-cifar100", probes=("mae", "finetune")),
-        RecipeStudy("moco-v2-imagenette", seeds=(0,)),
-        RecipeStudy(
-            "voc-faster-rcnn-r18",
-            extra={
-                "scratch": "run.init_from={}",
-                "moco": f"{_FROM_MOCO}/baseline-seed0",
-                "moco+batchformer": f"{_FROM_MOCO}/batchformer-seed0",
-                "imagenet-resnet50": f"model.backbone=resnet50_stride_in_1x1,run.init_from.backbone={WEIGHTS}",
-            },
-            methods=(),
-            seeds=(0,),
-        ),
-        RecipeStudy(
-            "hands-rendered",
-            extra={
-                "baseline-long": "model.method=baseline,trainer.max_epochs=42,model.schedule.milestones=[31,39]",
-            },
-        ),
-    )
-}
 
 
-def fit(study: RecipeStudy, run: Run, args: argparse.Namespace) -> int:
+def fit(study: Study, run: Run, args: argparse.Namespace) -> int:
     """Train a run in this process, or finish it, and keep its result."""
     from batchformer.cli import main as batchformer
 
-    out, kept = args.runs / run.name, kept_at(study, run, args)
-    if not (out / "result.json").is_file():
-        words = ["fit", study.recipe, "--variant", study.variants[run.variant].replace(WEIGHTS, args.weights or "")]
+    out, kept = args.runs / run.name, args.results / study.file(run)
+    analysis = [] if study.analysis else ["--no-analysis"]
+    if not finished(run, args):
+        words = ["fit", *(word.replace(WEIGHTS, args.weights or "") for word in study.words(run.variant))]
         words += ["--data.target", run.target] if run.target else []
-        words += ["--seed", str(run.seed), "--out", str(out), "--resume", "--no-analysis"]
+        words += ["--seed", str(run.seed), "--out", str(out), "--resume", *analysis]
         words += ["--data-root", args.data_root] if args.data_root else []
-        words += ["--init-from", args.weights] if args.weights and not study.names_weights(study.extra) else []
+        if first := study.first(run):
+            words += ["--init-from", str(args.runs / first.name)]
+        elif args.weights and not study.names_weights(list(study.variants)):
+            words += ["--init-from", args.weights]
         if args.in_turn:
             turn = {"class_path": "benchmarks._turn.InTurn", "init_args": {"lock": str(args.runs / "turn")}}
             words += ["--trainer.callbacks", json.dumps([turn])]
@@ -181,44 +58,131 @@ def fit(study: RecipeStudy, run: Run, args: argparse.Namespace) -> int:
     for protocol in study.probes:
         probed = args.runs / f"{run.name}-{protocol}"
         if not (probed / "result.json").is_file():
-            words = ["probe", str(out), "--protocol", protocol, "--out", str(probed), "--no-analysis"]
+            words = ["probe", str(out), "--protocol", protocol, "--out", str(probed), *analysis]
             if code := batchformer([*words, *(["--resume"] if probed.exists() else [])]):
                 return code
-        keep_result(probed, args.results / f"{study.recipe}-{protocol}" / kept.name)
+        keep_result(probed, args.results / f"{study.name}-{protocol}" / kept.name)
     keep_result(out, kept)  # last: with it the run is whole
     return 0
 
 
-def kept_at(study: RecipeStudy, run: Run, args: argparse.Namespace) -> Path:
-    return args.results / study.recipe / f"{run.name}.json"
+def finished(run: Run, args: argparse.Namespace) -> bool:
+    return (args.runs / run.name / "result.json").is_file()
 
 
-def work(study: RecipeStudy, runs: Sequence[Run], args: argparse.Namespace) -> int:
-    """Train these runs one after the other; the number that failed."""
-    import torch
+def keep_result(run: Path, kept: Path) -> None:
+    """Copy the result of a run to where results are kept; of absolute paths, which are one machine's, the end."""
 
-    failed = 0
-    for run in runs:
-        if args.minutes is not None and time.time() > args.began + 60 * args.minutes:
-            break
-        began = time.perf_counter()
-        code = fit(study, run, args)
-        failed += code != 0
-        if code == STOPPED:
-            break
-        said = "done" if code == 0 else "failed"
-        print(f"{run.name}: {said} after {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    def without_paths(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without_paths(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [without_paths(each) for each in value]
+        return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+
+    result = without_paths(json.loads((run / "result.json").read_text()))
+    if command := result.get("command"):
+        result["command"] = re.sub(r"(?<=[ =])/\S*/", "", command)
+    write_json(kept, result)
+
+
+def fit_in_worker(study: Study, run: Run, args: argparse.Namespace) -> int:
+    """As several processes write, and as this one trains other runs afterwards."""
+    if args.jobs > 1:
+        write_to(args.runs / f"{run.name}.log")
+    try:
+        return fit(study, run, args)
+    finally:
+        sys.stdout.flush()
         gc.collect()  # a captured step holds its network in a cycle
-        if torch.cuda.is_available():
+        if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
             torch.cuda.empty_cache()
-    return failed
+
+
+def write_to(log: Path) -> None:
+    """Whatever this process and its own ones print."""
+    with open(log, "a") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+
+
+def needed(study: Study, args: argparse.Namespace) -> list[Run]:
+    """The runs to train, each after the one it begins with: of that the run folder must be there."""
+    runs = study.runs(args.seeds, args.only, args.targets)
+    if args.missing:
+        runs = [run for run in runs if not (args.results / study.file(run)).is_file()]
+    firsts = {run: study.first(run) for run in runs}
+    found = [(first, run) if first and not finished(first, args) else (run,) for run, first in firsts.items()]
+    return list(dict.fromkeys(run for each in found for run in each))
+
+
+def train(study: Study, args: argparse.Namespace) -> int:
+    """Train what is needed in `--jobs` processes; the number of runs that failed."""
+    waiting, codes = needed(study, args), dict[Run | None, int]()
+    training: dict[Future[int], tuple[Run, ProcessPoolExecutor, float]] = {}
+    idle = [_worker() for _ in range(args.jobs)]
+    late = float("inf") if args.minutes is None else time.monotonic() + 60 * args.minutes
+    while True:
+        if time.monotonic() > late:
+            waiting = []
+        unfinished = {*waiting, *(run for run, *_ in training.values())}
+        for run in [run for run in waiting if study.first(run) not in unfinished]:
+            if codes.get(study.first(run)):
+                codes[run] = 1
+                tell(f"{run.name}: not trained, as the run that it begins with failed")
+            elif idle:
+                worker = idle.pop()
+                training[worker.submit(fit_in_worker, study, run, args)] = run, worker, time.perf_counter()
+            else:
+                break
+            waiting.remove(run)
+        if not training and not waiting:
+            return sum(code != 0 for code in codes.values())
+        for job in wait(training, return_when=FIRST_COMPLETED).done:
+            run, worker, began = training.pop(job)
+            problem = job.exception()
+            codes[run] = job.result() if problem is None else 1
+            if codes[run] == STOPPED:
+                waiting = []
+            idle.append(_worker() if isinstance(problem, BrokenProcessPool) else worker)  # one that was killed
+            said = "done" if codes[run] == 0 else f"failed {problem or ''}".strip()
+            tell(f"{run.name}: {said} after {time.perf_counter() - began:.0f} s")
+
+
+def _worker() -> ProcessPoolExecutor:
+    """A process of its own, so that one that is killed ends no other. Interrupts come from this process."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, context, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def table(study: Study, args: argparse.Namespace) -> str:
+    """A line for each variant, of the results that there are."""
+    first, found = next(iter(study.variants)), []
+    for run in study.runs(args.seeds, args.only, args.targets):
+        if (file := args.results / study.file(run)).is_file():
+            one = {"recipe": study.name, "variant": run.variant, "target": run.target or None, "seed": run.seed}
+            found.append({**json.loads(file.read_text()), **one, "reference": first})
+    if not found:
+        return ""
+    compared, lines = compare_runs(found), []
+    for variant in compared.shown:
+        measure, seeds = compared.primary, len(compared.by_seed(compared.primary, variant))
+        mean = format_summary(compared.cell(measure, variant), compared.digits(measure))
+        difference = compared.difference(measure, variant)
+        held = "" if difference is None else f"   {format_difference(difference, compared.digits(measure))}"
+        lines += [f"{variant:24} {mean} ({seeds} seed{'s' * (seeds > 1)}){held}"] if seeds else []
+    return "\n".join([f"{compared.primary.title}; difference to {compared.reference}", *lines])
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("study", choices=list(STUDIES))
     made.add_argument("--data-root")
-    made.add_argument("--weights", help="a file of weights that the backbone begins with")
+    made.add_argument("--weights", help="what runs begin with that begin with no other run: [PART=]FILE")
     made.add_argument("--runs", type=Path, help="default: runs/<study>-study")
     made.add_argument("--results", type=Path, default=Path("results"))
     made.add_argument("--jobs", type=int, default=1)
@@ -228,8 +192,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", type=int, nargs="+", help="default: those of the study")
     made.add_argument("--only", nargs="+", help="variants; default: all")
     made.add_argument("--targets", nargs="+", help="default: all")
-    made.add_argument("--worker", type=int, help=argparse.SUPPRESS)  # one of --jobs processes
-    made.add_argument("--began", type=float, default=time.time(), help=argparse.SUPPRESS)
     made.epilog = "after --: more overrides for every run"
     return made
 
@@ -250,17 +212,17 @@ def main() -> int:
     if study.names_weights(args.only) and not args.weights:
         made.error("--weights is missing: the file that one of the variants begins with (--only leaves variants out)")
     args.runs.mkdir(parents=True, exist_ok=True)
-    if args.worker is not None or args.jobs == 1:
-        runs = study.runs(args.seeds, args.only, args.targets)[args.worker or 0 :: args.jobs]
-        if args.missing:  # of its own share: another process may have ended a run before this one looks
-            runs = [run for run in runs if not kept_at(study, run, args).is_file()]
-        return min(1, work(study, runs, args))
-    itself, workers = [sys.executable, "-m", "benchmarks.study", "--began", str(args.began)], []
-    for number in range(args.jobs):
-        with open(args.runs / f"worker{number}.log", "w") as log:  # what the runs print; a line a run goes to stderr
-            command = [*itself, "--worker", str(number), *sys.argv[1:]]
-            workers.append(subprocess.Popen(command, stdout=log, env=environment(args.jobs)))
-    return min(1, sum(worker.wait() for worker in workers))
+    if args.jobs > 1:  # torch starts as many threads as there are cores in every process
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        failed = train(study, args)
+    except KeyboardInterrupt:
+        for process in multiprocessing.active_children():
+            process.terminate()  # the run that it trains ends at its last checkpoint
+        return STOPPED
+    print(table(study, args))
+    return min(1, failed)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,177 @@
-"""The part of docs/results.md about the variants of one recipe: a table, and every seed in a picture."""
+"""Studies with a folder for each variant in docs/results.md: a table, and every seed in a picture.
+
+The variants of a recipe are held to one baseline: `vit-cifar100-32-stable` is one of `vit-cifar100-32`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any
 
 from batchformer.metrics.measures import Measure
 from batchformer.report.charts import Chart
 from batchformer.report.comparison import compare_runs, format_difference
 from batchformer.report.figures import seeds_chart
 from batchformer.report.health import number, series
-from batchformer.report.provenance import caveats, facts
+from batchformer.report.provenance import caveats, facts, loss_factor
 from batchformer.report.runs import Run
-from batchformer.report.statistics import summarise
+from batchformer.report.statistics import PairedDifference, summarise
 from benchmarks._chart_files import chart_svg
+from benchmarks._gain import Gain, mean_of
 from benchmarks._markdown import markdown, one_digit
-from benchmarks.paper import MAIN, STUDIES
-from benchmarks.studies import Study, differs_from, held_to, missing_from
+from benchmarks.paper import ABLATIONS, MAIN, Ablation
+from benchmarks.studies import STUDIES
 
 CAPTION = "A ring is a seed, the bar their mean; dotted: the mean of the baseline."
+IN_FOLDERS = {name: study for name, study in STUDIES.items() if study.setting}
+WANTED_SEEDS = 3  # with fewer no deviation is worth printing, and a study says that it is not finished
 
 
-def study_section(study: Study) -> str:
+@dataclass(frozen=True)
+class Variant:
+    """The runs of one recipe name, with or without the module; `name` is what follows the name of the study."""
+
+    name: str
+    recipe: str
+    method: str
+    runs: Sequence[Run]
+
+    def by_seed(self, measure: Measure) -> dict[int, float]:
+        """Seed -> value of the measure, where the run has it."""
+        found = {run.seed: run.metrics.get(measure.key) for run in self.runs}
+        return {seed: value for seed, value in sorted(found.items()) if value is not None}
+
+    def summary(self, measure: Measure) -> str:
+        """Mean ± deviation over the seeds."""
+        return mean_of(self.by_seed(measure))
+
+
+@dataclass(frozen=True)
+class TrainedStudy:
+    """`reference`: the variant the others are held to, None where no baseline was run."""
+
+    base: str
+    variants: Sequence[Variant]
+    reference: Variant | None
+
+    @property
+    def primary(self) -> Measure:
+        return self.variants[0].runs[0].primary
+
+    def difference(
+        self, variant: Variant, reference: Variant | None = None, measure: Measure | None = None
+    ) -> PairedDifference | None:
+        """The primary measure, or the one given, minus that of the reference (the study's own), seeds matched."""
+        reference, measure = reference or self.reference, measure or self.primary
+        if reference is None or variant is reference:
+            return None
+        return Gain(measure, reference.by_seed(measure), variant.by_seed(measure)).difference
+
+
+def held_to(study: TrainedStudy) -> list[tuple[Variant, Variant]]:
+    """Variants, each with the one it is held to beside the study's baseline, where both were run."""
+    named = {variant.name: variant for variant in study.variants}
+    pairs = IN_FOLDERS[study.base].held_to.items() if study.base in IN_FOLDERS else ()
+    return [(named[name], named[other]) for name, other in pairs if name in named and other in named]
+
+
+def missing_from(study: TrainedStudy) -> list[str]:
+    """What an own study still lacks, in words: variants it compares and nobody has trained, and seeds."""
+    pairs = IN_FOLDERS[study.base].held_to if study.base in IN_FOLDERS else {}
+    if not pairs:
+        return []
+    trained = {variant.name: len(variant.runs) for variant in study.variants}
+    untrained = [name for name in dict.fromkeys(["baseline", *pairs.values(), *pairs]) if name not in trained]
+    most = max(WANTED_SEEDS, *trained.values())
+    told = [f"not trained yet {_names(untrained)}"] if untrained else []
+    short = sorted({count for count in trained.values() if count < most})
+    return told + [
+        f"{few} of {most} seeds of {_names(n for n, count in trained.items() if count == few)}" for few in short
+    ]
+
+
+def _names(variants: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in variants)
+
+
+def find_studies(recipes: Mapping[str, Sequence[Run]]) -> list[TrainedStudy]:
+    """Studies among the recipes, in the order of their names.
+
+    A recipe of a paper's table is never a variant of another, however its name begins, and an ablation that has its
+    own table in BatchFormer's paper stands beside that one instead.
+    """
+    groups: dict[str, list[Variant]] = {}
+    for recipe, runs in recipes.items():
+        base = base_of(recipe)
+        if base is None or ablation_of(recipe, runs) is not None:
+            continue
+        for method in dict.fromkeys(run.variant for run in runs):
+            mine = [run for run in runs if run.variant == method]
+            groups.setdefault(base, []).append(Variant(recipe.removeprefix(base).lstrip("-"), recipe, method, mine))
+    studies = []
+    for base, variants in sorted(groups.items()):
+        reference = _reference(base, variants)
+        ordered = sorted(variants, key=lambda each: (each is not reference, natural(each.name), each.method))
+        if any(each.recipe != base for each in variants):
+            studies.append(TrainedStudy(base, ordered, reference))
+    return studies
+
+
+def base_of(recipe: str) -> str | None:
+    """The recipe this one is a variant of (itself, where it has variants by name), None for any other."""
+    if recipe in MAIN or recipe in IN_FOLDERS:
+        return recipe
+    bases = [base for base in (*MAIN, *IN_FOLDERS) if recipe.startswith(base + "-")]
+    return max(bases, key=len, default=None)
+
+
+def ablation_of(recipe: str, runs: Sequence[Run]) -> Ablation | None:
+    """The table of BatchFormer's paper that varies what the recipe's name says; those are about long tails."""
+    if any(run.primary.key != "accuracy" for run in runs):
+        return None
+    for ablation in ABLATIONS:
+        if any(re.fullmatch(rf"{re.escape(main)}-.*\b{ablation.suffix}\d*\b.*", recipe) for main in MAIN):
+            return ablation
+    return None
+
+
+def differs_from(base: Sequence[Run], runs: Sequence[Run]) -> list[str]:
+    """What an ablation changes besides what it is named for: the scale of the loss, the number of updates."""
+    found = []
+    scales, wanted = ({loss_factor(run) for run in part} for part in (runs, base))
+    if wanted and scales != wanted:
+        found.append(
+            f"Its loss is {_listed(scales)} times the mean over the rows, that of {base[0].recipe} {_listed(wanted)} "
+            "times: part of any difference may be that."
+        )
+    steps, usual = ({run.raw.get("steps") for run in part} - {None} for part in (runs, base))
+    if steps and usual and steps != usual:
+        found.append(f"It makes {_listed(steps)} updates, {base[0].recipe} makes {_listed(usual)}.")
+    return found
+
+
+def _listed(numbers: set[Any]) -> str:
+    return " or ".join(f"{number:,.6g}" if number < 1000 else f"{number:,}" for number in sorted(numbers))
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sort key with numbers by value: batch64 before batch128."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _reference(base: str, variants: Sequence[Variant]) -> Variant | None:
+    for name in (base, f"{base}-baseline"):
+        for variant in variants:
+            if variant.recipe == name and variant.method == "baseline":
+                return variant
+    return None
+
+
+def study_section(study: TrainedStudy) -> str:
     """One table of all variants: accuracy, difference to the baseline, both training losses at the end, cost."""
     lines = [f"## Study: {study.base}", "", _what(study.base), ""]
     measures = measures_of_study(study)
@@ -65,14 +214,14 @@ def study_section(study: Study) -> str:
 def _what(base: str) -> str:
     paper = MAIN.get(base)
     if paper is None:
-        return f"{STUDIES[base].setting}. Not in the paper."
+        return f"{IN_FOLDERS[base].setting}. Not in the paper."
     sides = [
         one_digit(None if side is None else next(iter(side.values()))) for side in (paper.baseline, paper.batchformer)
     ]
     return f"{paper.setting}; paper ({paper.table}): {sides[0]} without, {sides[1]} with."
 
 
-def measures_of_study(study: Study) -> tuple[Measure, ...]:
+def measures_of_study(study: TrainedStudy) -> tuple[Measure, ...]:
     """Those that a run of the study has, the primary one first."""
     found = {
         measure.key: measure
@@ -82,7 +231,7 @@ def measures_of_study(study: Study) -> tuple[Measure, ...]:
     return tuple(found.values())
 
 
-def _reading(study: Study, metric: str, columns: Sequence[str]) -> str:
+def _reading(study: TrainedStudy, metric: str, columns: Sequence[str]) -> str:
     if study.reference is None:
         return "No baseline was run, so there is no difference to give."
     told = f"The difference is in {metric}, over matched seeds, with its 95 % interval."
@@ -100,7 +249,7 @@ def _reading(study: Study, metric: str, columns: Sequence[str]) -> str:
     return told
 
 
-def _pairs(study: Study, measures: Sequence[Measure]) -> list[str]:
+def _pairs(study: TrainedStudy, measures: Sequence[Measure]) -> list[str]:
     rows = [
         [
             f"`{variant.name}`",
@@ -119,7 +268,7 @@ def _pairs(study: Study, measures: Sequence[Measure]) -> list[str]:
     header = ["variant", "held to", "its epochs"]
     header += [words for label in (m.label for m in measures)
                for words in (f"its {label}", f"difference to it, {label}")]  # fmt: skip
-    return [STUDIES[study.base].held_to_words, "", markdown(header, rows), ""]
+    return [IN_FOLDERS[study.base].held_to_words, "", markdown(header, rows), ""]
 
 
 def _told(
@@ -161,7 +310,7 @@ _EXTRA: dict[str, Callable[[Sequence[Run]], str]] = {
 }
 
 
-def study_chart(study: Study) -> tuple[Chart, str] | None:
+def study_chart(study: TrainedStudy) -> tuple[Chart, str] | None:
     """A row of rings for each variant, and the means in words; None where there is nothing to compare."""
     measure = study.primary
     found = [(variant, seeds) for variant in study.variants if (seeds := variant.by_seed(measure))]
@@ -174,11 +323,11 @@ def study_chart(study: Study) -> tuple[Chart, str] | None:
     return seeds_chart("seeds", rows, measure, reference), "; ".join(words)
 
 
-def study_picture(study: Study) -> str | None:
+def study_picture(study: TrainedStudy) -> str | None:
     """As a file of its own, for pages that are Markdown."""
     drawn = study_chart(study)
     return None if drawn is None else chart_svg(drawn[0], f"Every seed of the study {study.base}", drawn[1])
 
 
-def picture_name(study: Study) -> str:
+def picture_name(study: TrainedStudy) -> str:
     return f"study-{study.base}.svg"

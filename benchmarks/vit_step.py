@@ -4,8 +4,8 @@
 
 The step is the task's own (forward, loss of both streams, backward, AdamW; compiled, in one CUDA graph) on a batch that
 lies on the device. The variants compile side by side, each in a process of its own; when all are ready they are timed
-one after the other. The ratio to the baseline says how many epochs of it cost as much as the variant: `v2_study.py
---long-epochs`.
+one after the other. The ratio to the baseline says how many epochs of it cost as much as the variant: those of `long`
+and `long-block8` of the study.
 """
 
 from __future__ import annotations
@@ -15,30 +15,27 @@ import json
 import subprocess
 import sys
 import tempfile
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
+from batchformer.recipes import find_recipe, read_recipe
 from benchmarks._common import milliseconds, write
-from benchmarks.v2_study import OPTION, STUDY
+from benchmarks.studies import STUDIES
 
+STUDY = STUDIES["vit-cifar100-32"]
 BATCH = 512
 SHOWN = ["baseline", "published", "published-block8", "stable", "stable-block8", "stable-split", "stable-single"]
 
 
 def options(variant: str) -> dict[str, Any]:
     """The recipe's model options with those of the variant."""
-    recipe = resources.files("batchformer.recipes").joinpath(f"{STUDY.recipe}.yaml").read_text()
-    model = yaml.safe_load(recipe)["model"]
-    words = STUDY.variants[variant]
-    for name, value in zip(words[::2], words[1::2], strict=True):
-        if name == "--method":
-            model["method"] = value
-        else:
-            model["batchformer"][name.removeprefix(OPTION)] = yaml.safe_load(value)
+    model: dict[str, Any] = read_recipe(find_recipe(STUDY.recipe)[1])["model"]
+    for key, value in STUDY.settings(variant):
+        *_, section, name = key.split(".")
+        (model["batchformer"] if section == "batchformer" else model)[name] = yaml.safe_load(value)
     return model
 
 

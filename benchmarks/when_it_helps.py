@@ -1,11 +1,7 @@
-"""docs/when-it-helps.md, its pictures, and the table in README.md, from result files.
-
-python -m benchmarks.when_it_helps results docs/when-it-helps.md README.md
-"""
+"""docs/when-it-helps.md, its pictures, and the table in README.md, from result files."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +9,14 @@ from pathlib import Path
 from batchformer.errors import UserError
 from batchformer.metrics.measures import Measure
 from batchformer.report.charts import linear_axis
-from batchformer.report.comparison import Comparison, compare_runs, format_difference, format_summary, signed, with_unit
+from batchformer.report.comparison import Comparison, compare_runs, signed, with_unit
 from batchformer.report.figures import chart_of_rows, possible_differences
 from batchformer.report.runs import Run, by_recipe, load_runs
-from batchformer.report.statistics import PairedDifference, paired_difference, summarise
 from benchmarks._chart_files import chart_svg
-from benchmarks._markdown import between_markers, markdown
-from benchmarks.domains_section import READ_AS, read_as
+from benchmarks._gain import READ_AS, Gain
+from benchmarks._markdown import markdown, with_results
 from benchmarks.paper import MAIN
 
-BEGIN, END = "<!-- results -->", "<!-- /results -->"
 README_HEADER = ("accuracy, %", "without", "with", "difference, 95 % interval", "seeds", "paper", "read as")
 HEADER = ("", *README_HEADER[1:5], "read as")
 
@@ -49,31 +43,10 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A pair whose two sides were both trained: their values by seed."""
+class Answer(Gain):
+    """A pair whose two sides were both trained."""
 
     pair: Pair
-    measure: Measure
-    before: Mapping[int, float]
-    after: Mapping[int, float]
-
-    @property
-    def seeds(self) -> list[int]:
-        return [seed for seed in self.before if seed in self.after]
-
-    @property
-    def difference(self) -> PairedDifference | None:
-        found = self.seeds
-        return paired_difference([self.before[s] for s in found], [self.after[s] for s in found]) if found else None
-
-    @property
-    def reading(self) -> str:
-        return read_as(self.difference, self.measure)
-
-    @property
-    def cells(self) -> list[str]:
-        sides = [format_summary(summarise(list(side.values()))) for side in (self.before, self.after)]
-        return [*sides, format_difference(self.difference), str(len(self.seeds))]
 
 
 def _module(title: str, recipe: str, without: str = "baseline", readme: str = "") -> Pair:
@@ -225,7 +198,7 @@ _INTRODUCTION = """\
 # When does it help?
 
 Every comparison of ours with and without the module, by the question a practitioner asks. Written by
-`python -m benchmarks.when_it_helps results docs/when-it-helps.md README.md` from the files in `results/`: last epoch,
+`python -m benchmarks.pages when-it-helps` from the files in `results/`: last epoch,
 mean ± standard deviation over seeds, the difference over matched seeds with its 95 % interval. "Better" and "worse"
 mean that the interval leaves out zero; each comparison is read alone, so of twenty without any effect one would.
 """
@@ -250,7 +223,7 @@ def _answered(question: Question, tables: Mapping[str, Comparison]) -> Iterator[
         values = [table.by_seed(table.primary, variant) if table else {} for table, variant in sides]
         table = sides[0][0]
         if table is not None and all(values):
-            yield Answer(pair, table.primary, *values)
+            yield Answer(table.primary, values[0], values[1], pair)
 
 
 def page(results: Path) -> tuple[str, dict[str, str]]:
@@ -297,7 +270,7 @@ def _picture(question: Question, found: Sequence[Answer]) -> str:
     """A row for each comparison: the difference of every seed as a ring, its mean and interval as a bar."""
     measure, height = found[0].measure, len(found)
     differences = [answer.difference for answer in found if answer.difference is not None]
-    each_seed = [[answer.after[seed] - answer.before[seed] for seed in answer.seeds] for answer in found]
+    each_seed = [answer.each_seed for answer in found]
     values, within = possible_differences(differences, measure)
     values += [value for of_pair in each_seed for value in of_pair]
     room = 0.1 * max(map(abs, values))
@@ -335,28 +308,9 @@ def _paper(pair: Pair, measure: Measure) -> str:
     return signed(row.batchformer[measure.key] - row.baseline[measure.key], 1)
 
 
-def with_table(text: str, table: str, name: str = "README.md") -> str:
-    return between_markers(text, table, BEGIN, END, name)
-
-
-def main(arguments: Sequence[str]) -> int:
-    if len(arguments) != 3:
-        print("usage: python -m benchmarks.when_it_helps RESULTS_FOLDER PAGE.md README.md", file=sys.stderr)
-        return 2
-    results, target, readme = map(Path, arguments)
-    try:
-        if not readme.is_file():
-            raise UserError(f"there is no file {readme}.")
-        table = with_table(readme.read_text(encoding="utf-8"), readme_table(results), readme.name)
-        text, pictures = page(results)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    readme.write_text(table, encoding="utf-8")
-    for name, picture in {target.name: text, **pictures}.items():
-        (target.parent / name).write_text(picture, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+def pages(root: Path) -> dict[Path, str]:
+    """The README with its table, the page and its pictures."""
+    readme, results = root / "README.md", root / "results"
+    text, pictures = page(results)
+    drawn = {root / "docs" / name: picture for name, picture in pictures.items()}
+    return {readme: with_results(readme, readme_table(results)), root / "docs" / "when-it-helps.md": text, **drawn}

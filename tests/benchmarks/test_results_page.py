@@ -10,9 +10,10 @@ from batchformer.recipes import recipe_text
 from batchformer.report import compare_runs
 from batchformer.report.comparison import format_difference, format_summary
 from batchformer.report.runs import load_runs
+from benchmarks.pages import write
 from benchmarks.paper import MAIN
 from benchmarks.report_page import as_studies, report_page
-from benchmarks.results_page import main, results_page, study_pictures
+from benchmarks.results_page import results_page, study_pictures
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -108,7 +109,7 @@ def test_benchmarks_are_listed_from_their_files(tmp_path):
     rows = [{"rate": 71234.5, "ratio": 0.89, "kernels": [["gelu", 0.5], ["sum", 0.25]]}, {"rate": 8.5}]
     content = {"versions": {"torch": "2.x"}, "batch": 512, "rows": rows}
     (folder / "cifar-step.json").write_text(json.dumps(content))
-    assert main([str(tmp_path / "results"), str(tmp_path / "docs" / "results.md")]) == 0
+    assert write("results", tmp_path) == 0
     page = (tmp_path / "docs" / "results.md").read_text(encoding="utf-8")
     assert "versions.torch 2.x, batch 512" in page
     assert "| rate | ratio |\n" in page  # a table in a row stays in the file
@@ -140,9 +141,10 @@ def test_an_ablation_stands_beside_what_it_varies(tmp_path):
 
 
 def test_empty_results_are_one_sentence_and_write_nothing(tmp_path, capsys):
-    assert main([str(tmp_path), str(tmp_path / "results.md")]) == 2
+    (tmp_path / "results").mkdir()
+    assert write("results", tmp_path) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
-    assert not (tmp_path / "results.md").exists()
+    assert not (tmp_path / "docs").exists()
 
 
 def test_splits_of_the_paper_average_to_its_total():

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from batchformer.errors import UserError
-from benchmarks.stability_page import write_stability_page
+from benchmarks.pages import write
+from benchmarks.stability_page import pages
 
 
 def start_rows() -> list[dict]:
@@ -60,13 +61,18 @@ def repository(root: Path, rows: list[dict] | None) -> Path:
     return root
 
 
+def written(root: Path) -> str:
+    assert write("stability", root) == 0
+    return (root / "docs" / "stability.md").read_text()
+
+
 def cells(page: str, first: str) -> list[str]:
     line = next(line for line in page.splitlines() if line.startswith(f"| {first} "))
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_the_tables_are_those_of_the_files(tmp_path: Path) -> None:
-    page = write_stability_page(repository(tmp_path, start_rows())).read_text()
+    page = written(repository(tmp_path, start_rows()))
     signals, last = ["0.80", "0.41", "0.17", "0.07"], ["0.50", "1.25", "120", "0.62"]
     assert cells(page, "published") == ["published", *signals, *last, "0.25 to 0.25"]
     run = cells(page, "`vit-cifar100-32-stable`")
@@ -76,7 +82,7 @@ def test_the_tables_are_those_of_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ground", ["light", "dark"])
 def test_lines_have_colours_that_can_be_told_apart(tmp_path: Path, ground: str) -> None:
     rows = [{**row, "form": f"form {k}"} for k in range(8) for row in start_rows()[:12]]
-    write_stability_page(repository(tmp_path, rows))
+    written(repository(tmp_path, rows))
     light, dark = (tmp_path / "docs" / "stability-signal.svg").read_text().split("@media(prefers-color-scheme:dark)")
     found = re.findall(r"\.s\d{stroke:#(\w{6})}", light if ground == "light" else dark)
     colours = [bytes.fromhex(value) for value in found]
@@ -85,7 +91,7 @@ def test_lines_have_colours_that_can_be_told_apart(tmp_path: Path, ground: str) 
 
 
 def test_the_pictures_are_whole_and_name_every_form(tmp_path: Path) -> None:
-    write_stability_page(repository(tmp_path, start_rows()))
+    written(repository(tmp_path, start_rows()))
     for name in ("stability-signal.svg", "stability-between.svg"):
         picture = ET.parse(tmp_path / "docs" / name).getroot()
         texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
@@ -96,7 +102,7 @@ def test_the_pictures_are_whole_and_name_every_form(tmp_path: Path) -> None:
 
 def test_without_the_measurement_one_sentence_says_how_to_make_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"stability_start\.json.*benchmarks/stability\.py"):
-        write_stability_page(repository(tmp_path, None))
+        pages(repository(tmp_path, None))
 
 
 def test_the_start_of_training_is_shown_by_depth_as_the_mean_over_seeds(tmp_path: Path) -> None:
@@ -108,6 +114,6 @@ def test_the_start_of_training_is_shown_by_depth_as_the_mean_over_seeds(tmp_path
     ]
     file = root / "benchmarks" / "results" / "stability_depth.json"
     file.write_text(json.dumps({"classes": 10, "rows": rows}))
-    page = write_stability_page(root).read_text()
+    page = written(root)
     assert cells(page, "24 blocks, published")[1:] == ["2", "1.50 / 2.50", "1.50 / 2.50"]
     assert "Chance is 2.30" in page

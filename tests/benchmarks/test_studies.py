@@ -9,10 +9,10 @@ from batchformer.report import load_runs
 from batchformer.report.comparison import format_difference
 from batchformer.report.runs import by_recipe
 from batchformer.report.statistics import paired_difference
-from benchmarks.paper import MAIN, STUDIES
+from benchmarks.paper import MAIN
 from benchmarks.results_page import results_page
-from benchmarks.studies import base_of, find_studies
-from benchmarks.study_section import study_chart, study_picture
+from benchmarks.studies import STUDIES
+from benchmarks.study_section import base_of, find_studies, study_chart, study_picture
 from benchmarks.when_it_helps import readme_table
 
 BASE = "vit-cifar100-32"

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from batchformer.errors import UserError
-from benchmarks.paper import STUDIES
-from benchmarks.when_it_helps import BEGIN, END, QUESTIONS, main, page, readme_table, with_table
+from benchmarks._markdown import BEGIN, END, between_markers
+from benchmarks.pages import write
+from benchmarks.studies import STUDIES
+from benchmarks.when_it_helps import QUESTIONS, page, readme_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,27 +79,31 @@ def test_nothing_to_show_is_refused(tmp_path):
 
 def test_only_what_is_between_the_markers_changes():
     text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert with_table(text, "new") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
-    assert with_table(with_table(text, "new"), "new") == with_table(text, "new")
+    once = between_markers(text, "new", "README.md")
+    assert once == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    assert between_markers(once, "new", "README.md") == once
 
 
 @pytest.mark.parametrize("text", ["no markers", f"{END} {BEGIN}", f"{BEGIN} {BEGIN} {END}"])
 def test_missing_or_doubled_markers_are_refused(text):
     with pytest.raises(UserError, match="each once"):
-        with_table(text, "new")
+        between_markers(text, "new", "README.md")
 
 
 def test_command_writes_the_files_and_tells_mistakes_in_one_line(tmp_path, capsys):
     pairs(tmp_path / "results", "cifar100-lt-100", 1.0)
     readme, docs = tmp_path / "README.md", tmp_path / "docs"
-    docs.mkdir()
-    words = [str(tmp_path / "results"), str(docs / "page.md"), str(readme)]
-    assert main(words) == 2
-    assert "there is no file" in capsys.readouterr().err
+    assert write("when-it-helps", tmp_path) == 2
+    assert "README.md" in capsys.readouterr().err
+    assert not docs.exists()
     readme.write_text(f"{BEGIN}\n{END}\n")
-    assert main(words) == 0
+    assert write("when-it-helps", tmp_path) == 0
     assert "51.00 ± 1.00" in readme.read_text()
-    assert {file.name for file in docs.iterdir()} == {"page.md", "when-it-helps-schedule.svg", "when-it-helps-data.svg"}
+    assert {file.name for file in docs.iterdir()} == {
+        "when-it-helps.md",
+        "when-it-helps-schedule.svg",
+        "when-it-helps-data.svg",
+    }
 
 
 def test_the_page_counts_each_comparison_once_and_draws_each_seed(tmp_path):

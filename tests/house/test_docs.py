@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
-import importlib
 import io
 import os
 import re
@@ -22,9 +21,7 @@ import yaml
 
 from batchformer.cli import COMMANDS, main
 from batchformer.recipes import about, recipe_names
-from benchmarks import models_table
-from benchmarks.when_it_helps import page as comparisons_page
-from benchmarks.when_it_helps import readme_table, with_table
+from benchmarks import models_table, recipes_page, when_it_helps
 
 from ..selection import others_slow
 from .pages import PAGES, REPOSITORY, blocks, python_blocks
@@ -103,11 +100,9 @@ def test_every_recipe_of_a_table_is_found_from_the_table():
     assert of_a_table <= named, of_a_table - named
 
 
-def test_the_tables_of_recipes_are_what_the_recipe_files_say(monkeypatch):
-    monkeypatch.syspath_prepend(str(REPOSITORY))
-    page = importlib.import_module("benchmarks.recipes_page")
+def test_the_tables_of_recipes_are_what_the_recipe_files_say():
     text = (DOCS / "recipes.md").read_text(encoding="utf-8")
-    assert text == page.with_tables(text), "stale: python -m benchmarks.recipes_page docs/recipes.md"
+    assert {DOCS / "recipes.md": text} == recipes_page.pages(REPOSITORY), "stale: python -m benchmarks.pages recipes"
     assert [name for name in recipe_names() if f"| [`{name}`]" not in text] == []
 
 
@@ -116,7 +111,7 @@ def test_the_tables_of_models_are_what_the_behaviour_suite_checks():
     pages = [page for page in PAGES if models_table.BEGIN in page.read_text(encoding="utf-8")]
     assert DOCS / "attach.md" in pages
     for page in pages:
-        stale = f"stale: python -m benchmarks.models_table {name_of(page)}"
+        stale = "stale: python -m benchmarks.pages models"
         assert page.read_text(encoding="utf-8") == models_table.with_models(page), stale
     short = models_table.models_table(short=True)
     assert len(short.splitlines()) <= 12
@@ -158,13 +153,11 @@ def test_the_readme_is_a_landing_page_and_the_index_knows_every_page():
 
 
 def test_the_readme_and_the_page_of_comparisons_show_what_the_result_files_hold():
-    results, readme = REPOSITORY / "results", (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    text, pictures = comparisons_page(results)
-    stale = "stale: python -m benchmarks.when_it_helps results docs/when-it-helps.md README.md"
-    assert readme == with_table(readme, readme_table(results)), f"README.md is {stale}"
-    for name, content in {"when-it-helps.md": text, **pictures}.items():
-        assert (DOCS / name).read_text(encoding="utf-8") == content, f"docs/{name} is {stale}"
-    assert {file.name for file in DOCS.glob("when-it-helps-*.svg")} == set(pictures)
+    pages = when_it_helps.pages(REPOSITORY)
+    assert {REPOSITORY / "README.md", *DOCS.glob("when-it-helps*")} == set(pages)
+    for page, content in pages.items():
+        stale = f"{name_of(page)} is stale: python -m benchmarks.pages when-it-helps"
+        assert page.read_text(encoding="utf-8") == content, stale
 
 
 @pytest.mark.parametrize("example", others_slow(EXAMPLES, _SHORTEST))

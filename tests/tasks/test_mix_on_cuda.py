@@ -1,7 +1,7 @@
 """Every variant of the mixing study through the task on a CUDA device: compiled, in one CUDA graph, in bf16.
 
-Miniatures of the networks of `benchmarks/mix_study.py` under its options. What one test has compiled serves the later
-ones too. Alone, before a long study: `pytest tests/tasks/test_mix_on_cuda.py -m gpu`.
+Miniatures of the networks of the studies `mix-*` (`benchmarks/studies.py`) under their options. What one test has
+compiled serves the later ones too. Alone, before a long study: `pytest tests/tasks/test_mix_on_cuda.py -m gpu`.
 """
 
 import copy

@@ -1,14 +1,17 @@
-"""Tables of the studies of unseen domains in the docs."""
+"""Tables of the studies of unseen domains and unseen classes in the docs."""
 
 import random
+import shutil
 
 from made_up import comparison, write
 
+from batchformer.metrics.measures import COMPOSITIONAL
 from batchformer.report.comparison import format_difference
 from batchformer.report.statistics import paired_difference
-from benchmarks.domains_section import BEGIN, END, main
+from benchmarks._markdown import BEGIN, END
+from benchmarks.pages import write as write_pages
 from benchmarks.results_page import results_page
-from benchmarks.study import STUDIES
+from benchmarks.studies import STUDIES
 
 LEVELS = {
     "erm": 70.0, "erm+batchformer": 71.0, "irm": 66.0, "irm+batchformer": 65.0, "irm+batchformer-mixed": 60.0,
@@ -90,14 +93,57 @@ def test_a_page_without_such_results_has_no_such_section(tmp_path):
     assert "Unseen domains" not in results_page(write(tmp_path, comparison(seeds=2)))
 
 
-def test_the_page_about_domains_gets_the_gains(tmp_path, capsys):
-    page, results = tmp_path / "domains.md", write(tmp_path / "results", made())
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    assert main([str(results), str(page)]) == 0
-    text = page.read_text()
-    assert "old" not in text
-    assert text.startswith("before\n")
-    assert "| erm | " in text
-    assert main([str(write(tmp_path / "none", comparison(seeds=1))), str(page)]) == 2
-    assert "no study of domains" in capsys.readouterr().err
-    assert page.read_text() == text
+OF_PAIRS = {"visual-product": 70.0, "visual-product+batchformer": 70.0, "cge": 60.0, "cge+batchformer": 62.0,
+          "compcos-random": 20.0}  # fmt: skip
+
+
+def made_of_pairs(seeds=3):
+    measures = [measure.as_dict() for measure in COMPOSITIONAL if not measure.detail]
+    found = []
+    for variant, level in OF_PAIRS.items():
+        for seed in range(seeds):
+            noise = random.Random(f"{variant}{seed}").gauss(0, 0.1) + random.Random(seed).gauss(0, 1)
+            metrics = {measure["key"]: level + noise + k for k, measure in enumerate(measures)}
+            found.append({"recipe": "plantvillage-czsl", "variant": variant, "reference": "visual-product",
+                          "seed": seed, "protocol": "last", "measures": measures, "metrics": metrics, "steps": 3,
+                          "epochs": 1, "device": "processor", "versions": {}, "data": {}})  # fmt: skip
+    return found
+
+
+def values(results, variant):
+    return [each["metrics"]["auc"] for each in results if each["variant"] == variant]
+
+
+def test_every_variant_is_held_to_the_reference_and_to_itself_without_the_module(tmp_path):
+    results = made_of_pairs()
+    page = results_page(write(tmp_path, results))
+    assert page.count("## Unseen classes") == 1
+    whole = rows(page.split("## Unseen classes")[1], " | AUC")
+    assert list(whole) == list(OF_PAIRS)
+    assert whole["visual-product"][-1] == "the reference"
+    wanted = paired_difference(values(results, "visual-product"), values(results, "compcos-random"))
+    assert whole["compcos-random"][-1] == format_difference(wanted)
+    gains = rows(page, "AUC, %")
+    assert list(gains) == ["visual-product", "cge"]
+    wanted = paired_difference(values(results, "cge"), values(results, "cge+batchformer"))
+    assert gains["cge"][2:] == [format_difference(wanted), "3", "better"]
+
+
+def test_the_pages_of_both_families_get_the_tables(tmp_path, capsys):
+    pages = [tmp_path / "docs" / name for name in ("domains.md", "zero-shot.md")]
+    pages[0].parent.mkdir()
+    for page in pages:
+        page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    write(tmp_path / "results", [*made(), *made_of_pairs()])
+    assert write_pages("families", tmp_path) == 0
+    texts = [page.read_text() for page in pages]
+    for text, row in zip(texts, ("| erm | ", "| `cge` | "), strict=True):
+        assert "old" not in text
+        assert text.startswith("before\n")
+        assert row in text
+    for results, missing in ((comparison(seeds=1), "domains"), (made(), "classes")):
+        shutil.rmtree(tmp_path / "results")
+        write(tmp_path / "results", results)
+        assert write_pages("families", tmp_path) == 2
+        assert f"no study of unseen {missing}" in capsys.readouterr().err
+        assert [page.read_text() for page in pages] == texts
