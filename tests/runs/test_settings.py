@@ -100,6 +100,16 @@ def test_a_run_of_the_time_before_an_option_goes_on_and_not_with_another_value_o
         refuse_other_settings(folder, cli.load(file, [(f"model.{key}", changed[key])]), defaults)
 
 
+def test_a_run_of_the_time_when_one_view_meant_as_many_as_the_task_needs_goes_on(tmp_path):
+    now = RecipeCLI().load(find_recipe("moco-digits")[1])
+    before = yaml.safe_load(yaml.safe_dump(now))
+    before["data"]["init_args"]["views"] = 1
+    refuse_other_settings(started_with(before, tmp_path), now)
+    before["data"]["init_args"]["views"] = 3
+    with pytest.raises(UserError, match=r"data\.init_args\.views 3"):
+        refuse_other_settings(started_with(before, tmp_path), now)
+
+
 def fit(out, epochs, *more, seed=3):
     words = ["--trainer.max_epochs", str(epochs), "--seed", str(seed), "--out", str(out)]
     return main(["fit", "digits-lt", *TINY, *words, *more])

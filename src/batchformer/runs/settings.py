@@ -81,4 +81,6 @@ def _limit(value: int | None) -> float:
 
 
 def _dotted_of(folder: RunFolder) -> dict[str, Any]:
-    return dotted(with_current_keys(yaml.safe_load(folder.config.read_text())))
+    found = dotted(with_current_keys(yaml.safe_load(folder.config.read_text())))
+    views = "data.init_args.views"
+    return found | {views: None} if found.get(views) == 1 else found  # 1 once meant what null means: as the task needs
