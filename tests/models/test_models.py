@@ -1,8 +1,10 @@
 """The networks of this room."""
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
+from huggingface_hub import constants
 from torch import nn
 
 import batchformer as bf
@@ -127,3 +129,14 @@ def test_pretrained_weights_come_from_a_local_file_with_a_new_classifier(tmp_pat
 
 def test_defaults_are_those_written_down() -> None:
     assert defaults("models") == written("models")
+
+
+def test_the_hub_is_looked_for_only_where_weights_are_wanted(monkeypatch):
+    offline = []
+    monkeypatch.setattr("batchformer.hub._reachable", lambda address: False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(timm, "create_model", lambda name, **given: offline.append(constants.HF_HUB_OFFLINE))
+    for pretrained in (False, True):
+        create_backbone("test_resnet", 5, pretrained=pretrained)
+    assert offline == [False, True]
+    assert constants.HF_HUB_OFFLINE is False
