@@ -11,8 +11,8 @@ survivors were given tests.
 
 A mutant changes one operator, number, truth value or condition, or leaves one call out. First the test files that name
 what was changed are run, then all of the room; the first failing test ends it. Faults that survive are read: those that
-change nothing which could be observed are marked as equivalent, the others want a test. A test without an end on a busy
-machine may be slow, not stopped by the fault: it is run again alone with more time. Everything goes to
+change nothing which could be observed are marked as equivalent, the others want a test. A test that does not end has
+noticed nothing if it does not end without the fault either: it is left out. Everything goes to
 benchmarks/results/mutants.json. One process with the slow imports done forks for each mutant; the mutated copy of the
 package comes first on the path.
 """
@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,6 @@ from benchmarks._common import RESULTS, write_json
 ROOT = Path(__file__).parents[1]
 PACKAGE, TESTS, RECORD = ROOT / "src" / "batchformer", ROOT / "tests", RESULTS / "mutants.json"
 SECONDS = 150  # for a test; on a busy machine the slowest takes 90
-MORE = 3  # times as many, alone: a test without an end by then has noticed the fault
 NO_END = " did not end"
 FILES = 6
 OTHER_TESTS = {  # where a room's behaviour is tested, when not only in the folder of its name
@@ -180,13 +179,18 @@ def test_files(mutant: Mutant, room: str) -> list[str]:
 
 def judge(mutant: Mutant, room: str, folder: Path) -> dict[str, Any]:
     """Whether a test fails, which one, and after how long."""
-    begin, noticed = time.monotonic(), None
+    begin = time.monotonic()
+    noticed: str | None = None
+    slow: list[str] = []
     rooms = [str(TESTS / name) for name in OTHER_TESTS.get(room, (room,)) if (TESTS / name).is_dir()]
-    with _put_into(mutant, folder):
-        for paths in (test_files(mutant, room), rooms):
-            noticed = noticed or (_failing(paths, folder) if paths else None)
-            if _was_slow(noticed, folder):
-                noticed = _failing(paths, folder, MORE * SECONDS)
+    for paths in (test_files(mutant, room), rooms):
+        while paths and noticed is None:
+            with _put_into(mutant, folder):
+                noticed = _failing(paths, folder, slow)
+            if noticed is None or not _is_slow(noticed, folder):
+                break
+            slow.append(_test_of(noticed))
+            noticed = None
     return {"noticed_by": noticed, "seconds": round(time.monotonic() - begin)}
 
 
@@ -198,14 +202,16 @@ def _put_into(mutant: Mutant, folder: Path) -> Iterator[None]:
     shutil.copy(PACKAGE / mutant.file, copy)
 
 
-def _was_slow(noticed: str | None, folder: Path) -> bool:
-    """Whether the test that did not end passes when it has more time."""
-    if noticed is None or not noticed.endswith(NO_END):
-        return False
-    return _failing([str(ROOT / noticed.removesuffix(NO_END).partition("[")[0])], folder, MORE * SECONDS) is None
+def _test_of(noticed: str) -> str:
+    return noticed.removesuffix(NO_END).partition("[")[0]
 
 
-def _failing(paths: list[str], folder: Path, seconds: int = SECONDS) -> str | None:
+def _is_slow(noticed: str, folder: Path) -> bool:
+    """Whether the test that did not end does not end without the fault either."""
+    return noticed.endswith(NO_END) and _failing([str(ROOT / _test_of(noticed))], folder) is not None
+
+
+def _failing(paths: list[str], folder: Path, without: Sequence[str] = ()) -> str | None:
     said = folder / "said"
     if (child := os.fork()) == 0:
         os.setpgid(0, 0)
@@ -215,8 +221,9 @@ def _failing(paths: list[str], folder: Path, seconds: int = SECONDS) -> str | No
         os.environ["PYTHONPATH"] = str(folder / "src")
         import pytest
 
-        limit = ["-o", f"faulthandler_timeout={seconds}", "-o", "faulthandler_exit_on_timeout=true"]
-        words = ["-x", "-v", "-p", "no:cacheprovider", "-m", "not slow and not gpu", *limit, *paths]
+        limit = ["-o", f"faulthandler_timeout={SECONDS}", "-o", "faulthandler_exit_on_timeout=true"]
+        left_out = [f"--deselect={test}" for test in without]
+        words = ["-x", "-v", "-p", "no:cacheprovider", "-m", "not slow and not gpu", *limit, *left_out, *paths]
         os._exit(int(pytest.main(words)))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with contextlib.suppress(ProcessLookupError):  # what a test had started
@@ -294,9 +301,8 @@ def main() -> int:
             if ended or "equivalent" in entry or room not in given.rooms:
                 continue
             if mutant := find(entry, room):
-                with _put_into(mutant, Path(folder)):
-                    if _was_slow(entry["noticed_by"], Path(folder)) and "at_first" in entry:
-                        entry["at_first"] = False  # nothing had noticed it; tests behind the slow one were not run
+                if entry["noticed_by"] and _is_slow(entry["noticed_by"], Path(folder)) and "at_first" in entry:
+                    entry["at_first"] = False  # tests behind the slow one were not run: it counts as not noticed
                 entry.update(judge(mutant, room, Path(folder)))
             else:
                 entry["equivalent"] = "the code it was in is gone"
