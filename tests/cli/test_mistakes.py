@@ -35,6 +35,9 @@ def _complaint(answer):
     [
         (["fitt"], "Did you mean fit?"),
         (["fit"], "needs a recipe"),
+        (["recipes", "digits-lt", "digits-domains"], "recipes takes one name, or none to list them all"),
+        (["completion", "fish"], "completion needs the name of a shell: bash or zsh"),
+        (["completion", "bash", "zsh"], "completion needs the name of a shell: bash or zsh"),
         (["fit", "digits-tl"], "Did you mean digits-lt?"),
         (["fit", "none.yaml"], "no recipe file none.yaml"),
         (["fit", "digits-lt", "extra"], "Unexpected argument extra"),

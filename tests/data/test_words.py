@@ -99,6 +99,12 @@ def test_fasttext_adds_the_vectors_of_character_ngrams(tmp_path):
     np.testing.assert_allclose(both, np.mean([separate["black"], separate["rot"]], axis=0), rtol=1e-6)
 
 
+def test_an_empty_word_at_the_begin_is_passed_over(tmp_path):
+    vector = struct.pack("<3f", 1.0, 2.0, 3.0)
+    (tmp_path / "words").write_bytes(b"2 3\n" + b" " + vector + b"apple " + vector)
+    assert read_vectors(tmp_path / "words", ["apple"])["apple"].tolist() == [1.0, 2.0, 3.0]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -78,6 +78,11 @@ def test_calibration_error_is_that_of_a_loop_over_the_bins():
     assert by_bins == pytest.approx(100 * error, abs=0.01)
 
 
+def test_certain_images_are_in_the_last_bin_with_the_nearly_certain_ones():
+    confidence, right = torch.tensor([0.0, 0.98, 1.0]), torch.tensor([False, True, False])
+    assert reliability(confidence, right) == [[0.0, 0.0, 1], [99.0, 50.0, 2]]
+
+
 @pytest.mark.parametrize("hot", [0.4, 1.0, 3.0])
 def test_temperature_minimises_the_loss(hot):
     logits, labels = made(hot=hot)
@@ -88,6 +93,7 @@ def test_temperature_minimises_the_loss(hot):
 
 def test_temperature_stays_finite_where_nothing_is_wrong():
     assert fit_temperature(10 * torch.eye(5), torch.arange(5)) == pytest.approx(1 / 20, rel=1e-3)
+    assert fit_temperature(10 * torch.eye(5), torch.arange(5).roll(1)) == pytest.approx(20, rel=1e-3)
 
 
 def test_the_temperature_that_is_reported_was_fitted_on_other_images():

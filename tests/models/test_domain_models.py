@@ -16,6 +16,7 @@ from batchformer.models import create_backbone
 from batchformer.models.domains import (
     AdaptationNet,
     FeatureRecorder,
+    _classifier,
     insert_mix_style,
     mix_style,
     reversed_gradient,
@@ -135,3 +136,10 @@ def test_resnet50_that_halves_in_its_1x1_convolutions_has_stock_keys_and_other_o
     assert net.layer2[0].conv2.stride == (1, 1)
     assert net.layer1[0].conv1.stride == net.layer1[0].conv2.stride == (1, 1)
     assert not torch.allclose(net.eval()(images), stock.eval()(images))
+
+
+def test_classifiers_of_an_adversary_begin_with_small_weights_and_no_bias():
+    first, *_, last = _classifier(64, 5)
+    for layer in (first, last):
+        assert layer.weight.std().item() == pytest.approx(0.01, rel=0.1)
+        assert layer.bias.abs().max() == 0

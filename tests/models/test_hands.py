@@ -11,7 +11,7 @@ import torch
 import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.models.graphormer import GraphConvolution, MeshGraphormer, project
-from batchformer.models.rig import Skeleton, hand_chains, joints_of_freihand, read_rig
+from batchformer.models.rig import Skeleton, _parents, _parents_first, hand_chains, joints_of_freihand, read_rig
 from batchformer.models.topology import hand_topology, mano_topology, topology_of
 from batchformer.tasks.hands.predict import glb_bytes
 
@@ -161,6 +161,21 @@ class TestTopology:
             topology_of(np.random.default_rng(0).normal(size=(6, 3)), faces, np.eye(6), ["a"] * 6, 4)
         with pytest.raises(UserError, match="not 5000"):
             hand_topology(rig, coarse=5000)
+        corners, faces = np.random.default_rng(0).normal(size=(5, 3)), np.array([[0, 1, 2], [1, 2, 3], [2, 3, 4]])
+        for coarse in (3, 6):
+            with pytest.raises(UserError, match=f"of 5 vertices can have 4 to 5 coarse ones, not {coarse}"):
+                topology_of(corners, faces, np.eye(5), ["a"] * 5, coarse)
+        for coarse in (4, 5):
+            topology_of(corners, faces, np.eye(5), ["a"] * 5, coarse)
+
+    def test_joints_have_one_root_and_no_cycle(self):
+        assert _parents_first([1, -1, 0], "a.glb") == [1, 0, 2]
+        with pytest.raises(UserError, match=r"a.glb: the hierarchy of its joints has a cycle"):
+            _parents_first([-1, 2, 1], "a.glb")
+        nodes = [{"children": [1]}, {}, {}]
+        assert _parents({"nodes": nodes}, [0, 1], ["a", "b"], "a.glb") == [-1, 0]
+        with pytest.raises(UserError, match=r"a.glb has no hierarchy of joints, and no index-finger-metacarpal"):
+            _parents({"nodes": nodes}, [0, 1, 2], ["a", "b", "c"], "a.glb")
 
 
 class TestGraphormer:

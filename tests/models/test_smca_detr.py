@@ -185,6 +185,7 @@ def test_boxes_begin_at_the_predicted_centres_and_classes_are_rare() -> None:
     torch.testing.assert_close(outputs.pred_boxes[..., :2], inner.reference_points.sigmoid())
     assert (outputs.pred_boxes[..., 2:] == 0.5).all()
     assert outputs.logits.sigmoid().mean() < 0.05
+    assert [layer.out_features for layer in model.bbox_predictor.layers] == [16, 16, 4]  # three layers, as DETR has
     for layer in model.model.decoder.layers:
         assert (layer.modulation.scale.bias == 1).all()
         assert layer.modulation.offset.weight.std() > 0.1

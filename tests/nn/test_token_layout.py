@@ -8,7 +8,8 @@ import torch
 import transformers
 from torch import nn
 
-from batchformer.nn.token_layout import layout_of, patch_grids, patch_size, prefix_tokens, token_grid
+from batchformer.errors import UserError
+from batchformer.nn.token_layout import TokenLayout, layout_of, patch_grids, patch_size, prefix_tokens, token_grid
 
 SMALL_VIT = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 3}
 SMALL_SWIN = {"img_size": 32, "window_size": 4, "depths": (1, 1), "embed_dim": 24, "num_heads": (2, 2)}
@@ -108,3 +109,17 @@ def test_a_model_without_patches_tells_no_grid_and_others_drop_or_pad_the_rest()
     assert list(patch_grids(model, 10, 8)) == []
     model.patch_size = 4
     assert list(patch_grids(model, 10, 8)) == [(2, 2), (3, 2)]
+
+
+def test_a_position_is_a_number_or_a_patch_of_the_grid() -> None:
+    layout, tokens = TokenLayout(13, 1, (3, 4)), TokenLayout(13, 1, None)
+    numbers = {0: 0, 12: 12, (0, 0): 1, (0, 3): 4, (2, 0): 9, (2, 3): 12}
+    assert {position: layout.index(position) for position in numbers} == numbers
+    assert tokens.index(12) == 12
+    for position, said in ((13, "has 13, counted from 0"), (-1, "has 13, counted from 0"), ((3, 0), "3 rows and 4"),
+                           ((0, 4), "3 rows and 4"), ((-1, 0), "3 rows"), ((0, -1), "3 rows"),
+                           ((1, 1, 1), "neither the number"), (0.5, "neither the number")):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            layout.index(position)
+    with pytest.raises(UserError, match="do not form a grid"):
+        tokens.index((0, 0))

@@ -96,6 +96,10 @@ def test_a_wrong_keyword_is_refused(keywords) -> None:
         bf.BatchFormer(8, **keywords)
 
 
+def test_a_group_may_be_one_process() -> None:
+    assert bf.BatchFormer(8, scope="global", process_group=1).members.process_group == 1
+
+
 def test_a_group_of_others_is_refused() -> None:
     with pytest.raises(UserError, match="does not belong to"):
         bf.BatchFormer(8, scope="global", process_group=torch.distributed.GroupMember.NON_GROUP_MEMBER)

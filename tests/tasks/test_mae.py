@@ -93,6 +93,14 @@ class TestModel:
             MaskedAutoencoder(timm.create_model("resnet10t", num_classes=0))
         with pytest.raises(UserError, match="mask_ratio"):
             autoencoder(mask_ratio=1.0)
+        with pytest.raises(UserError, match=r"mask_ratio=0\.0 must be above 0"):
+            autoencoder(mask_ratio=0.0)
+        encoder = autoencoder().encoder
+        MaskedAutoencoder(encoder, 12, 1, 3)
+        for dim, heads in ((12, 5), (6, 3)):
+            with pytest.raises(UserError, match=f"decoder_dim={dim} must be divisible by decoder_heads={heads} and by"):
+                MaskedAutoencoder(encoder, dim, 1, heads)
+        assert autoencoder(mask_ratio=0.9).kept == 1  # of 16
         with pytest.raises(UserError, match="leaves none"):
             autoencoder(mask_ratio=0.99)
         with pytest.raises(UserError, match="images of 9 x 9 pixels are no whole patches of 2 x 2"):

@@ -159,3 +159,10 @@ def test_a_probe_imports_code_that_a_run_folder_names_only_when_trusted(tmp_path
     assert main(["probe", str(run), "--trust", "--print-config"]) == 0
     assert marker.exists()
     assert "class_path: evil_data.Data" in capsys.readouterr().out
+
+
+def test_the_classifier_begins_with_small_weights_and_no_bias():
+    task = LinearProbe("resnet20", {"widths": [4, 8, 64]})
+    task.construct(info(COUNTS))
+    assert task.classifier.weight.std().item() == pytest.approx(0.01, rel=0.2)
+    assert task.classifier.bias.abs().max() == 0

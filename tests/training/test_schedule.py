@@ -1,6 +1,8 @@
 """The learning rate of each epoch."""
 
+import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -9,7 +11,7 @@ import torch
 from batchformer.errors import UserError
 from batchformer.tasks import LongTailed, OptimizerOptions, ScheduleOptions
 from batchformer.training.optimizers import set_lr
-from batchformer.training.schedules import lr_factor
+from batchformer.training.schedules import lr_factor, place_in_run, steps_per_epoch, total_epochs_of
 
 from ..tasks.conftest import TinyData, make_trainer
 
@@ -87,3 +89,30 @@ def test_groups_without_a_factor_of_their_own_get_the_learning_rate_itself():
 def test_cosine_without_an_end_is_refused():
     with pytest.raises(UserError, match="max_epochs"):
         make_trainer(max_epochs=-1).fit(LongTailed("resnet20"), datamodule=TinyData())
+
+
+@pytest.mark.parametrize(("given", "epochs"), [({"max_epochs": 3}, 3), ({"max_epochs": 0}, 0),
+                                               ({"max_epochs": None}, 0),
+                                               ({"max_steps": 7}, 2), ({"max_steps": 6}, 2), ({"max_steps": 1}, 1),
+                                               ({"max_steps": 7, "num_training_batches": math.inf}, 1)])  # fmt: skip
+def test_steps_are_whole_epochs_and_a_run_without_end_has_none(given, epochs):
+    """Seven batches at two a step are four steps an epoch."""
+    usual = {"max_epochs": -1, "max_steps": -1, "num_training_batches": 7, "accumulate_grad_batches": 2}
+    assert total_epochs_of(SimpleNamespace(**usual | given)) == epochs
+
+
+@pytest.mark.parametrize("batches", [0, math.inf])
+def test_a_schedule_needs_epochs_of_known_length(batches):
+    assert steps_per_epoch(SimpleNamespace(num_training_batches=1, accumulate_grad_batches=4)) == 1
+    with pytest.raises(UserError, match="epochs of known length"):
+        steps_per_epoch(SimpleNamespace(num_training_batches=batches, accumulate_grad_batches=1))
+
+
+@pytest.mark.parametrize(("per", "limit", "place"), [("epoch", {"max_epochs": 5}, (2.0, 5.0)),
+                                                     ("step", {"max_epochs": 5}, (2.25, 5.0)),
+                                                     ("step", {"max_epochs": None}, (2.25, 2.5)),
+                                                     ("step", {"max_epochs": -1}, (2.25, 2.5))])  # fmt: skip
+def test_the_place_in_a_run_is_in_epochs(per, limit, place):
+    trainer = SimpleNamespace(num_training_batches=4, accumulate_grad_batches=1, current_epoch=2, global_step=9,
+                              max_steps=10, **limit)  # fmt: skip
+    assert place_in_run(trainer, per) == place

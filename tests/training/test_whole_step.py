@@ -40,6 +40,30 @@ def test_what_a_graph_cannot_do_is_refused(arguments):
         make_trainer(max_epochs=1, **arguments).fit(LongTailed("resnet20", cuda_graph=True), datamodule=TinyData())
 
 
+def test_only_a_batch_like_the_first_is_captured_and_replayed(monkeypatch):
+    """Which way each batch takes; no device is needed to see that."""
+
+    class Graph:
+        def replay(self) -> None:
+            taken.append("replayed")
+
+    class Recorded(CapturedStep):
+        def _on_side_stream(self, batch):
+            taken.append("warm")
+
+        def _capture(self, leaves, structure):
+            taken.append("captured")
+            self._graph, self._inputs = Graph(), leaves
+
+    taken: list[str] = []
+    step = Recorded(lambda batch: taken.append("as it is"), warmup=2)
+    step(torch.ones(5))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
+    for size in (5, 4, 5, 5, 4, 5):
+        step(torch.ones(size))
+    assert taken == ["as it is", "warm", "as it is", "warm", "captured", "replayed", "as it is", "replayed"]
+
+
 @pytest.mark.gpu
 class TestOnCuda:
     @pytest.fixture(autouse=True)

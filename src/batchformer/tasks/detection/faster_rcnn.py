@@ -65,7 +65,7 @@ class RegionDetection(Detection):
             raise UserError(f"model.precise_norm={precise_norm} counts batches: 0 or more.")
         self.precise_norm = precise_norm
         self.hparams.clear()
-        self.save_hyperparameters(plain_values(locals()))
+        self.save_hyperparameters(plain_values({**locals(), **options}))
 
     # ---- building
 
