@@ -206,14 +206,15 @@ class TestData:
 
 
 class TestTask:
-    @pytest.mark.parametrize("method", ["baseline", "batchformer"])
-    def test_two_steps_train_and_evaluation_is_in_millimetres(self, method):
-        task = HandMesh(**SMALL, method=method)
+    @pytest.mark.parametrize(("method", "weight"), [("baseline", 1.0), ("batchformer", 0.25)])
+    def test_two_steps_train_and_evaluation_is_in_millimetres(self, method, weight):
+        task = HandMesh(**SMALL, method=method, projection_weight=weight)
         trainer = make_trainer(max_epochs=1, limit_train_batches=2)
         trainer.fit(task, datamodule=data())
         metrics = trainer.callback_metrics
         assert 1 < metrics["val/pa_mpvpe"] < 200
-        total = sum(metrics[f"train/loss_{part}"] for part in ("joints", "vertices", "2d"))
+        total = sum(metrics[f"train/loss_{part}"] for part in ("joints", "vertices"))
+        total += weight * metrics["train/loss_2d"]
         assert metrics["train/loss"] == pytest.approx(float(total), rel=1e-4)
 
     def test_the_loss_is_the_sum_of_its_published_parts(self):
@@ -241,7 +242,13 @@ class TestTask:
         assert float(losses["loss_2d"]) == pytest.approx(image, rel=1e-4)
         full = (found["vertices"] - truth["vertices"]).abs().mean()
         coarse = (found["coarse"] - truth["vertices"][:, task.topology.chosen]).abs().mean()
-        assert float(losses["loss_vertices"]) == pytest.approx(float(0.5 * full + 0.5 * coarse), rel=1e-4)
+        vertices = float(0.5 * full + 0.5 * coarse)
+        assert float(losses["loss_vertices"]) == pytest.approx(vertices, rel=1e-4)
+        assert float(task.total(losses)) == pytest.approx(expected + vertices + image, rel=1e-4)
+        task.projection_weight = 0.25
+        assert float(task.total(losses)) == pytest.approx(expected + vertices + 0.25 * image, rel=1e-4)
+        with pytest.raises(UserError, match=r"model\.projection_weight=-1 must be 0 or more"):
+            HandMesh(projection_weight=-1)
 
     def test_a_run_resumed_inside_an_epoch_has_the_bits_of_one_never_stopped(self, tmp_path):
         def train(resume=None, *callbacks):
