@@ -12,7 +12,6 @@ from torch import nn
 import batchformer as bf
 from batchformer.analysis import gradient_on_others, stream_health
 from batchformer.errors import UserError
-from tests.defaults import defaults, written
 
 BATCH, CLASSES, WIDTH = 6, 5, 32
 
@@ -360,7 +359,3 @@ def test_works_in_models_with_two_heads_with_checkpointing_and_with_every_form_o
     assert all(0 < point.change_quiet < 5 and 0 < point.signal < 1 and point.gradient > 0 for point in health.points)
     assert 0 < health.gradient_on_others["quiet"].norm_share < 1
     assert health.chance == pytest.approx(math.log(CLASSES))
-
-
-def test_defaults_are_those_written_down() -> None:
-    assert defaults("analysis") == written("analysis")

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import batchformer as bf
 from batchformer.errors import UserError
-from tests.defaults import defaults, written
 
 from .small_models import PLACES, TOKENS, Net, TwoHeads, small
 
@@ -351,7 +350,3 @@ def test_a_distillation_head_that_was_taken_out_is_none() -> None:
     model = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=3, depth=1)
     model.head_dist = None
     assert bf.find_classifiers(model) == ["head"]
-
-
-def test_defaults_are_those_written_down() -> None:
-    assert defaults("attach") == written("attach")

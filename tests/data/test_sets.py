@@ -7,7 +7,6 @@ import pytest
 import batchformer.data
 from batchformer.data.sets import SETS, layouts, miniature_names, write_miniature
 from batchformer.errors import UserError
-from tests.defaults import defaults, written
 
 OPTIONS = {"batch_size": 3, "seed": 4, "workers": 1, "drop_last": False, "eval_batch_size": 5, "channels_last": True}
 LABELLED = ("DigitsLT", "CIFAR10", "CIFAR100", "CIFAR10LT", "CIFAR100LT", "TinyImageNet", "ImageNet", "ListFiles",
@@ -65,7 +64,3 @@ def test_defaults_that_differ_from_those_of_the_base():
     for name, expected in defaults.items():
         data = getattr(batchformer.data, name)()
         assert (data.batch_size, data.eval_batch_size, data.workers) == expected, name
-
-
-def test_defaults_are_those_written_down() -> None:
-    assert defaults("data") == written("data")

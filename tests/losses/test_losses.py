@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from batchformer.errors import UserError
 from batchformer.losses import BalancedSoftmaxLoss, LDAMLoss, LogitAdjustedLoss
-from tests.defaults import defaults, written
 
 COUNTS = [500, 120, 33, 7, 1]
 
@@ -136,7 +135,3 @@ def test_a_class_without_images_is_named(loss):
 def test_a_beta_of_one_is_refused():
     with pytest.raises(UserError, match="beta"):
         LDAMLoss(COUNTS, beta=1.0)
-
-
-def test_defaults_are_those_written_down() -> None:
-    assert defaults("losses") == written("losses")

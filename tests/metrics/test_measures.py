@@ -7,7 +7,6 @@ import pytest
 from batchformer.errors import UserError
 from batchformer.metrics import measures as room
 from batchformer.metrics.measures import Measure, measures_of, primary_of
-from tests.defaults import defaults, written
 
 TASKS = {
     name: value
@@ -67,7 +66,3 @@ def test_on_another_evaluation_set_it_decides_nothing():
 
 def test_measures_come_back_from_a_result_file():
     assert measures_of({"measures": [measure.as_dict() for measure in room.HANDS]}) == list(room.HANDS)
-
-
-def test_defaults_are_those_written_down() -> None:
-    assert defaults("metrics") == written("metrics")

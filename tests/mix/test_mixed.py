@@ -16,7 +16,6 @@ from scipy import stats
 import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.mix.base import sample_beta, soft_labels
-from tests.defaults import defaults, written
 
 METHODS = (bf.mix.Mixup, bf.mix.CutMix)
 
@@ -240,7 +239,3 @@ def test_what_stands_in_the_place_of_the_model_is_named_by_its_type(method, firs
         method(first, model)
     with pytest.raises(UserError, match="num_classes=a Sequential must be"):
         method(model, model)
-
-
-def test_defaults_are_those_written_down() -> None:
-    assert defaults("mix") == written("mix")

@@ -10,7 +10,6 @@ from torch import nn
 import batchformer as bf
 from batchformer.errors import UserError
 from batchformer.models import NormedLinear, create_backbone, resnet10, resnet20, resnet32, use_normed_classifier
-from tests.defaults import defaults, written
 
 
 @pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)])
@@ -125,10 +124,6 @@ def test_pretrained_weights_come_from_a_local_file_with_a_new_classifier(tmp_pat
     )
     assert torch.equal(net.conv1.weight, trained.conv1.weight)
     assert net.fc.weight.shape == (3, 512)
-
-
-def test_defaults_are_those_written_down() -> None:
-    assert defaults("models") == written("models")
 
 
 def test_the_hub_is_looked_for_only_where_weights_are_wanted(monkeypatch):

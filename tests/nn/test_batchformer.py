@@ -8,7 +8,6 @@ from torch import nn
 
 import batchformer as bf
 from batchformer.errors import UserError
-from tests.defaults import defaults, written
 
 
 def papers_layer(dim: int, heads: int, hidden: int, norm: str) -> nn.TransformerEncoderLayer:
@@ -204,7 +203,3 @@ def test_what_tells_samples_apart_survives_twelve_stable_modules_and_not_twelve_
 
     assert signal("stable") > 0.7
     assert signal("published") < 0.3
-
-
-def test_defaults_are_those_written_down() -> None:
-    assert defaults("nn") == written("nn")

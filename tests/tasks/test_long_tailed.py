@@ -7,7 +7,6 @@ from batchformer.data import DataInfo
 from batchformer.errors import UserError
 from batchformer.models import NormedLinear
 from batchformer.tasks import BatchFormerOptions, LongTailed, LossOptions, OptimizerOptions, ScheduleOptions
-from tests.defaults import defaults, written
 
 from .conftest import COUNTS, TinyData, info, make_trainer
 
@@ -232,7 +231,3 @@ def test_deferred_reweighting_starts_at_its_epoch():
 
 def test_bf16_trains_on_the_cpu():
     fit(built(), precision="bf16-mixed")
-
-
-def test_defaults_are_those_written_down() -> None:
-    assert defaults("tasks") == written("tasks")
