@@ -1,4 +1,4 @@
-"""Studies of unseen domains and of unseen classes in the docs: every method with and without the module.
+"""Studies of unseen domains, unseen classes and long tails in the docs: every method with and without the module.
 
 SWAD is the averaged weights of the runs of `erm`.
 """
@@ -165,7 +165,42 @@ def short_tables(family: Family, results: Path) -> str:
     return "\n".join(parts).rstrip()
 
 
+_LONG_TAILED = {  # the methods of docs/long-tail.md -> their results, without and with the module
+    "softmax": ("on-softmax-baseline", "on-softmax-batchformer"),
+    "softmax, then tau-norm": ("on-softmax-tau-norm", "on-softmax-tau-norm-batchformer"),
+    "softmax, then LWS": ("on-softmax-lws", "on-softmax-lws-batchformer"),
+    "softmax, then cRT": ("on-softmax-crt", "on-softmax-crt-batchformer"),
+    "softmax, then BALMS": ("on-softmax-balms", "on-softmax-balms-batchformer"),
+    "softmax, then Balanced Softmax": ("on-softmax-decoupled", "on-softmax-decoupled-batchformer"),
+    "Balanced Softmax, in one stage": ("", ""),
+}
+
+
+def long_tailed_table(results: Path) -> str:
+    """Every method with all its measures, and what the module adds to the accuracy over all images."""
+    trained = {
+        recipe: compare_runs([run.raw for run in runs]) for recipe, runs in by_recipe(load_runs([results])).items()
+    }
+    rows: list[list[str]] = []
+    labels: list[str] = []
+    for method, suffixes in _LONG_TAILED.items():
+        plain, module = (trained.get("-".join(filter(None, ("imagenette-lt", suffix)))) for suffix in suffixes)
+        if plain is None or module is None:
+            continue
+        labels = [measure.label for measure in plain.measures]
+        cells = [format_summary(plain.cell(measure, "baseline")) for measure in plain.measures]
+        added = Gain(
+            plain.primary, plain.by_seed(plain.primary, "baseline"), module.by_seed(plain.primary, "batchformer")
+        )
+        rows.append([method, *cells, *added.cells[1:], added.reading])
+    if not rows:
+        raise UserError(f"{results} holds no study of long tails: there is nothing to show.")
+    return markdown(["accuracy, %", *labels, f"{labels[0]}, {HEADER[1]}", *HEADER[2:]], rows)
+
+
 def pages(root: Path) -> dict[Path, str]:
-    """The pages of both families with their tables."""
-    found = {root / "docs" / name: family for name, family in (("domains.md", DOMAINS), ("zero-shot.md", CLASSES))}
-    return {page: with_results(page, short_tables(family, root / "results")) for page, family in found.items()}
+    """The pages of the families with their tables."""
+    docs, results = root / "docs", root / "results"
+    tables = {"domains.md": short_tables(DOMAINS, results), "zero-shot.md": short_tables(CLASSES, results)}
+    tables["long-tail.md"] = long_tailed_table(results)
+    return {docs / name: with_results(docs / name, table) for name, table in tables.items()}

@@ -22,7 +22,7 @@ PAGES = {
     "when-it-helps": "when_it_helps",
     "stability": "stability_page",
     "recipes": "recipes_page",
-    "families": "family_sections",  # docs/domains.md and docs/zero-shot.md
+    "families": "family_sections",  # docs/domains.md, docs/zero-shot.md and docs/long-tail.md
     "kernels": "pages",
     "models": "models_table",  # README.md and docs/attach.md
 }

@@ -66,6 +66,7 @@ def _mixing(title: str, without: str, with_it: str, variant: str = "baseline", r
     return Pair(title, (name + without, variant), (name + with_it, variant), readme)
 
 
+_ON_SOFTMAX = "imagenette-lt-on-softmax"
 _LONG_TAIL = "CIFAR-100-LT, ResNet-32, Balanced Softmax, BatchFormer before the classifier"
 QUESTIONS = (
     Question(
@@ -104,6 +105,24 @@ QUESTIONS = (
         "ImageNet weights, Balanced Softmax, 20 epochs; trained on a CPU.",
         (_module("BatchFormer", "imagenette-lt"),),
         "With your own pictures, let `batchformer compare folder-lt --data-root DIR --seeds 5` decide.",
+    ),
+    Question(
+        "classifier",
+        "You train a new classifier on frozen features",
+        "The same images and network, trained with softmax; then for seconds a new or rescaled classifier on its "
+        "features. With BatchFormer: in the first stage, and in the second unless it only rescales (LWS, tau-norm).",
+        tuple(
+            Pair(title, (f"{_ON_SOFTMAX}-{stage}", "baseline"), (f"{_ON_SOFTMAX}-{with_it}", "batchformer"))
+            for title, stage, with_it in (
+                ("softmax alone", "baseline", "batchformer"),
+                ("Balanced Softmax, decoupled", "decoupled", "decoupled-batchformer"),
+                ("BALMS", "balms", "balms-batchformer"),
+                ("cRT", "crt", "crt-batchformer"),
+                ("LWS", "lws", "lws-batchformer"),
+                ("tau-norm", "tau-norm", "tau-norm-batchformer"),
+            )
+        ),
+        "The second stage is what helps ([all numbers](long-tail.md#results)).",
     ),
     Question(
         "v2",

@@ -9,6 +9,7 @@ from batchformer.metrics.measures import COMPOSITIONAL
 from batchformer.report.comparison import format_difference
 from batchformer.report.statistics import paired_difference
 from benchmarks._markdown import BEGIN, END
+from benchmarks.family_sections import long_tailed_table
 from benchmarks.pages import write as write_pages
 from benchmarks.results_page import results_page
 from benchmarks.studies import STUDIES
@@ -129,21 +130,52 @@ def test_every_variant_is_held_to_the_reference_and_to_itself_without_the_module
     assert gains["cge"][2:] == [format_difference(wanted), "3", "better"]
 
 
-def test_the_pages_of_both_families_get_the_tables(tmp_path, capsys):
-    pages = [tmp_path / "docs" / name for name in ("domains.md", "zero-shot.md")]
+def made_of_long_tails():
+    """Balanced Softmax in one stage, and cRT, whose results have a name of their own with and without the module."""
+    results = comparison(seeds=2, recipe="imagenette-lt")
+    for each in comparison(seeds=2, recipe="imagenette-lt-on-softmax-crt"):
+        suffix = "-batchformer" if each["method"] == "batchformer" else ""
+        results.append(each | {"recipe": each["recipe"] + suffix})
+    return results
+
+
+def test_of_long_tails_each_method_has_all_measures_and_what_the_module_adds(tmp_path):
+    results = made_of_long_tails()
+    write(tmp_path, results)
+    lines = long_tailed_table(tmp_path).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| softmax, then cRT", "| Balanced Softmax, in one stage"]
+    of_crt = [each for each in results if "crt" in each["recipe"]]
+    sides = [
+        [each["metrics"]["all"] for each in of_crt if each["method"] == method]
+        for method in ("baseline", "batchformer")
+    ]
+    assert format_difference(paired_difference(*sides)) in lines[2]
+    assert lines[2].endswith("| 2 | no clear difference |")
+    header, row = (line.split(" | ") for line in (lines[0], lines[2]))
+    assert len(header) == len(row)
+    assert f"{of_crt[0]['metrics']['many']:.0f}" in row[header.index("Many")]
+
+
+def test_the_pages_of_the_families_get_the_tables(tmp_path, capsys):
+    pages = [tmp_path / "docs" / name for name in ("domains.md", "zero-shot.md", "long-tail.md")]
     pages[0].parent.mkdir()
     for page in pages:
         page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write(tmp_path / "results", [*made(), *made_of_pairs()])
+    write(tmp_path / "results", [*made(), *made_of_pairs(), *made_of_long_tails()])
     assert write_pages("families", tmp_path) == 0
     texts = [page.read_text() for page in pages]
-    for text, row in zip(texts, ("| erm | ", "| `cge` | "), strict=True):
+    for text, row in zip(texts, ("| erm | ", "| `cge` | ", "| softmax, then cRT | "), strict=True):
         assert "old" not in text
         assert text.startswith("before\n")
         assert row in text
-    for results, missing in ((comparison(seeds=1), "domains"), (made(), "classes")):
+    lacking = (
+        (comparison(seeds=1), "unseen domains"),
+        (made(), "unseen classes"),
+        ([*made(), *made_of_pairs()], "long tails"),
+    )
+    for results, missing in lacking:
         shutil.rmtree(tmp_path / "results")
         write(tmp_path / "results", results)
         assert write_pages("families", tmp_path) == 2
-        assert f"no study of unseen {missing}" in capsys.readouterr().err
+        assert f"no study of {missing}" in capsys.readouterr().err
         assert [page.read_text() for page in pages] == texts
