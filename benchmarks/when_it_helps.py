@@ -115,7 +115,7 @@ QUESTIONS = (
             Pair(title, (f"{_ON_SOFTMAX}-{stage}", "baseline"), (f"{_ON_SOFTMAX}-{with_it}", "batchformer"))
             for title, stage, with_it in (
                 ("softmax alone", "baseline", "batchformer"),
-                ("Balanced Softmax, decoupled", "decoupled", "decoupled-batchformer"),
+                ("Balanced Softmax", "decoupled", "decoupled-batchformer"),
                 ("BALMS", "balms", "balms-batchformer"),
                 ("cRT", "crt", "crt-batchformer"),
                 ("LWS", "lws", "lws-batchformer"),
