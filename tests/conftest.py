@@ -33,6 +33,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.shapes)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if (processes := sys.modules.get("tests.processes")) is not None:  # a test that needs them was collected
+        processes.start_server()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The marker `gpu` is all that a test needs which needs a GPU."""
