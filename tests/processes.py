@@ -31,6 +31,7 @@ def start_server() -> None:
     here, there = multiprocessing.Pipe()
     if os.fork() == 0:
         here.close()
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not where pytest collects what is said
         try:
             _serve(there)
         finally:
@@ -46,6 +47,8 @@ def run_in_processes(work: Callable[[int, str], None], count: int, folder: Path)
     that waits, holding Python's lock, for a thread of gloo that may be waiting for this very lock.
     """
     _server[0].send((work, count, str(folder)))
+    if not _server[0].poll(600):
+        raise TimeoutError(f"{work.__name__} takes more than ten minutes")
     if problem := _server[0].recv():
         raise RuntimeError(problem)
 
