@@ -10,8 +10,10 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import socket
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,6 +34,7 @@ def start_server() -> None:
     if os.fork() == 0:
         here.close()
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not where pytest collects what is said
+        warnings.resetwarnings()  # which pytest may have made errors
         try:
             _serve(there)
         finally:
@@ -40,34 +43,47 @@ def start_server() -> None:
     _server.append(here)
 
 
-def run_in_processes(work: Callable[[int, str], None], count: int, folder: Path) -> None:
+def run_in_processes(work: Callable[[int, str], None], count: int, folder: Path, several_groups: bool = False) -> None:
     """`work(rank, folder)` in so many processes; raises what any of them raised.
 
-    A process ends where it gives up its group, which is the last thing it does. Torch would free a wrapped model next:
-    that waits, holding Python's lock, for a thread of gloo that may be waiting for this very lock.
+    A process ends where it gives up its group, which is the last thing it does unless it has several of them. Torch
+    would free a wrapped model next: that waits, holding Python's lock, for a thread of gloo that may be waiting for
+    this very lock.
     """
-    _server[0].send((work, count, str(folder)))
+    _server[0].send((work, count, str(folder), several_groups))
     if not _server[0].poll(600):
-        raise TimeoutError(f"{work.__name__} takes more than ten minutes")
+        raise TimeoutError(f"{work} takes more than ten minutes")
     if problem := _server[0].recv():
         raise RuntimeError(problem)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens at."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
 
 
 def _serve(requests: Connection) -> None:
     while True:
         try:
-            work, count, folder = requests.recv()
+            work, count, *rest = requests.recv()
         except EOFError:
             return  # the tests are over
         try:
-            torch.multiprocessing.start_processes(_run, args=(work, folder), nprocs=count, start_method="fork")
+            torch.multiprocessing.start_processes(_run, args=(work, *rest), nprocs=count, start_method="fork")
             requests.send(None)
         except Exception:
             requests.send(traceback.format_exc())
 
 
-def _run(rank: int, work: Callable[[int, str], None], folder: str) -> None:
-    torch.distributed.destroy_process_group = _end  # type: ignore[assignment]
+def _run(rank: int, work: Callable[[int, str], None], folder: str, several_groups: bool) -> None:
+    if not several_groups:
+        torch.distributed.destroy_process_group = _end  # type: ignore[assignment]
     work(rank, folder)
 
 
