@@ -84,6 +84,7 @@ def test_a_run_killed_inside_an_epoch_ends_with_the_bits_of_one_never_killed(fol
 def test_compare_over_targets_judges_in_millimetres_where_less_is_better(folder, capsys):
     out = folder / "compare"
     words = ["compare", str(folder / "ink.yaml"), "--targets", "all", "--seeds", "2", "--trainer.max_epochs", "1"]
+    words += ["--trainer.limit_train_batches", "3"]
     assert main([*words, "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == sorted(

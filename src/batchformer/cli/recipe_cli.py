@@ -176,7 +176,8 @@ class TaskCLI(LightningCLI):
         return key
 
     def _as_dict(self, config: Any) -> dict[str, Any]:
-        return yaml.safe_load(self.parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml"))
+        text = self.parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml")
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def read_variants(file: Path) -> dict[str, Overrides]:
