@@ -130,7 +130,8 @@ def test_a_run_folder_that_exists_is_refused_and_kept(say, tiny_run):
 
 
 def test_resume_with_other_settings_names_the_first_that_differs(say, tmp_path):
-    common = ["fit", "digits-lt", "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--out", "other"]
+    common = ["fit", "digits-lt", "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--no-analysis"]
+    common += ["--out", "other"]
     assert say(*common)[0] == 0
     (tmp_path / "other/result.json").unlink()
     code, _, err = say(*common, "--model.batchformer.heads", "8", "--resume")
