@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -31,6 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in LIBRARY and item.get_closest_marker("traced") is None:
             item.add_marker(pytest.mark.shapes)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()  # the collector would look at millions of objects of modules again and again, 0.4 s each time
+    if (processes := sys.modules.get("tests.processes")) is not None:  # a test that needs them was collected
+        processes.start_server()
 
 
 @pytest.hookimpl(tryfirst=True)

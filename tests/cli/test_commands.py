@@ -47,7 +47,7 @@ def test_the_last_epoch_is_validated_whatever_the_interval(tiny_run):
 
 
 def test_the_resolved_recipe_trains_the_same_network_again(say, tiny_run, tmp_path):
-    assert say("fit", tiny_run / "config.yaml", "--out", tmp_path / "again")[0] == 0
+    assert say("fit", tiny_run / "config.yaml", "--no-analysis", "--out", tmp_path / "again")[0] == 0
     first, second = (
         torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
         for run in (tiny_run, tmp_path / "again")
@@ -59,7 +59,8 @@ def test_the_resolved_recipe_trains_the_same_network_again(say, tiny_run, tmp_pa
 def test_the_precision_of_matrix_products_is_a_choice_of_the_run(say, tmp_path):
     before = torch.get_float32_matmul_precision()
     try:
-        assert say("fit", "digits-lt", *TINY, "--out", tmp_path / "fast", "--run.matmul_precision", "high")[0] == 0
+        words = ["--no-analysis", "--run.matmul_precision", "high"]
+        assert say("fit", "digits-lt", *TINY, *words, "--out", tmp_path / "fast")[0] == 0
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)

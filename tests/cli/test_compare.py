@@ -103,7 +103,8 @@ def test_ctrl_c_says_how_to_go_on(say, monkeypatch, tmp_path):
         return train(self, batch, batch_idx)
 
     monkeypatch.setattr(LongTailed, "training_step", interrupted)
-    arguments = ["fit", "digits-lt", *TINY, "--run.checkpoint_every_steps", "1", "--out", tmp_path / "my run"]
+    arguments = ["fit", "digits-lt", *TINY, "--run.checkpoint_every_steps", "1", "--no-analysis"]
+    arguments += ["--out", tmp_path / "my run"]
     code, _, err = say(*arguments, "--trainer.enable_progress_bar", "false")
     assert code == 130
     assert err.count("\n") == 1

@@ -133,7 +133,8 @@ def test_a_run_folder_that_exists_is_refused_and_kept(say, tiny_run):
 
 
 def test_resume_with_other_settings_names_the_first_that_differs(say, tmp_path):
-    common = ["fit", "digits-lt", "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--out", "other"]
+    common = ["fit", "digits-lt", "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--no-analysis"]
+    common += ["--out", "other"]
     assert say(*common)[0] == 0
     (tmp_path / "other/result.json").unlink()
     code, _, err = say(*common, "--model.batchformer.heads", "8", "--resume")
@@ -233,7 +234,8 @@ def test_a_wrong_call_with_overwrite_keeps_the_old_comparison(say, tmp_path):
 
 
 def test_a_full_disk_leaves_nothing_half_written_and_the_run_can_go_on(say, tmp_path):
-    arguments = ["fit", "digits-lt", "--trainer.max_epochs", "2", "--trainer.limit_train_batches", "2", "--out", "full"]
+    arguments = ["fit", "digits-lt", "--trainer.max_epochs", "2", "--trainer.limit_train_batches", "2", "--no-analysis"]
+    arguments += ["--out", "full"]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that writes fail as they do on a full disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 
 from batchformer.cli import main
 
+from ..runs.die_at import ends_of
+
 PAGE = Path(__file__).parents[2] / "docs/your-own-task.md"
-DIE_AT = Path(__file__).parents[1] / "runs/die_at.py"
 _FILES = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORT = ["--trainer.max_epochs", "2", "--run.checkpoint_every_steps", "6"]  # two optimizers: a batch counts two steps
 
@@ -68,12 +69,10 @@ def test_two_sets_two_views_and_two_optimizers_were_trained(run):
 
 
 @pytest.mark.slow
-def test_a_run_killed_inside_an_epoch_ends_with_the_bits_of_one_never_killed(folder, run):
+def test_a_run_killed_inside_an_epoch_ends_with_the_bits_of_one_never_killed(folder, run, tmp_path):
     out = folder / "killed"
     words = ["fit", str(folder / "ink.yaml"), *SHORT, "--out", str(out)]
-    program = [sys.executable, str(DIE_AT), json.dumps([["step", 50, words]])]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
-    [(code, said)] = json.loads(done.stdout.splitlines()[-1])
+    [(code, said)] = ends_of([("step", 50, words)], tmp_path)
     assert code == -signal.SIGKILL, said
     assert torch.load(out / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 48
     assert main([*words, "--resume"]) == 0
@@ -85,6 +84,7 @@ def test_a_run_killed_inside_an_epoch_ends_with_the_bits_of_one_never_killed(fol
 def test_compare_over_targets_judges_in_millimetres_where_less_is_better(folder, capsys):
     out = folder / "compare"
     words = ["compare", str(folder / "ink.yaml"), "--targets", "all", "--seeds", "2", "--trainer.max_epochs", "1"]
+    words += ["--trainer.limit_train_batches", "3"]
     assert main([*words, "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == sorted(

@@ -26,8 +26,9 @@ from batchformer.errors import UserError, warn_once
 from batchformer.nn import BatchEncoderLayer
 from batchformer.parallel.members import exchange_sizes
 from batchformer.parallel.relate import gather_rows
-from tests.parallel.cases import CASES, DIM, Case, make_module, make_rows, outcome, own_rows
-from tests.parallel.models import images_and_labels, make_classifier, make_token_model
+
+from .cases import CASES, DIM, Case, make_module, make_rows, outcome, own_rows
+from .models import images_and_labels, make_classifier, make_token_model
 
 Batches = tuple[int, ...]
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ..processes import run_in_processes
+from . import workers
 from .cases import BATCHES
-
-WORKERS = Path(__file__).parent / "workers.py"
 
 
 @pytest.fixture(scope="session")
@@ -25,12 +23,15 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[st
     folder.mkdir(exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "log").exists():
-            done = subprocess.run(
-                [sys.executable, str(WORKERS), str(folder)], capture_output=True, text=True, timeout=400
-            )
-            (folder / "log").write_text(f"{done.returncode}\n{done.stdout}\n{done.stderr}")
-    assert (folder / "log").read_text().startswith("0\n"), (folder / "log").read_text()
+        if not (folder / "problem").exists():
+            try:
+                for processes in sorted(BATCHES):
+                    work = functools.partial(workers.work, processes=processes)
+                    run_in_processes(work, processes, folder, several_groups=True)
+                (folder / "problem").write_text("")
+            except RuntimeError as problem:
+                (folder / "problem").write_text(str(problem))
+    assert (folder / "problem").read_text() == ""
     results = {n: [torch.load(folder / f"{n}-{rank}.pt", weights_only=True) for rank in range(n)] for n in BATCHES}
     for processes, ranks in results.items():
         for rank, checks in enumerate(ranks):

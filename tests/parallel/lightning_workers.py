@@ -1,13 +1,10 @@
-"""`python lightning_workers.py FOLDER`: Lightning in two processes that were told what torchrun tells.
-
-They are forked after one import of Lightning, which is what takes the time.
-"""
+"""Lightning in two processes that were told what torchrun tells: what `test_launch.py` forks."""
 
 from __future__ import annotations
 
 import datetime
+import json
 import os
-import socket
 import sys
 import traceback
 from pathlib import Path
@@ -16,23 +13,19 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 import torch.nn.functional as F
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent))
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
-
-import global_batch
-
 import batchformer as bf
 from batchformer import parallel
-from tests.parallel.cases import own_rows
-from tests.parallel.models import images_and_labels, make_token_model
 
+from .cases import own_rows
+from .models import images_and_labels, make_token_model
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 BATCHES = (3, 5)
 STEPS, LR = 2, 0.1
 
@@ -82,22 +75,15 @@ def fit(strategy: Any, shard: bool) -> dict[str, Tensor]:
     return {key: weight.detach().clone() for key, weight in weights.items()}
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def work(rank: int, ports: list[int], folder: str) -> None:
+def work(rank: int, folder: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    results: dict[str, Any] = {}
+    sys.path.insert(0, str(EXAMPLES))
+    ports, results = json.loads(Path(folder, "ports.json").read_text()), dict[str, Any]()
     timeout = datetime.timedelta(seconds=60)
     try:
+        import global_batch
+
         with open(f"{folder}/example-{rank}.txt", "w") as sys.stdout:
             global_batch.start_one(rank, ports[0], 2, lightning=True)
         os.environ["MASTER_PORT"] = str(ports[1])
@@ -107,7 +93,3 @@ def work(rank: int, ports: list[int], folder: str) -> None:
     except BaseException:
         results["failed"] = traceback.format_exc()
     torch.save(results, f"{folder}/{rank}.pt")
-
-
-if __name__ == "__main__":
-    torch.multiprocessing.start_processes(work, (free_ports(3), sys.argv[1]), nprocs=2, start_method="fork")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,10 +14,11 @@ import torch.nn.functional as F
 
 import batchformer as bf
 
+from ..processes import free_ports, run_in_processes
+from . import lightning_workers
 from .models import images_and_labels, make_token_model
 
-HERE = Path(__file__).parent
-EXAMPLE = HERE.parent.parent / "examples" / "global_batch.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "global_batch.py"
 ENVIRONMENT = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
@@ -56,7 +58,8 @@ def test_no_thread_of_a_destroyed_group_outlives_it() -> None:
 
 
 def test_lightning_trains_the_weights_that_one_process_would(tmp_path: Path) -> None:
-    run(str(HERE / "lightning_workers.py"), str(tmp_path))
+    (tmp_path / "ports.json").write_text(json.dumps(free_ports(3)))
+    run_in_processes(lightning_workers.work, 2, tmp_path, several_groups=True)
     model = make_token_model("local")
     images, labels = images_and_labels(8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,30 +1,24 @@
-"""Real processes over gloo: `python workers.py FOLDER` forks 2, 3 and 4 of them, one set after the other.
+"""Real processes over gloo, which run the checks of `checks.py` one after the other.
 
-One fresh interpreter that imports torch once and forks costs a fraction of processes that each import it. What each
-check returns (or how it failed) is saved for the tests, which compare it with one process.
+What each check returns (or how it failed) is saved for the tests, which compare it with one process.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-import sys
 import traceback
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent))
-
-from tests.parallel import checks
-from tests.parallel.cases import BATCHES, CASES
+from . import checks
+from .cases import BATCHES
 
 TIMEOUT = datetime.timedelta(seconds=60)
 
 
-def work(rank: int, processes: int, folder: str) -> None:
+def work(rank: int, folder: str, processes: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -39,13 +33,3 @@ def work(rank: int, processes: int, folder: str) -> None:
         torch.save(results, f"{folder}/{processes}-{rank}.pt")
         if isinstance(results[name], str):
             break  # the others may be waiting for this one: better they are told
-
-
-def main(folder: str) -> None:
-    for processes in sorted(BATCHES):
-        torch.multiprocessing.start_processes(work, args=(processes, folder), nprocs=processes, start_method="fork")
-
-
-if __name__ == "__main__":
-    assert CASES
-    main(sys.argv[1])

@@ -1,23 +1,18 @@
-"""Runs the command line in processes that kill or stop themselves: a program for the tests, not a test.
-
-Its argument is a JSON list of [where, number, arguments]. SIGKILL: where is "step" (at the start of that training step)
-or "write" (in the middle of writing that checkpoint, counted from 1). A signal of this number to the whole process
-group: "before" (the training), "start" (as a worker process starts) or "load" (as one loads a batch that is waited
-for); "worker": to that worker alone, as if it got the signal of the group first. Each case is a process of its own,
-forked after the slow imports; what it ended with and what it said on standard error are printed as JSON.
-"""
+"""The command line in processes that kill or stop themselves."""
 
 import json
 import os
 import signal
-import sys
 import tempfile
+from pathlib import Path
 
 import torch.utils.data
 
 from batchformer.cli import main
 from batchformer.runs import checkpoints
 from batchformer.training.task import Task
+
+from ..processes import run_in_processes
 
 
 def die() -> None:
@@ -70,9 +65,25 @@ WHERE = {
     "worker": lambda number: stop_at(WORKER.fetch._MapDatasetFetcher, "fetch", number, group=False),
 }
 
-if __name__ == "__main__":
+Case = tuple[str, int, list[str]]
+
+
+def ends_of(cases: list[Case], folder: Path) -> list[tuple[int, str]]:
+    """What each of these commands ended with and said on standard error.
+
+    A case is (where, number, arguments). SIGKILL: where is "step" (at the start of that training step) or "write" (in
+    the middle of writing that checkpoint, counted from 1). A signal of this number to the whole process group: "before"
+    (the training), "start" (as a worker process starts) or "load" (as one loads a batch that is waited for); "worker":
+    to that worker alone, as if it got the signal of the group first. Each case is a process of its own.
+    """
+    (folder / "cases.json").write_text(json.dumps(cases))
+    run_in_processes(_run_all, 1, folder)
+    return [(code, said) for code, said in json.loads((folder / "ends.json").read_text())]
+
+
+def _run_all(rank: int, folder: str) -> None:
     ends = []
-    for where, number, arguments in json.loads(sys.argv[1]):
+    for where, number, arguments in json.loads((Path(folder) / "cases.json").read_text()):
         with tempfile.TemporaryFile() as said:
             if (child := os.fork()) == 0:
                 os.setpgid(0, 0)
@@ -83,4 +94,4 @@ if __name__ == "__main__":
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             said.seek(0)
             ends.append((code, said.read().decode()))
-    print(json.dumps(ends))
+    (Path(folder) / "ends.json").write_text(json.dumps(ends))

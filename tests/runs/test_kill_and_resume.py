@@ -6,9 +6,6 @@ One that is asked to stop says how to go on.
 import csv
 import json
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +13,7 @@ import torch
 from batchformer.cli import main
 
 from ..selection import others_slow
+from .die_at import ends_of
 
 # 490 training images in batches of 64 are 7 steps an epoch: step 13 is the last but one of the second epoch.
 THREE_EPOCHS = ["--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2", "--no-analysis"]
@@ -99,10 +97,7 @@ def killed(request, tmp_path_factory):
     for name, out in folders.items():
         where, number, recipe, options = how[name]
         cases.append((where, number, ["fit", *recipe, *THREE_EPOCHS, *options, "--out", str(out)]))
-    program = [sys.executable, str(Path(__file__).with_name("die_at.py")), json.dumps(cases)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    ends = json.loads(done.stdout.splitlines()[-1])
+    ends = ends_of(cases, tmp_path_factory.mktemp("ends"))
     return {name: (out, *end) for (name, out), end in zip(folders.items(), ends, strict=True)}
 
 

@@ -98,8 +98,7 @@ def test_the_command_writes_a_recipe_and_trains_it(tmp_path, capsys):
     run = tmp_path / "mae"
     small = ["--trainer.max_epochs", "1", "--model.backbone_args", str(SMALL).replace("'", '"'), "--no-analysis"]
     assert (
-        main(["fit", "mae-digits", "--out", str(run), *small[:4], "--trainer.limit_train_batches", "1", "--seed", "3"])
-        == 0
+        main(["fit", "mae-digits", "--out", str(run), *small, "--trainer.limit_train_batches", "1", "--seed", "3"]) == 0
     )
     assert "   |   batchformer predict" not in capsys.readouterr().out  # it has no classifier
     assert main(["probe", str(run), "--protocol", "mae", "--labels", "0.2", *small[:2], "--data.batch_size", "32"]) == 0

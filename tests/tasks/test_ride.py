@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +19,7 @@ from batchformer.models import RoutedExperts, expert_network
 from batchformer.tasks import LongTailed, LossOptions, OptimizerOptions, ScheduleOptions
 from batchformer.tasks.long_tailed.ride import Ride
 
+from ..runs.die_at import ends_of
 from .conftest import COUNTS, TinyData, info, make_trainer
 from .whole_step import whole_step
 
@@ -294,10 +293,7 @@ class TestCommands:
         out = tmp_path / "run"
         words = ["fit", recipe, *SHORT, "--out", str(out)]
         if how == "killed":
-            program = Path(__file__).parents[1] / "runs" / "die_at.py"
-            dies = [sys.executable, str(program), json.dumps([["write", len(written) - 2, words]])]
-            done = subprocess.run(dies, capture_output=True, text=True, timeout=120)
-            ((code, said),) = json.loads(done.stdout.splitlines()[-1])
+            ((code, said),) = ends_of([("write", len(written) - 2, words)], tmp_path)
             assert code == -signal.SIGKILL, said
         else:
             with monkeypatch.context() as patch:

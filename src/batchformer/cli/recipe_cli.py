@@ -1,6 +1,7 @@
 """Recipes through Lightning's CLI: every field typed, every field overridable, errors in one line."""
 
 import argparse
+import copy
 import importlib
 import inspect
 import json
@@ -103,6 +104,7 @@ class TaskCLI(LightningCLI):
 
     def __init__(self, task: type[Task]) -> None:
         import_all()
+        self._parsed: dict[tuple[str, ...], tuple[Any, dict[str, Any]]] = {}
         super().__init__(
             task,
             task.data_class,
@@ -132,20 +134,27 @@ class TaskCLI(LightningCLI):
 
     def load(self, content: dict[str, Any], file: Path, overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
         words = [word for key, value in overrides for word in (f"--{self._full_key(key)}", value)]
-        known = self.own_keys()
-        words = [*_seeds_in(content, file), *words]
         text = yaml.safe_dump(content, sort_keys=False)
+        said = (text, *_seeds_in(content, file), *words)
+        if said not in self._parsed:  # a command asks for the same recipe several times, and parsing takes 0.1 s
+            self._parsed[said] = self._parse(*said)
+        self.config, plain = self._parsed[said]
+        self.config_dump = copy.deepcopy(plain)  # what LightningCLI makes of the config as it instantiates
+        return copy.deepcopy(plain)
+
+    def _parse(self, text: str, *words: str) -> tuple[Any, dict[str, Any]]:
         try:
-            recipe = self.parser.parse_args(["--config", text])
-            known |= _flat_keys(self._as_dict(recipe))
-            self.config = self.parser.parse_args(["--config", text, *words])
-        except argparse.ArgumentError as problem:
+            config = self.parser.parse_args(["--config", text, *words])
+        except argparse.ArgumentError as error:
+            problem, known = error, self.own_keys()
+            try:
+                known |= _flat_keys(self._as_dict(self.parser.parse_args(["--config", text])))
+            except argparse.ArgumentError as error_in_file:
+                problem = error_in_file
             raise in_one_line(str(problem), known) from problem
-        self.config.pop("config", None)
-        self.config.pop("seed_everything", None)  # the seeds themselves are there
-        if hasattr(self, "config_dump"):
-            del self.config_dump
-        return self._as_dict(self.config)
+        config.pop("config", None)
+        config.pop("seed_everything", None)  # the seeds themselves are there
+        return config, self._as_dict(config)
 
     def build(self) -> tuple[Task, Any, dict[str, Any], RunOptions]:
         # Not kept as `config_init`: the task and the data of a run would be in memory beside those of the next one.
@@ -167,7 +176,8 @@ class TaskCLI(LightningCLI):
         return key
 
     def _as_dict(self, config: Any) -> dict[str, Any]:
-        return yaml.safe_load(self.parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml"))
+        text = self.parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml")
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def read_variants(file: Path) -> dict[str, Overrides]:
