@@ -170,7 +170,7 @@ def _main_section(recipe: str, runs: Sequence[Run], paper: PaperResult | None, l
 
 
 def _further_variants(compared: Comparison) -> list[str]:
-    """A row for each variant beside the two, held to the baseline."""
+    """A row for each variant beside the two, held to the reference."""
     table = []
     for name in compared.shown:
         if name not in DEFAULT_PAIR:
@@ -178,7 +178,12 @@ def _further_variants(compared: Comparison) -> list[str]:
             difference = format_difference(compared.difference(compared.primary, name))
             table.append([f"`{name}`", *cells, str(len(compared.by_seed(compared.primary, name))), difference])
     label = compared.primary.label
-    header = ["", *(measure.label for measure in compared.measures), "seeds", f"{label}, difference to the baseline"]
+    header = [
+        "",
+        *(measure.label for measure in compared.measures),
+        "seeds",
+        f"{label}, difference to {compared.reference}",
+    ]
     return ["Further variants:", "", markdown(header, table), ""] if table else []
 
 

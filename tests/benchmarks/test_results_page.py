@@ -109,7 +109,9 @@ def test_further_variants_of_a_recipe_are_held_to_its_baseline(tmp_path):
     page = results_page(put(tmp_path, made + third))
     table = compare_runs(made + third)
     cells = [format_summary(table.cell(measure, "third")) for measure in table.measures]
-    assert f"| `third` | {' | '.join(cells)} | 2 | {format_difference(table.difference(table.primary, 'third'))} |" in page
+    assert (
+        f"| `third` | {' | '.join(cells)} | 2 | {format_difference(table.difference(table.primary, 'third'))} |" in page
+    )
 
 
 def test_benchmarks_are_listed_from_their_files(tmp_path):
