@@ -10,7 +10,14 @@ from typing import Any
 from batchformer.errors import UserError
 from batchformer.metrics.measures import LONG_TAILED
 from batchformer.report.classes import influence_correlation
-from batchformer.report.comparison import DEFAULT_PAIR, compare_runs, format_difference, format_summary, signed
+from batchformer.report.comparison import (
+    DEFAULT_PAIR,
+    Comparison,
+    compare_runs,
+    format_difference,
+    format_summary,
+    signed,
+)
 from batchformer.report.provenance import caveats, facts, flatten
 from batchformer.report.runs import Run, by_recipe, load_runs
 from batchformer.report.tables import verdict
@@ -154,6 +161,7 @@ def _main_section(recipe: str, runs: Sequence[Run], paper: PaperResult | None, l
     doubts = caveats(runs)
     careful = " **Not a clean comparison: read the caveats below first.**" if doubts else ""
     lines += [markdown(header, table), "", verdict(compared).sentence + careful + _seed_counts(runs), ""]
+    lines += _further_variants(compared)
     correlation = influence_correlation(runs)
     if correlation is not None:
         lines += [
@@ -164,6 +172,24 @@ def _main_section(recipe: str, runs: Sequence[Run], paper: PaperResult | None, l
     lines += [f"- {question}: {answer}" for question, answer in facts(runs) if question != "Recipe"]
     lines += [f"- Read with care: {text}" for text in doubts]
     return "\n".join(lines) + "\n"
+
+
+def _further_variants(compared: Comparison) -> list[str]:
+    """A row for each variant beside the two, held to the reference."""
+    table = []
+    for name in compared.shown:
+        if name not in DEFAULT_PAIR:
+            cells = [format_summary(compared.cell(measure, name)) for measure in compared.measures]
+            difference = format_difference(compared.difference(compared.primary, name))
+            table.append([f"`{name}`", *cells, str(len(compared.by_seed(compared.primary, name))), difference])
+    label = compared.primary.label
+    header = [
+        "",
+        *(measure.label for measure in compared.measures),
+        "seeds",
+        f"{label}, difference to {compared.reference}",
+    ]
+    return ["Further variants:", "", markdown(header, table), ""] if table else []
 
 
 def _ablation_section(ablation: Ablation, mine: Mapping[str, Sequence[Run]], all_: Mapping[str, Sequence[Run]]) -> str:

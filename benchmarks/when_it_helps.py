@@ -201,7 +201,8 @@ QUESTIONS = (
             _module("MoCo-v3", "moco-digits"),
             _module("MAE", "mae-digits"),
         ),
-        "`batchformer compare RECIPE --seeds 5` repeats a row.",
+        "`batchformer compare RECIPE --seeds 5` repeats a row; "
+        "[why MoCo-v3's neighbours are worse](self-supervised.md#moco-v3-on-the-digits).",
     ),
     Question(
         "hands",

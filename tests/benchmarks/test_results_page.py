@@ -102,6 +102,19 @@ def test_a_recipe_that_is_not_in_the_paper_is_kept_apart(tmp_path):
     assert page.index("## cifar100-lt-100") < page.index("## Not in the paper") < page.index("### digits-lt")
 
 
+def test_further_variants_of_a_recipe_are_held_to_its_baseline(tmp_path):
+    made = comparison(seeds=2, recipe="digits-lt", classes=10)
+    third = [{**each, "method": "third", "variant": "third"} for each in made if each["method"] == "batchformer"]
+    page = results_page(put(tmp_path, made))
+    assert "Further variants" not in page
+    page = results_page(put(tmp_path, made + third))
+    table = compare_runs(made + third)
+    cells = [format_summary(table.cell(measure, "third")) for measure in table.measures]
+    assert (
+        f"| `third` | {' | '.join(cells)} | 2 | {format_difference(table.difference(table.primary, 'third'))} |" in page
+    )
+
+
 def test_benchmarks_are_listed_from_their_files(tmp_path):
     put(tmp_path / "results", comparison(seeds=1))
     folder = tmp_path / "benchmarks" / "results"

@@ -123,6 +123,26 @@ def test_the_module_is_one_for_queries_and_keys_and_frozen_by_option_only():
     fit(task(contrast={"frozen_module": True}, method="baseline"))  # of a comparison: it has none
 
 
+def test_the_plain_pair_is_that_of_the_baseline_where_each_stream_is_normalised_by_itself():
+    """With joint statistics, as released, plain queries and keys are others, and so is the gradient of the encoder."""
+    torch.manual_seed(0)
+    views, found, start = [torch.randn(6, 3, 8, 8) for _ in range(2)], {}, {}
+    for name in ("baseline", "separate", "joint"):
+        method = "baseline" if name == "baseline" else "batchformer"
+        contrast = {"pairs": "plain", "batch_norm": "joint" if name == "baseline" else name}
+        model = task(method=method, contrast=contrast)
+        model.construct(data())
+        start = start or model.net.state_dict()
+        model.net.load_state_dict({**model.net.state_dict(), **start})
+        model.keys.copy_from(model.net)
+        loss = model.train().step({"views": views})["loss"]
+        weights = [p for key, p in model.net.named_parameters() if key in start]
+        found[name] = [loss, *torch.autograd.grad(loss, weights)]
+    for expected, separate, joint in zip(found["baseline"], found["separate"], found["joint"], strict=True):
+        torch.testing.assert_close(separate, expected, rtol=1e-4, atol=1e-6)
+        assert not torch.allclose(joint, expected, rtol=1e-2, atol=1e-4)
+
+
 def test_momentum_rises_along_a_cosine_in_v3_and_stays_in_v2():
     v3, v2 = task(contrast={"momentum": 0.9}), task("v2", contrast={"momentum": 0.9})
     assert v3.momentum_at(0, 10) == pytest.approx(0.9)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 import batchformer as bf
+from batchformer.attach.per_stream import BatchNormMode
 from batchformer.data.info import DataInfo
 from batchformer.data.loading.order import generator
 from batchformer.errors import UserError
@@ -19,6 +20,7 @@ from batchformer.losses.self_supervised import Pairs
 from batchformer.metrics.gather import process_and_count
 from batchformer.metrics.measures import SELF_SUPERVISED, Measure
 from batchformer.models.moco import ContrastiveNet
+from batchformer.nn.streams import plain_count
 from batchformer.tasks.self_supervised.task import JudgeOptions, Pretraining
 from batchformer.training.momentum import (
     MomentumEncoder,
@@ -52,6 +54,8 @@ class ContrastOptions:
         pairs: which streams of queries and keys are compared: "all" four, as released, or the "plain" ones alone.
         pair_loss: "sum" over the pairs or their "mean"; null: as released, the sum for v3 and the mean for v2.
         extra_layer: v2: a further layer of the head; null: where the module is, as released.
+        batch_norm: of projector and predictor: "joint" normalises plain and related rows together, as released,
+            "separate" each stream by itself; the plain pair is then that of the baseline.
         frozen_module: keep the module at its random initial weights, as the code released for v3 does unintentionally.
         frozen_patches: ViT: keep the patch projection at its initial weights, as published for stability.
     """
@@ -67,6 +71,7 @@ class ContrastOptions:
     pairs: Pairs = "all"
     pair_loss: Literal["sum", "mean"] | None = None
     extra_layer: bool | None = None
+    batch_norm: BatchNormMode = "joint"
     frozen_module: bool = False
     frozen_patches: bool = True
 
@@ -147,8 +152,8 @@ class MoCo(Pretraining):
             self.queue = Queue(self.contrast.queue, self.contrast.out_dim)
 
     def attach_to(self, net: nn.Module) -> Any:
-        options = {**asdict(self.module_options), "before": "projector"}
-        handle = bf.attach(net, dim=int(net.encoder.num_features), batch_norm="joint", **options)  # type: ignore[union-attr, arg-type]
+        options = {**asdict(self.module_options), "before": "projector", "batch_norm": self.contrast.batch_norm}
+        handle = bf.attach(net, dim=int(net.encoder.num_features), **options)  # type: ignore[union-attr, arg-type]
         for parameter in handle.parameters():
             parameter.requires_grad_(not self.contrast.frozen_module)
         return handle
@@ -215,7 +220,10 @@ class MoCo(Pretraining):
         features = network.encoder(images)
         if self.attachment is not None:
             features = self.attachment.points[0].module(features)
-        return network.projector(features)
+        if self.contrast.batch_norm == "joint" or self.attachment is None:
+            return network.projector(features)
+        plain = plain_count(len(features), self.module_options.streams) or len(features)
+        return torch.cat([network.projector(stream) for stream in features.split(plain)])
 
     @torch.no_grad()
     def _shuffled_keys_of(self, images: Tensor) -> Float[Tensor, "rows dim"]:
