@@ -1,6 +1,7 @@
 """Features of images with attributes of their classes, for generalized zero-shot learning: xlsa17's files, or npz."""
 
 import hashlib
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,9 +166,9 @@ class AttributeData(FeatureData):
         check_at_least(0, held_out=held_out)
         self.normalise_attributes, self.held_out = normalise_attributes, held_out
 
+    @abstractmethod
     def read_table(self) -> AttributeTable:
         """Everything there is; checked afterwards."""
-        raise NotImplementedError
 
     def read_splits(self) -> tuple[dict[str, Split], list[str]]:
         table = self.read_table()
